@@ -1,0 +1,50 @@
+"""rocktokens: find, test and bypass the tokens that on-policy distillation cannot move (arXiv 2605.09253).
+
+Names are resolved on first use, so that statistics, policies and config work without importing torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOME_OF = {
+    "Prompt": "rocktokens.types",
+    "Rollout": "rocktokens.types",
+    "RockSet": "rocktokens.types",
+    "TokenScores": "rocktokens.types",
+    "TraceStore": "rocktokens.traces.store",
+    "TraceWriter": "rocktokens.traces.writer",
+    "find_rocks": "rocktokens.stats.rocks",
+    "make_policy": "rocktokens.policies",
+    "token_scores": "rocktokens.scoring.divergence",
+    "weighted_kl": "rocktokens.scoring.divergence",
+}
+__all__ = [
+    "Prompt",
+    "RockSet",
+    "Rollout",
+    "TokenScores",
+    "TraceStore",
+    "TraceWriter",
+    "__version__",
+    "find_rocks",
+    "make_policy",
+    "token_scores",
+    "weighted_kl",
+]
+
+if TYPE_CHECKING:
+    from rocktokens.policies import make_policy
+    from rocktokens.scoring.divergence import token_scores, weighted_kl
+    from rocktokens.stats.rocks import find_rocks
+    from rocktokens.traces.store import TraceStore
+    from rocktokens.traces.writer import TraceWriter
+    from rocktokens.types import Prompt, RockSet, Rollout, TokenScores
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name from its home module when it is first asked for (PEP 562)."""
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'rocktokens' has no attribute {name!r}")
+    return getattr(import_module(_HOME_OF[name]), name)

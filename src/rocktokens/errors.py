@@ -1,0 +1,29 @@
+"""Errors a user can act on: one sentence that names the field, the value and the remedy; the command exits with 2."""
+
+
+class RocktokensError(Exception):
+    """The input or the state of a run is wrong in a way the user can mend."""
+
+
+class ConfigError(RocktokensError):
+    """A configuration file, key or value is not valid."""
+
+
+class RunDirError(RocktokensError):
+    """A run directory is missing, in use, damaged or of a newer version."""
+
+
+class TokenizerMismatchError(RocktokensError):
+    """Two things that must share a tokenizer do not."""
+
+
+class TrainingStoppedError(RocktokensError):
+    """Training cannot go on without producing nonsense."""
+
+
+class NonFiniteLossError(TrainingStoppedError):
+    """The loss, a logit or a gradient is NaN or infinite."""
+
+
+class LengthExplosionError(TrainingStoppedError):
+    """Nearly every rollout runs into the length limit: the student has stopped ending its answers."""

@@ -1,0 +1,237 @@
+"""A run directory: one writer, many readers, and nothing that is half written ever counts.
+
+1. A file is written under a temporary name, flushed to the disk, and renamed.
+2. Only then is it listed, with its row count and SHA-256, in ``manifest.json``, which is itself replaced atomically.
+3. A file that the manifest does not list does not exist; whatever a killed process left behind is overwritten.
+4. Writers hold an advisory lock on ``.lock``, which the kernel releases when the process dies, however it dies.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from rocktokens.errors import RunDirError
+
+MANIFEST_VERSION = 1
+RECORDED_PACKAGES = ("rocktokens", "torch", "transformers", "accelerate", "peft", "pyarrow", "duckdb", "numpy")
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """One committed file: its path relative to the run, rows (0 where rows mean nothing) and SHA-256."""
+
+    path: str
+    rows: int
+    sha256: str
+
+
+class RunDir:
+    """Paths, manifest and lock of one run. Reading never takes the lock; every change of the manifest needs it."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._lock_depth = 0
+        self._lock_fd = -1
+
+    # Paths
+
+    @property
+    def config(self) -> Path:
+        """The config the run was started with, defaults written out."""
+        return self.path / "config.toml"
+
+    @property
+    def rocks(self) -> Path:
+        """The rocks found."""
+        return self.path / "rocks.json"
+
+    @property
+    def evaluations(self) -> Path:
+        """Accuracies measured so far."""
+        return self.path / "evaluations.json"
+
+    @property
+    def logs(self) -> Path:
+        """One JSON object per training step."""
+        return self.path / "logs.jsonl"
+
+    def checkpoint(self, step: int) -> Path:
+        """The directory of the student at a training step, loadable by ``from_pretrained``."""
+        return self.path / "checkpoints" / f"step-{step}"
+
+    # Manifest
+
+    def manifest(self) -> dict[str, Any]:
+        """The manifest as it is on disk now; an empty one if the run has none yet."""
+        path = self.path / "manifest.json"
+        try:
+            manifest = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return {"manifest_version": MANIFEST_VERSION, "files": {}}
+        except json.JSONDecodeError as error:
+            raise RunDirError(f"{path} is not valid JSON ({error}): restore it from a copy of the run") from None
+        version = manifest.get("manifest_version")
+        if version != MANIFEST_VERSION:
+            raise RunDirError(f"{path} has manifest_version {version!r}, this rocktokens reads {MANIFEST_VERSION}")
+        return manifest
+
+    def exists(self) -> bool:
+        """Whether anything was ever committed here."""
+        return (self.path / "manifest.json").exists()
+
+    def require(self) -> "RunDir":
+        """This run, or a clear refusal when there is none."""
+        if not self.exists():
+            raise RunDirError(f"{self.path} is not a run directory (it has no manifest.json): give the folder of a run")
+        return self
+
+    def files(self, prefix: str = "") -> list[FileEntry]:
+        """Committed files whose relative path starts with ``prefix``, sorted by path."""
+        listed = self.manifest()["files"]
+        return [FileEntry(path, **listed[path]) for path in sorted(listed) if path.startswith(prefix)]
+
+    def update_manifest(self, **changes: Any) -> None:
+        """Replace top-level entries of the manifest."""
+        with self.lock():
+            self._write_manifest({**self.manifest(), **changes})
+
+    def record_start(self, command: str, **facts: Any) -> None:
+        """Note who wrote here, with which versions and seeds."""
+        self.update_manifest(command=command, started=_now(), machine=_machine(), versions=_versions(), **facts)
+
+    def commit(self, relative: str, write: Callable[[Path], None], rows: int = 0) -> FileEntry:
+        """Let ``write`` fill a temporary file, then make it part of the run, or leave no trace of the attempt."""
+        with self.lock():
+            target = self.path / relative
+            write_atomically(target, write)
+            entry = FileEntry(relative, rows, file_sha256(target))
+            manifest = self.manifest()
+            manifest["files"][relative] = {"rows": rows, "sha256": entry.sha256}
+            self._write_manifest(manifest)
+            return entry
+
+    def adopt(self, relatives: list[str]) -> None:
+        """List files that are already complete on disk, all in one replacement of the manifest."""
+        with self.lock():
+            manifest = self.manifest()
+            for relative in relatives:
+                manifest["files"][relative] = {"rows": 0, "sha256": file_sha256(self.path / relative)}
+            self._write_manifest(manifest)
+
+    def drop(self, relatives: list[str]) -> None:
+        """Forget files, then delete them."""
+        if not relatives:
+            return
+        with self.lock():
+            manifest = self.manifest()
+            for relative in relatives:
+                manifest["files"].pop(relative, None)
+            self._write_manifest(manifest)
+            for relative in relatives:
+                (self.path / relative).unlink(missing_ok=True)
+
+    def verify(self, entry: FileEntry) -> Path:
+        """The path of a committed file whose bytes are what the manifest says."""
+        path = self.path / entry.path
+        if not path.exists():
+            raise RunDirError(f"{path} is listed in the manifest but missing: restore it from a copy of the run")
+        if file_sha256(path) != entry.sha256:
+            raise RunDirError(f"{path} does not have the SHA-256 its manifest lists: it was changed since")
+        return path
+
+    def _write_manifest(self, manifest: dict[str, Any]) -> None:
+        text = json.dumps(manifest, indent=1, sort_keys=True, ensure_ascii=False)
+        write_atomically(self.path / "manifest.json", lambda path: path.write_text(text + "\n", encoding="utf-8"))
+
+    # Lock
+
+    @contextmanager
+    def lock(self) -> Iterator["RunDir"]:
+        """Be the one writer; re-entrant within this object, refused at once if another writer holds it."""
+        if self._lock_depth == 0:
+            self._acquire()
+        self._lock_depth += 1
+        try:
+            yield self
+        finally:
+            self._lock_depth -= 1
+            if self._lock_depth == 0:
+                os.close(self._lock_fd)
+
+    def _acquire(self) -> None:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise RunDirError(f"{self.path} is a file, not a folder: give run.directory another name") from None
+        descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(descriptor, 32, 0).decode().strip() or "unknown"
+            os.close(descriptor)
+            raise RunDirError(
+                f"{self.path} is in use by another process (pid {holder}): wait for it, or give another run.directory"
+            ) from None
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        self._lock_fd = descriptor
+
+
+def write_atomically(target: Path, write: Callable[[Path], Any]) -> None:
+    """Let ``write`` fill a temporary file beside ``target``, flush it to the disk, and rename it into place."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".{target.name}.tmp")
+    try:
+        write(temporary)
+        _fsync(temporary)
+        temporary.replace(target)
+        _fsync(target.parent)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            temporary.unlink()
+        raise
+
+
+def file_sha256(path: Path) -> str:
+    """Hex SHA-256 of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def derive_seed(seed: int, *labels: str | int) -> int:
+    """A 63-bit seed for one use of the run's seed, so that no two uses share random numbers."""
+    message = json.dumps([seed, *labels]).encode()
+    return int.from_bytes(hashlib.blake2b(message, digest_size=8).digest(), "big") >> 1
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _machine() -> dict[str, Any]:
+    return {"system": platform.system(), "machine": platform.machine(), "cpus": os.cpu_count()}
+
+
+def _versions() -> dict[str, str]:
+    versions = {"python": platform.python_version()}
+    for package in RECORDED_PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            versions[package] = metadata.version(package)
+    return versions
