@@ -20,7 +20,7 @@ Divergence = Literal["reverse", "forward", "jsd"]
 class Section(BaseModel):
     """Unknown keys are refused, values are never silently changed after reading."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class RunSection(Section):

@@ -1,0 +1,134 @@
+"""The LM head of a causal LM, taken apart from its trunk so that logits can be made a few positions at a time.
+
+1. ``hidden_states`` runs the trunk: h, what the head receives.
+2. ``lm_head`` reads the head: z = cap · tanh(scale · (W h + b) / cap), the last two steps only where a model has them
+   (Gemma caps, Cohere multiplies, Granite divides).
+3. ``verify_head`` checks on a few tokens that 1 and 2 reproduce the model's own logits.
+
+Logits are float32 at least. On a GPU, operands of half width stay so and only the sum is float32; elsewhere they are
+widened first. Either way no logit is ever rounded to half width, unlike the ones ``model(...)`` returns.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self, cast
+
+import torch
+from transformers import PreTrainedModel
+
+from rocktokens.errors import RocktokensError
+
+
+@dataclass(frozen=True, slots=True)
+class LMHead:
+    """Everything between the last hidden state and the logits."""
+
+    weight_VD: torch.Tensor
+    bias_V: torch.Tensor | None = None
+    scale: float = 1.0
+    softcap: float | None = None
+
+    @property
+    def width(self) -> int:
+        """Number of logits, padding included."""
+        return self.weight_VD.shape[0]
+
+    def cut(self, width: int) -> Self:
+        """The head of the first ``width`` logits; itself when it is no wider."""
+        if width >= self.width:
+            return self
+        bias_V = None if self.bias_V is None else self.bias_V[:width]
+        return replace(self, weight_VD=self.weight_VD[:width], bias_V=bias_V)
+
+    def cast_for(self, h_TD: torch.Tensor) -> Self:
+        """The head with its weight in the dtype in which it will be multiplied with ``h_TD``."""
+        return replace(self, weight_VD=self.weight_VD.to(_operand_dtype(h_TD, self.weight_VD)))
+
+    def logits(self, h_TD: torch.Tensor) -> torch.Tensor:
+        """Float32 (or float64) logits (T, V)."""
+        head = self.cast_for(h_TD)
+        with torch.autocast(h_TD.device.type, enabled=False):
+            logits_TV = wide_matmul(h_TD.to(head.weight_VD.dtype), head.weight_VD.T)
+            if head.bias_V is not None:
+                logits_TV = logits_TV + head.bias_V
+            if head.scale != 1.0:
+                logits_TV = logits_TV * head.scale
+            if head.softcap is not None:
+                logits_TV = torch.tanh(logits_TV / head.softcap) * head.softcap
+        return logits_TV
+
+    def product_gradient(self, gradient_TV: torch.Tensor, logits_TV: torch.Tensor) -> torch.Tensor:
+        """Carry a gradient with respect to the logits back to one with respect to W h + b."""
+        if self.softcap is not None:
+            gradient_TV = gradient_TV * (1.0 - (logits_TV / self.softcap) ** 2)
+        return gradient_TV if self.scale == 1.0 else gradient_TV * self.scale
+
+
+def wide_matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """The matrix product of two equal dtypes, summed and returned in float32 at least."""
+    wide = torch.promote_types(a.dtype, torch.float32)
+    if a.dtype == wide:
+        return a @ b
+    if a.is_cuda:
+        return torch.mm(a, b, out_dtype=wide)
+    return a.to(wide) @ b.to(wide)
+
+
+def _operand_dtype(h_TD: torch.Tensor, weight_VD: torch.Tensor) -> torch.dtype:
+    """Half width only on CUDA, where the tensor cores sum it in float32, and only if the caller's tensors say so."""
+    dtype = torch.promote_types(h_TD.dtype, weight_VD.dtype)
+    if not h_TD.is_cuda:
+        return torch.promote_types(dtype, torch.float32)
+    return torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else dtype
+
+
+def lm_head(model: Any) -> LMHead:
+    """The head of a transformers causal LM, PEFT-wrapped or not; its weight and bias are the model's own parameters."""
+    causal_lm = _causal_lm(model)
+    layer = causal_lm.get_output_embeddings()
+    if layer is None or hasattr(layer, "base_layer"):
+        raise RocktokensError(
+            f"{type(causal_lm).__name__} has {'no' if layer is None else 'an adapter on its'} LM head: "
+            "give a causal LM, and leave lm_head out of lora.target_modules"
+        )
+    config = causal_lm.config.get_text_config()
+    scale = getattr(config, "logit_scale", None) or 1.0
+    scale /= getattr(config, "logits_scaling", None) or 1.0
+    softcap = getattr(config, "final_logit_softcapping", None)
+    return LMHead(layer.weight, getattr(layer, "bias", None), float(scale), softcap)
+
+
+def hidden_states(model: Any, input_ids_RL: torch.Tensor, attention_mask_RL: torch.Tensor) -> torch.Tensor:
+    """The last hidden states (R, L, D), final norm included: what the LM head receives."""
+    trunk = _causal_lm(model).base_model
+    return trunk(input_ids=input_ids_RL, attention_mask=attention_mask_RL, use_cache=False).last_hidden_state
+
+
+def _causal_lm(model: Any) -> PreTrainedModel:
+    """The transformers model inside a PEFT wrapper (adapters stay active in its layers), or the model itself."""
+    return cast(PreTrainedModel, model.get_base_model() if hasattr(model, "get_base_model") else model)
+
+
+@torch.inference_mode()
+def verify_head(model: Any, input_ids: Sequence[int]) -> float:
+    """Refuse a model whose own logits are not ``lm_head`` of ``hidden_states``.
+
+    Args:
+        model: The causal LM.
+        input_ids: A few ids of any text.
+
+    Returns:
+        The largest absolute difference of a logit.
+    """
+    ids_RL = torch.tensor([list(input_ids)], device=model.device)
+    mask_RL = torch.ones_like(ids_RL)
+    own_TV = model(input_ids=ids_RL, attention_mask=mask_RL, use_cache=False).logits[0]
+    ours_TV = lm_head(model).logits(hidden_states(model, ids_RL, mask_RL)[0])
+    difference = (own_TV.to(ours_TV.dtype) - ours_TV).abs().max().item()
+    tolerance = max(1e-4, 4 * torch.finfo(own_TV.dtype).eps) * max(1.0, own_TV.abs().max().item())
+    if not difference <= tolerance:
+        raise RocktokensError(
+            f"{type(_causal_lm(model)).__name__} computes logits in a way that is not known here (they differ by "
+            f"{difference:.3g} from W h + b): use a model of another architecture"
+        )
+    return difference

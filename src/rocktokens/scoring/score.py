@@ -1,0 +1,76 @@
+"""Replay: score finished rollouts under a student and a teacher, one forward of each.
+
+1. Rollouts are grouped by length, so that little of a batch is padding.
+2. Each group is forced through both models, and scored where they predict the response tokens.
+3. The scores are put back in the order of the rollouts; they do not depend on the grouping.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from rocktokens.config import Divergence
+from rocktokens.errors import RocktokensError
+from rocktokens.models.head import hidden_states, lm_head
+from rocktokens.models.load import LoadedModel
+from rocktokens.scoring.batch import collate, split_by_tokens
+from rocktokens.scoring.divergence import token_scores
+from rocktokens.types import Rollout, TokenScores
+
+
+@torch.inference_mode()
+def score_rollouts(
+    student: Any,
+    teacher: Any,
+    rollouts: Sequence[Rollout],
+    *,
+    divergence: Divergence = "reverse",
+    temperature: float = 1.0,
+    tokens_per_chunk: int = 1024,
+    tokens_per_batch: int = 16384,
+    on_done: Callable[[int], None] | None = None,
+) -> TokenScores:
+    """Score every response token of ``rollouts``.
+
+    Args:
+        student: A ``LoadedModel`` or a transformers causal LM.
+        teacher: Likewise, over the same vocabulary and on the same device.
+        rollouts: What the student wrote.
+        divergence: What the column ``kl`` holds.
+        temperature: Of both softmaxes.
+        tokens_per_chunk: Positions whose logits are in memory at once.
+        tokens_per_batch: Padded tokens of one forward.
+        on_done: Called after each batch with the number of rollouts it scored.
+
+    Returns:
+        Numpy columns of shape (T,), rollout after rollout in the given order.
+    """
+    student, teacher = _model(student), _model(teacher)
+    if student.device != teacher.device:
+        raise RocktokensError(
+            f"the student is on {student.device}, the teacher on {teacher.device}: load both on one device"
+        )
+    heads = lm_head(student), lm_head(teacher)
+    scores_of: dict[int, np.ndarray] = {}
+    for group in split_by_tokens(rollouts, tokens_per_batch):
+        batch = collate([rollouts[index] for index in group], pad_id=0, device=student.device)
+        states = [
+            batch.predicting_states(hidden_states(model, batch.input_ids_RL, batch.attention_mask_RL))
+            for model in (student, teacher)
+        ]
+        scores = token_scores(
+            states[0], heads[0], states[1], heads[1], batch.token_ids_T, divergence, temperature, tokens_per_chunk
+        )
+        table_CT = torch.stack([column for _, column in scores.items()]).to("cpu", torch.float32).numpy()
+        ends = np.cumsum([len(rollouts[index].token_ids) for index in group])[:-1]
+        scores_of.update(zip(group, np.split(table_CT, ends, axis=1), strict=True))
+        if on_done is not None:
+            on_done(len(group))
+    empty_CT = np.zeros((6, 0), dtype=np.float32)
+    return TokenScores(*np.concatenate([empty_CT, *(scores_of[i] for i in range(len(rollouts)))], axis=1))
+
+
+def _model(model: Any) -> Any:
+    return model.model if isinstance(model, LoadedModel) else model

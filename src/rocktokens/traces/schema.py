@@ -1,0 +1,167 @@
+"""What one row of a trace is: one response token of one rollout, as one checkpoint scores it.
+
+1. ``trace_table`` lays scored rollouts out as rows, keyed by the *predicted* token; a NaN score (a position that a
+   policy froze, so that it never reached a head) becomes a null.
+2. ``validate_table`` is the gate every part passes: the columns of the schema, exact types or lossless casts to them,
+   no nulls in keys, and ``kl`` and ``grad_norm`` within the range that fixed-point sums are exact in.
+3. The schema's version travels in the metadata of every file; a newer one is refused.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from rocktokens.errors import RocktokensError, RunDirError
+from rocktokens.types import Rollout, TokenScores
+
+SCHEMA_VERSION = 1
+VERSION_KEY = b"rocktokens_schema_version"
+MAX_SCORE = 2.0**15
+"""Largest kl or grad_norm of one token: 2**15 nats, far beyond any float32 log-softmax of sane logits."""
+KL_ROUNDING = 1e-3
+"""A divergence is never negative; rounding may make it so by this much."""
+
+_TOP = pa.list_(pa.struct([("id", pa.int32()), ("logp", pa.float32())]))
+_KEYS = [
+    pa.field("rollout_id", pa.int64(), nullable=False),
+    pa.field("prompt_id", pa.string(), nullable=False),
+    pa.field("position", pa.int32(), nullable=False),
+    pa.field("token_id", pa.int32(), nullable=False),
+]
+_SCORES = [
+    pa.field(name, pa.float32())
+    for name in ("kl", "logp_student", "logp_teacher", "entropy_student", "entropy_teacher", "grad_norm")
+]
+_TRAINING = [
+    pa.field("policy_step", pa.int32(), nullable=False),
+    pa.field("weight", pa.float32(), nullable=False),
+]
+REQUIRED_FIELDS = (*_KEYS, *_SCORES, *_TRAINING)
+OPTIONAL_FIELDS = (pa.field("student_top", _TOP), pa.field("teacher_top", _TOP))
+
+
+class TraceError(RocktokensError):
+    """A table is not a trace."""
+
+
+def trace_table(rollouts: Sequence[Rollout], scores: TokenScores, weights: np.ndarray | None = None) -> pa.Table:
+    """Rows of scored rollouts, in the order given.
+
+    Args:
+        rollouts: the rollouts whose response tokens were scored.
+        scores: numpy arrays (T,), the rollouts' positions concatenated in the same order.
+        weights: float (T,), the weight of each position in the loss; 1 everywhere when None.
+    """
+    lengths = np.array([len(rollout.token_ids) for rollout in rollouts], dtype=np.int64)
+    count = int(lengths.sum())
+    columns = {
+        "rollout_id": _per_rollout([rollout.rollout_id for rollout in rollouts], lengths, np.int64),
+        "prompt_id": _per_rollout([rollout.prompt_id for rollout in rollouts], lengths, object),
+        "position": np.arange(count) - np.repeat(np.cumsum(lengths) - lengths, lengths),
+        "token_id": np.concatenate([np.empty(0, np.int32), *(rollout.token_ids for rollout in rollouts)]),
+        **dict(scores.items()),
+        "policy_step": _per_rollout([rollout.policy_step for rollout in rollouts], lengths, np.int32),
+        "weight": np.ones(count) if weights is None else weights,
+    }
+    _require_equal_lengths(columns, count)
+    scored = {column.name for column in _SCORES}
+    arrays = [
+        pa.array(columns[column.name], type=column.type, from_pandas=column.name in scored)
+        for column in REQUIRED_FIELDS
+    ]
+    return pa.Table.from_arrays(arrays, schema=_schema(REQUIRED_FIELDS))
+
+
+def validate_table(table: pa.Table) -> pa.Table:
+    """The table in the schema's column order and types, or one sentence that says what is wrong with it."""
+    chosen = _chosen_fields(table.column_names)
+    columns = [_lossless_cast(table.column(column.name), column) for column in chosen]
+    valid = pa.Table.from_arrays(columns, schema=_schema(chosen))
+    for column in chosen:
+        if not column.nullable and valid.column(column.name).null_count:
+            raise TraceError(f"column {column.name} has nulls: every row needs a {column.name}")
+    _require_range(valid, "kl", -KL_ROUNDING)
+    _require_range(valid, "grad_norm", 0.0)
+    return valid
+
+
+def require_readable(schema: pa.Schema, path: Path) -> None:
+    """Refuse a file that a newer rocktokens wrote, or that is not a trace at all."""
+    version = (schema.metadata or {}).get(VERSION_KEY, b"none").decode(errors="replace")
+    if version != str(SCHEMA_VERSION):
+        raise RunDirError(
+            f"{path} has {VERSION_KEY.decode()} {version}, this rocktokens reads {SCHEMA_VERSION}: "
+            "use the version that wrote it"
+        )
+
+
+def _schema(columns: Sequence[pa.Field]) -> pa.Schema:
+    return pa.schema(list(columns), metadata={VERSION_KEY: str(SCHEMA_VERSION).encode()})
+
+
+def _per_rollout(values: Sequence[object], lengths: np.ndarray, dtype: type) -> np.ndarray:
+    return np.repeat(np.array(values, dtype=dtype), lengths)
+
+
+def _require_equal_lengths(columns: dict[str, np.ndarray], count: int) -> None:
+    for name, values in columns.items():
+        if np.shape(values) != (count,):
+            raise TraceError(
+                f"{name} has shape {np.shape(values)} but the rollouts have {count} response tokens: "
+                "give one value per response token"
+            )
+
+
+def _chosen_fields(names: Sequence[str]) -> list[pa.Field]:
+    if twice := sorted({name for name in names if list(names).count(name) > 1}):
+        raise TraceError(f"column {twice[0]} appears twice in the trace table: give it once")
+    required = [column.name for column in REQUIRED_FIELDS]
+    if missing := [name for name in required if name not in names]:
+        raise TraceError(f"the trace table lacks column {missing[0]}: it needs {', '.join(required)}")
+    known = (*REQUIRED_FIELDS, *OPTIONAL_FIELDS)
+    if unknown := sorted(set(names) - {column.name for column in known}):
+        raise TraceError(
+            f"column {unknown[0]} is not part of a trace: drop it (known: {', '.join(column.name for column in known)})"
+        )
+    return [column for column in known if column.name in names]
+
+
+def _lossless_cast(values: pa.ChunkedArray, column: pa.Field) -> pa.ChunkedArray:
+    """The values in the column's type, provided that none of them changes."""
+    if values.type == column.type:
+        return values
+    try:
+        if not _same_kind(values.type, column.type):
+            raise pa.ArrowTypeError("of another kind")
+        cast = values.cast(column.type)
+        if pa.types.is_floating(column.type) and cast.cast(values.type) != values:
+            raise pa.ArrowInvalid("values that need more digits")
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
+        raise TraceError(
+            f"column {column.name} is {values.type} and does not fit {column.type} without loss: cast it first"
+        ) from None
+    return cast
+
+
+def _same_kind(given: pa.DataType, wanted: pa.DataType) -> bool:
+    if pa.types.is_integer(wanted):
+        return pa.types.is_integer(given)
+    if pa.types.is_floating(wanted):
+        return pa.types.is_floating(given)
+    if pa.types.is_string(wanted):
+        text = given.value_type if pa.types.is_dictionary(given) else given
+        return pa.types.is_string(text) or pa.types.is_large_string(text) or pa.types.is_string_view(text)
+    return True
+
+
+def _require_range(table: pa.Table, name: str, least: float) -> None:
+    """Refuse values outside the range; NaN compares false with everything, so it is refused too."""
+    values = table.column(name).drop_null().to_numpy()
+    outside = values[~((values >= least) & (values <= MAX_SCORE))]
+    if outside.size:
+        raise TraceError(
+            f"column {name} holds {outside[0]!s}: it must lie between {least:g} and {MAX_SCORE:g}, "
+            "and a token without a score is a null, not NaN"
+        )

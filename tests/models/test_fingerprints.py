@@ -1,0 +1,78 @@
+import hashlib
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from rocktokens.errors import RocktokensError, TokenizerMismatchError
+from rocktokens.models.fingerprints import directory_fingerprint, same_tokenizer, vocabulary_sha256
+
+
+def tokenizer(swap=False, extra=(), merges=(), prefix_space=False, metaspace_decoder=False):
+    """A byte-level tokenizer with `th` and `he`; options change one thing each."""
+    pieces = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "th", "he", *extra]
+    if swap:
+        pieces[-2:] = pieces[:-3:-1]
+    merge_list = list(merges) or [("t", "h"), ("h", "e")]
+    backend = Tokenizer(models.BPE({piece: i for i, piece in enumerate(pieces)}, merge_list))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix_space)
+    backend.decoder = decoders.Metaspace() if metaspace_decoder else decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=backend)
+
+
+@given(st.dictionaries(st.text(max_size=5), st.integers(0, 300), max_size=40), st.randoms())
+def test_a_vocabulary_hash_ignores_order_and_nothing_else(vocab, random):
+    shuffled = list(vocab.items())
+    random.shuffle(shuffled)
+    assert vocabulary_sha256(dict(shuffled)) == vocabulary_sha256(vocab)
+    assert vocabulary_sha256({**vocab, "longer than any": 0}) != vocabulary_sha256(vocab)
+    for piece, index in vocab.items():
+        assert vocabulary_sha256({**vocab, piece: index + 1}) != vocabulary_sha256(vocab)
+
+
+def test_the_hash_of_a_known_vocabulary_never_changes():
+    written = r'[[0,"a"],[1,"b"],[1,"c"],[2,"\u00e9"]]'
+    assert vocabulary_sha256({"c": 1, "b": 1, "a": 0, "é": 2}) == hashlib.sha256(written.encode()).hexdigest()
+
+
+def test_equal_tokenizers_are_the_same():
+    same_tokenizer(tokenizer(), tokenizer())
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"swap": True}, r"at id 256 \('th' against 'he'\)"),
+        ({"extra": ["zz"]}, r"at id 258 \(nothing against 'zz'\)"),
+        ({"merges": [("h", "e"), ("t", "h")]}, "split .*Therefore.* differently"),
+        ({"prefix_space": True}, "differently"),
+        ({"metaspace_decoder": True}, "decode the same ids differently"),
+    ],
+)
+def test_the_first_difference_is_named(other, message):
+    with pytest.raises(TokenizerMismatchError, match=message):
+        same_tokenizer(tokenizer(), tokenizer(**other))
+
+
+def test_a_directory_is_known_by_its_weights(tmp_path):
+    with pytest.raises(RocktokensError, match=r"no .*safetensors"):
+        directory_fingerprint(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    first = directory_fingerprint(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    assert directory_fingerprint(tmp_path) == first
+    (tmp_path / "model.safetensors").write_bytes(b"weightt")
+    second = directory_fingerprint(tmp_path)
+    (tmp_path / "model.safetensors").rename(tmp_path / "other.safetensors")
+    assert len({first, second, directory_fingerprint(tmp_path)}) == 3
+
+
+def test_fingerprints_need_no_torch():
+    code = (
+        "import sys, rocktokens.models.fingerprints; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

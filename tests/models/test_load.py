@@ -1,0 +1,138 @@
+import json
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from rocktokens.errors import RocktokensError
+from rocktokens.models.head import hidden_states
+from rocktokens.models.load import end_ids, load_model, resolve_device
+
+IDS_RL = torch.tensor([[5, 9, 13, 21]])
+MASK_RL = torch.ones_like(IDS_RL)
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
+
+def byte_tokenizer():
+    """One token a byte and an end token; id 256."""
+    pieces = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Tokenizer(models.BPE({piece: i for i, piece in enumerate(pieces)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["<eos>"])
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>")
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A model directory whose three files name three different end tokens."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=260,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=32,
+        initializer_range=0.3,
+        eos_token_id=3,
+        bos_token_id=1,
+    )
+    model = LlamaForCausalLM(config)
+    model.generation_config = GenerationConfig(eos_token_id=[4, 3], bos_token_id=1)
+    directory = tmp_path / "base"
+    model.save_pretrained(directory)
+    byte_tokenizer().save_pretrained(directory)
+    return directory, model.eval()
+
+
+def test_a_directory_loads_as_it_was_saved(saved):
+    directory, model = saved
+    loaded = load_model(str(directory), device="cpu")
+    assert loaded.name == str(directory) and not loaded.model.training
+    torch.testing.assert_close(loaded.model(IDS_RL).logits, model(IDS_RL).logits, atol=0, rtol=0)
+    assert loaded.tokenizer.decode(loaded.tokenizer.encode("So, 7.\n")) == "So, 7.\n"
+    assert load_model(str(directory), "bfloat16", "cpu").model.dtype == torch.bfloat16
+
+
+def test_every_end_token_of_every_file_counts(saved):
+    directory, _ = saved
+    assert load_model(str(directory), device="cpu").eos_ids == {3, 4, 256}
+
+
+def test_a_model_without_end_tokens_has_none(saved):
+    model, tokenizer = saved[1], byte_tokenizer()
+    model.generation_config.eos_token_id = model.config.eos_token_id = tokenizer.eos_token = None
+    assert end_ids(model, tokenizer) == frozenset()
+
+
+def save_adapter(model, path, base_name):
+    wrapped = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)).eval()
+    expected = hidden_states(wrapped, IDS_RL, MASK_RL)
+    wrapped.peft_config["default"].base_model_name_or_path = base_name
+    wrapped.save_pretrained(path, save_embedding_layers=False)
+    return expected
+
+
+def test_an_adapter_directory_loads_merged_on_its_base(saved, tmp_path):
+    directory, model = saved
+    plain = hidden_states(model, IDS_RL, MASK_RL)
+    expected = save_adapter(model, tmp_path / "adapter", str(directory))
+    loaded = load_model(str(tmp_path / "adapter"), device="cpu")
+    states = hidden_states(loaded.model, IDS_RL, MASK_RL)
+    assert (states - plain).abs().max() > 1e-2
+    torch.testing.assert_close(states, expected, atol=1e-4, rtol=1e-4)
+    assert isinstance(loaded.model, LlamaForCausalLM)
+    assert not any("lora" in name for name, _ in loaded.model.named_parameters())
+    assert loaded.eos_ids == {3, 4, 256}
+
+
+def test_an_adapter_without_its_base_says_what_to_correct(saved, tmp_path):
+    save_adapter(saved[1], tmp_path / "adapter", str(tmp_path / "moved-away"))
+    with pytest.raises(RocktokensError, match=r"moved-away.*correct base_model_name_or_path"):
+        load_model(str(tmp_path / "adapter"), device="cpu")
+
+
+def test_pickled_weights_are_not_read(saved):
+    directory, _ = saved
+    (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
+    with pytest.raises(RocktokensError, match=r"no \*.safetensors file"):
+        load_model(str(directory), device="cpu")
+
+
+@pytest.mark.parametrize("name", ["./no-such-directory", "/no/such/directory"])
+def test_a_path_that_leads_nowhere_is_never_looked_for_on_the_hub(name):
+    with pytest.raises(RocktokensError, match=f"model '{name}' is no directory"):
+        load_model(name, device="cpu")
+
+
+@pytest.mark.parametrize("name", ["no/such-model", "pebbles"])
+def test_an_unknown_model_is_one_clear_sentence(name):
+    with pytest.raises(RocktokensError, match=f"model '{name}' cannot be loaded") as error:
+        load_model(name, device="cpu")
+    assert "\n" not in str(error.value) and "pebbles-student" in str(error.value)
+
+
+def test_a_directory_of_an_unknown_architecture_is_named(saved):
+    directory, _ = saved
+    config = json.loads((directory / "config.json").read_text()) | {"model_type": "no-such-type"}
+    (directory / "config.json").write_text(json.dumps(config))
+    with pytest.raises(RocktokensError, match=r"cannot be loaded.*no-such-type"):
+        load_model(str(directory), device="cpu")
+
+
+def test_devices_and_dtypes_that_do_not_exist_are_named():
+    assert resolve_device("cpu") == torch.device("cpu")
+    assert resolve_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+    with pytest.raises(RocktokensError, match=r"models.device is 'gpu'"):
+        resolve_device("gpu")
+    with pytest.raises(RocktokensError, match=r"models.device is 'cuda:99'"):
+        resolve_device("cuda:99")
+    with pytest.raises(RocktokensError, match=r"models.dtype is 'int8'"):
+        load_model("pebbles-student", dtype="int8", device="cpu")

@@ -1,0 +1,166 @@
+"""A config is read strictly, overridden exactly, and written so that it reads back the same."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocktokens.config import (
+    Config,
+    EvaluationSection,
+    HubTask,
+    JsonlTask,
+    LoraSection,
+    ModelsSection,
+    PolicySection,
+    RolloutsSection,
+    RunSection,
+    TraceSection,
+    TrainingSection,
+    WordmathTask,
+    dump_config,
+    load_config,
+    parse_config,
+)
+from rocktokens.errors import ConfigError
+
+MINIMAL = '[run]\ndirectory = "runs/a"\n'
+
+positive = st.floats(0, exclude_min=True, allow_infinity=False, allow_nan=False)
+counts = st.integers(1, 2**31)
+names = st.text(max_size=20)
+tasks = st.one_of(
+    st.builds(WordmathTask, split=st.sampled_from(["train", "test"]), max_steps=st.integers(1, 4)),
+    st.builds(JsonlTask, name=st.just("jsonl"), path=names, id_field=st.none() | names, limit=st.none() | counts),
+    st.builds(HubTask, name=st.just("hub"), path=names, subset=st.none() | names, template=names),
+)
+configs = st.builds(
+    Config,
+    run=st.builds(RunSection, directory=names, seed=st.integers(0, 2**63 - 1)),
+    models=st.builds(ModelsSection, student=names, teacher=names, dtype=st.sampled_from(["float32", "bfloat16"])),
+    task=tasks,
+    rollouts=st.builds(RolloutsSection, temperature=positive, batch_size=counts, chat_template=st.booleans()),
+    policy=st.builds(PolicySection, name=st.just("rocks"), rocks=st.text(min_size=1), lam=positive),
+    lora=st.builds(LoraSection, enabled=st.booleans(), lora_dropout=st.floats(0, 1, exclude_max=True)),
+    training=st.builds(
+        TrainingSection, learning_rate=positive, report_to=st.lists(st.sampled_from(["trackio", "wandb"]))
+    ),
+    trace=st.builds(TraceSection, checkpoints=st.lists(names, max_size=3)),
+    evaluation=st.builds(EvaluationSection, task=tasks, temperature=st.none() | positive),
+)
+
+
+# Round trip
+
+
+@given(configs)
+def test_a_dumped_config_parses_to_itself(config):
+    text = dump_config(config)
+    assert parse_config(text) == config
+    assert dump_config(parse_config(text)) == text
+
+
+def test_every_default_is_written_out():
+    text = dump_config(parse_config(MINIMAL))
+    assert "seed = 0" in text
+    assert "[evaluation.task]" in text
+    assert "learning_rate = 0.0005" in text
+
+
+def test_a_file_reads_like_its_text(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text(MINIMAL)
+    assert load_config(path, ["run.seed=3"]) == parse_config(MINIMAL, ["run.seed=3"])
+
+
+# Overrides
+
+
+@pytest.mark.parametrize(
+    ("override", "section", "key", "value"),
+    [
+        ("run.seed=7", "run", "seed", 7),
+        ("run.directory=runs/b", "run", "directory", "runs/b"),
+        ('run.directory="runs/b"', "run", "directory", "runs/b"),
+        ("run.directory=a=b#c", "run", "directory", "a=b#c"),
+        (" training.learning_rate = 1e-4 ", "training", "learning_rate", 1e-4),
+        ("training.bf16=false", "training", "bf16", False),
+        ('trace.checkpoints=["x", "y"]', "trace", "checkpoints", ["x", "y"]),
+        ("task.max_steps=2", "task", "max_steps", 2),
+    ],
+)
+def test_an_override_sets_one_key_and_no_other(override, section, key, value):
+    base, changed = parse_config(MINIMAL).model_dump(), parse_config(MINIMAL, [override]).model_dump()
+    assert changed[section][key] == value
+    base[section][key] = value
+    assert changed == base
+
+
+def test_later_overrides_win_and_reach_nested_sections():
+    config = parse_config(MINIMAL, ["run.seed=1", "run.seed=2", "evaluation.task.name=jsonl", "evaluation.task.path=x"])
+    assert config.run.seed == 2
+    assert isinstance(config.evaluation.task, JsonlTask)
+    assert config.evaluation.task.path == "x"
+
+
+@pytest.mark.parametrize("override", ["run.seed", "seed=1", "run..seed=1", ".seed=1", "=1"])
+def test_a_malformed_override_is_refused(override):
+    with pytest.raises(ConfigError, match=r"is not of the form section\.key=value"):
+        parse_config(MINIMAL, [override])
+
+
+def test_an_override_below_a_value_is_refused():
+    with pytest.raises(ConfigError, match="'seed' is a value, not a section"):
+        parse_config(MINIMAL, ["run.seed=1", "run.seed.deep=2"])
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (["training.learning_rat=1"], "training.learning_rat is not a known key: did you mean training.learning_rate?"),
+        (["traning.max_steps=1"], "traning is not a known key: did you mean training?"),
+        (["run.learning_rate=1"], "run.learning_rate is not a known key: did you mean training.learning_rate?"),
+        (["task.max_step=1"], "task.max_step is not a known key: did you mean task.max_steps?"),
+        (["evaluation.task.splits=x"], "did you mean evaluation.task.split?"),
+        (["run.zzzzqqqq=1"], "run.zzzzqqqq is not a known key"),
+        (["run.seed=-1"], "run.seed = -1 is not valid: Input should be greater than or equal to 0"),
+        (["rollouts.temperature=hot"], "rollouts.temperature = 'hot' is not valid"),
+        (["models.dtype=int8"], "models.dtype = 'int8' is not valid"),
+        (["task.name=chess"], "task.name = 'chess' is not a task: use one of hub, jsonl, wordmath"),
+        (["task.name=jsonl"], "task.path is missing: set it in the file or with --set task.path=…"),
+        (["policy.name=rocks"], "policy.rocks is not set: policy `rocks` needs the path of a rocks.json"),
+        (["training.learning_rate=inf"], "training.learning_rate = inf is not valid"),
+        (["training.learning_rate=nan"], "training.learning_rate = nan is not valid"),
+    ],
+)
+def test_mistakes_are_one_sentence_that_names_field_value_and_remedy(overrides, sentence):
+    with pytest.raises(ConfigError) as caught:
+        parse_config(MINIMAL, overrides, name="run.toml")
+    message = str(caught.value)
+    assert message.startswith("run.toml: ")
+    assert sentence in message
+    assert "\n" not in message
+
+
+def test_a_config_without_a_run_names_the_key_to_set():
+    with pytest.raises(
+        ConfigError, match=r"run\.directory is missing: set it in the file or with --set run\.directory=…"
+    ):
+        parse_config("")
+
+
+def test_broken_toml_and_missing_files_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"run\.toml is not valid TOML"):
+        parse_config("[run", name="run.toml")
+    with pytest.raises(ConfigError, match="does not exist: give the path of a TOML file"):
+        load_config(tmp_path / "none.toml")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_config(tmp_path)
+
+
+def test_a_config_cannot_be_changed_after_reading():
+    config = parse_config(MINIMAL)
+    with pytest.raises(ValueError, match="frozen"):
+        config.run.seed = 1

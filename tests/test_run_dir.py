@@ -1,0 +1,226 @@
+"""One writer, atomic commits, and nothing a killed process leaves behind counts."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocktokens.errors import RunDirError
+from rocktokens.run_dir import RunDir, derive_seed, file_sha256, write_atomically
+
+
+def text(content: str):
+    return lambda path: path.write_text(content)
+
+
+# Commit
+
+
+def test_a_committed_file_is_listed_with_rows_and_sha(tmp_path):
+    run = RunDir(tmp_path)
+    entry = run.commit("a/b.txt", text("hello"), rows=3)
+    assert run.files() == [entry]
+    assert (entry.path, entry.rows, entry.sha256) == ("a/b.txt", 3, file_sha256(tmp_path / "a" / "b.txt"))
+    assert entry.sha256 == "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824"
+    assert run.verify(entry).read_text() == "hello"
+
+
+def test_files_are_chosen_by_prefix_and_sorted(tmp_path):
+    run = RunDir(tmp_path)
+    for name in ("t/b", "s/a", "t/a"):
+        run.commit(name, text(name))
+    assert [entry.path for entry in run.files("t/")] == ["t/a", "t/b"]
+
+
+def test_a_failed_commit_leaves_no_trace_and_the_old_file(tmp_path):
+    run = RunDir(tmp_path)
+    run.commit("a", text("old"))
+
+    def half(path: Path) -> None:
+        path.write_text("ne")
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        run.commit("a", half)
+    with pytest.raises(OSError, match="disk full"):
+        run.commit("b", half)
+    assert [entry.path for entry in run.files()] == ["a"]
+    assert (tmp_path / "a").read_text() == "old"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "a", "manifest.json"]
+
+
+def test_leftovers_of_a_killed_process_do_not_exist_and_are_overwritten(tmp_path):
+    run = RunDir(tmp_path)
+    run.update_manifest()
+    (tmp_path / ".a.tmp").write_text("half")
+    (tmp_path / "a").write_text("renamed but never listed")
+    assert run.files() == []
+    run.commit("a", text("whole"))
+    assert (tmp_path / "a").read_text() == "whole"
+    assert not (tmp_path / ".a.tmp").exists()
+
+
+def test_verify_names_what_is_missing_or_changed(tmp_path):
+    run = RunDir(tmp_path)
+    entry = run.commit("a", text("one"))
+    (tmp_path / "a").write_text("two")
+    with pytest.raises(RunDirError, match="does not have the SHA-256 its manifest lists"):
+        run.verify(entry)
+    (tmp_path / "a").unlink()
+    with pytest.raises(RunDirError, match="is listed in the manifest but missing"):
+        run.verify(entry)
+
+
+def test_adopt_lists_and_drop_forgets(tmp_path):
+    run = RunDir(tmp_path)
+    for name in ("a", "b"):
+        (tmp_path / name).write_text(name)
+    run.adopt(["a", "b"])
+    assert [entry.path for entry in run.files()] == ["a", "b"]
+    run.drop(["a", "never there"])
+    assert [entry.path for entry in run.files()] == ["b"]
+    assert not (tmp_path / "a").exists()
+
+
+def test_write_atomically_never_shows_half_a_file(tmp_path):
+    target = tmp_path / "file"
+    target.write_text("old")
+    seen = []
+
+    def write(path: Path) -> None:
+        path.write_text("new")
+        seen.append(target.read_text())
+
+    write_atomically(target, write)
+    assert seen == ["old"]
+    assert target.read_text() == "new"
+
+
+# Manifest
+
+
+def test_manifest_keeps_facts_beside_files(tmp_path):
+    run = RunDir(tmp_path)
+    assert not run.exists()
+    run.commit("a", text("one"))
+    run.record_start("distill", seed=7)
+    run.update_manifest(tokenizer_sha256="abc")
+    manifest = RunDir(tmp_path).manifest()
+    assert (manifest["command"], manifest["seed"], manifest["tokenizer_sha256"]) == ("distill", 7, "abc")
+    assert manifest["versions"]["pyarrow"]
+    assert list(manifest["files"]) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ('{"manifest_version": 2, "files": {}}', "has manifest_version 2, this rocktokens reads 1"),
+        ('{"files": {}}', "has manifest_version None, this rocktokens reads 1"),
+        ("{", "is not valid JSON"),
+    ],
+)
+def test_a_manifest_of_another_version_or_damaged_is_refused(tmp_path, content, sentence):
+    (tmp_path / "manifest.json").write_text(content)
+    with pytest.raises(RunDirError, match=sentence):
+        RunDir(tmp_path).files()
+
+
+def test_a_folder_without_a_manifest_is_not_a_run(tmp_path):
+    with pytest.raises(RunDirError, match=r"is not a run directory \(it has no manifest.json\)"):
+        RunDir(tmp_path).require()
+
+
+# Lock
+
+
+def test_the_lock_is_re_entrant_for_its_holder_and_refuses_others(tmp_path):
+    holder, other = RunDir(tmp_path), RunDir(tmp_path)
+    with holder.lock():
+        with holder.lock():
+            holder.commit("a", text("one"))
+        with pytest.raises(RunDirError, match="is in use by another process"):
+            other.commit("b", text("two"))
+    other.commit("b", text("two"))
+    assert [entry.path for entry in holder.files()] == ["a", "b"]
+
+
+HOLD_THE_LOCK = """
+import sys, time
+from rocktokens.run_dir import RunDir
+with RunDir(sys.argv[1]).lock():
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_killed_holder_lets_go_and_is_named_while_it_lives(tmp_path):
+    process = subprocess.Popen([sys.executable, "-c", HOLD_THE_LOCK, str(tmp_path)], stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"held\n"
+        with pytest.raises(RunDirError, match=rf"pid {process.pid}\)"):
+            RunDir(tmp_path).update_manifest()
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    RunDir(tmp_path).update_manifest()
+
+
+def test_a_file_in_the_place_of_the_folder_is_named(tmp_path):
+    (tmp_path / "run").write_text("")
+    with pytest.raises(RunDirError, match="is a file, not a folder"):
+        RunDir(tmp_path / "run").update_manifest()
+
+
+COMMIT_FOREVER = """
+import sys
+from itertools import count
+from rocktokens.run_dir import RunDir
+run = RunDir(sys.argv[1])
+for index in count():
+    run.commit(f"part-{index}", lambda path: path.write_text(str(index) * 10_000), rows=index)
+"""
+
+
+def test_a_kill_at_any_moment_leaves_a_whole_manifest_of_whole_files(tmp_path):
+    for delay in (0.0, 0.011, 0.023):
+        run = RunDir(tmp_path / str(delay))
+        process = subprocess.Popen([sys.executable, "-c", COMMIT_FOREVER, str(run.path)])
+        try:
+            deadline = time.monotonic() + 60
+            while not run.files() and time.monotonic() < deadline:
+                time.sleep(0.001)
+            time.sleep(delay)
+        finally:
+            process.kill()
+            process.wait()
+        files = run.files()
+        assert {entry.rows for entry in files} == set(range(len(files)))
+        assert files
+        for entry in files:
+            assert run.verify(entry).read_text() == str(entry.rows) * 10_000
+        json.loads((run.path / "manifest.json").read_text())
+
+
+# Seeds
+
+
+labels = st.lists(st.integers() | st.text(), max_size=3)
+
+
+@given(st.integers(0, 2**63 - 1), labels, labels)
+def test_derived_seeds_are_63_bit_repeatable_and_differ_by_use(seed, one, other):
+    assert 0 <= derive_seed(seed, *one) < 2**63
+    assert derive_seed(seed, *one) == derive_seed(seed, *one)
+    assert (derive_seed(seed, *one) == derive_seed(seed, *other)) == (one == other)
+
+
+def test_derived_seeds_do_not_move_between_versions():
+    assert derive_seed(0, "split") == 4881780577946778530
+    assert derive_seed(1, "2") != derive_seed(1, 2)

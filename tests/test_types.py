@@ -1,0 +1,99 @@
+"""rocks.json: what is saved is what is loaded, and nothing else is accepted."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocktokens.errors import RocktokensError, TokenizerMismatchError
+from rocktokens.types import RockSet, RockToken, TokenScores
+
+numbers = st.floats(allow_nan=False, allow_infinity=False)
+intervals = st.none() | st.tuples(numbers, numbers)
+rock_tokens = st.builds(
+    RockToken,
+    id=st.integers(0, 2**31 - 1),
+    text=st.text(),
+    rank=st.integers(1),
+    freq=st.integers(0),
+    mean_kl=numbers,
+    score=numbers,
+    ccr=st.none() | numbers,
+    score_ctx=st.none() | numbers,
+    category=st.sampled_from(["digit", "other"]),
+    score_interval=intervals,
+    p_in_top_k=st.none() | st.floats(0, 1),
+    verdict=st.sampled_from(["untested", "pillar", "stumbling", "neutral", "undecided"]),
+    delta=st.none() | numbers,
+    delta_interval=intervals,
+)
+records = st.dictionaries(st.text(), st.none() | st.booleans() | st.integers() | numbers | st.text(), max_size=3)
+rock_sets = st.builds(RockSet, st.text(), records, records, records, st.lists(rock_tokens, max_size=3))
+
+
+@given(rock_sets)
+def test_a_saved_set_loads_equal_and_saves_to_the_same_bytes(tmp_path_factory, rocks):
+    folder = tmp_path_factory.mktemp("rocks")
+    rocks.save(folder / "a.json")
+    loaded = RockSet.load(folder / "a.json")
+    loaded.save(folder / "b.json")
+    assert loaded == rocks
+    assert (folder / "a.json").read_bytes() == (folder / "b.json").read_bytes()
+
+
+def one_rock() -> RockSet:
+    token = RockToken(17, "So", 1, 40, 0.5, 20.0, None, None, "discourse")
+    return RockSet("f" * 64, {"k": 1}, {"run": "a"}, {"kl_share": 0.5}, [token, replace(token, id=3, rank=2)])
+
+
+def test_ids_and_frame_follow_the_ranking():
+    rocks = one_rock()
+    assert rocks.ids.tolist() == [17, 3]
+    assert rocks.ids.dtype == np.int64
+    frame = rocks.to_frame()
+    assert frame["id"].tolist() == [17, 3]
+    assert frame.loc[0, "category"] == "discourse"
+    assert list(replace(rocks, tokens=[]).to_frame().columns) == list(frame.columns)
+
+
+def test_an_infinite_score_is_never_written(tmp_path):
+    rocks = one_rock()
+    broken = replace(rocks, tokens=[replace(rocks.tokens[0], score=float("inf"))])
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        broken.save(tmp_path / "rocks.json")
+    assert not (tmp_path / "rocks.json").exists()
+
+
+def test_another_tokenizer_is_refused_and_none_recorded_is_not():
+    rocks = one_rock()
+    rocks.require_tokenizer("f" * 64)
+    replace(rocks, tokenizer_sha256="").require_tokenizer("0" * 64)
+    with pytest.raises(TokenizerMismatchError, match="found with tokenizer ffffffffffff, this model's is 000000000000"):
+        rocks.require_tokenizer("0" * 64)
+
+
+def test_missing_damaged_and_newer_files_are_refused(tmp_path):
+    path = tmp_path / "rocks.json"
+    with pytest.raises(RocktokensError, match=r"does not exist: run `rocktokens find` first"):
+        RockSet.load(path)
+    path.write_text("{")
+    with pytest.raises(RocktokensError, match=r"is not valid JSON .*: write it anew"):
+        RockSet.load(path)
+    one_rock().save(path)
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps({**record, "schema_version": 2}))
+    with pytest.raises(RocktokensError, match="has schema_version 2, this rocktokens reads 1"):
+        RockSet.load(path)
+    record["tokens"][0]["score"] = float("nan")
+    path.write_text(json.dumps(record))
+    with pytest.raises(RocktokensError, match=r"rock 17 has score nan: rocks\.json is damaged"):
+        RockSet.load(path)
+
+
+def test_scores_are_named_in_the_order_of_the_trace():
+    columns = ["kl", "logp_student", "logp_teacher", "entropy_student", "entropy_teacher", "grad_norm"]
+    scores = TokenScores(**{name: index for index, name in enumerate(columns)})
+    assert list(scores.items()) == [(name, index) for index, name in enumerate(columns)]
