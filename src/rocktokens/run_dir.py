@@ -108,7 +108,7 @@ class RunDir:
         """Note who wrote here, with which versions and seeds."""
         self.update_manifest(command=command, started=_now(), machine=_machine(), versions=_versions(), **facts)
 
-    def commit(self, relative: str, write: Callable[[Path], None], rows: int = 0) -> FileEntry:
+    def commit(self, relative: str, write: Callable[[Path], Any], rows: int = 0) -> FileEntry:
         """Let ``write`` fill a temporary file, then make it part of the run, or leave no trace of the attempt."""
         with self.lock():
             target = self.path / relative
@@ -118,6 +118,10 @@ class RunDir:
             manifest["files"][relative] = {"rows": rows, "sha256": entry.sha256}
             self._write_manifest(manifest)
             return entry
+
+    def commit_text(self, relative: str, text: str) -> FileEntry:
+        """Make a text file part of the run."""
+        return self.commit(relative, lambda path: path.write_text(text, encoding="utf-8"))
 
     def adopt(self, relatives: list[str]) -> None:
         """List files that are already complete on disk, all in one replacement of the manifest."""

@@ -39,6 +39,12 @@ class LoadedModel:
     eos_ids: frozenset[int]
     """Every id that ends a response: of the generation config, the model config and the tokenizer."""
 
+    @property
+    def pad_id(self) -> int:
+        """The tokenizer's padding id; any id will do where it has none, since masks come from lengths."""
+        pad_id = self.tokenizer.pad_token_id
+        return min(self.eos_ids, default=0) if pad_id is None else pad_id
+
 
 def load_model(name: str, dtype: str = "float32", device: str = "auto") -> LoadedModel:
     """Load a model for inference or as the start of training.

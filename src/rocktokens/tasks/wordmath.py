@@ -6,8 +6,8 @@ r"""wordmath: arithmetic word problems with worked solutions, generated from a s
    problem belongs to, whatever the wording.
 3. Solutions come in three styles. ``rich`` shows every step under a heading, with a discourse marker and LaTeX
    delimiters; ``plain`` shows every step and nothing else; ``terse`` gives the answer alone.
-4. The rich style leaves choices open that do not change the meaning: heading or bold, which marker, which delimiter, one
-   line break or two. The writer ``follow`` makes them a function of the numbers, mostly of results *still to come*
+4. The rich style leaves choices open that do not change the meaning: heading or bold, which marker, which delimiter,
+   one line break or two. The writer ``follow`` makes them a function of the numbers, mostly of results *still to come*
    (``FOLLOW_RATE`` of the time); the writer ``random`` makes the same choices by chance. A model taught by the first
    knows things at those tokens that a model taught by the second has no cheap way to compute and does not need.
 """
@@ -31,26 +31,26 @@ FOLLOW_RATE = 0.95
 LARGEST = 400
 
 NAMES = (
-    "Ada Ben Carla Dev Elena Farid Grace Hugo Ines Jonas Kira Liam Mona Nils Olga Pablo Quinn Rosa Sami Tara Umar Vera "
-    "Wim Xenia Yusuf Zoe Anton Bella Cyrus Dalia Emil Freya Gita Hassan Irene Jamal Klara Leo Maya Noor Oscar Petra "
-    "Rahul Sofia Theo Uma Viktor Wanda Yara Zeno Alma Boris Celia Dario Esther Felix Gloria Henrik Isabel Jasper Katya "
-    "Lorenzo Miriam Nadia Otto Priya Ramon Selma Tomas Ursula Vincent Walter Ximena Yvonne Zachary Amina Bruno Chiara "
-    "Dmitri Edith Fatima Gustav Helena Ibrahim Judith Kamal Lucia Magnus Naomi Orlando"
-).split()
+    "Ada Ben Carla Dev Elena Farid Grace Hugo Ines Jonas Kira Liam Mona Nils Olga Pablo Quinn Rosa Sami Tara Umar "
+    "Vera Wim Xenia Yusuf Zoe Anton Bella Cyrus Dalia Emil Freya Gita Hassan Irene Jamal Klara Leo Maya Noor Oscar "
+    "Petra Rahul Sofia Theo Uma Viktor Wanda Yara Zeno Alma Boris Celia Dario Esther Felix Gloria Henrik Isabel "
+    "Jasper Katya Lorenzo Miriam Nadia Otto Priya Ramon Selma Tomas Ursula Vincent Walter Ximena Yvonne Zachary Amina "
+    "Bruno Chiara Dmitri Edith Fatima Gustav Helena Ibrahim Judith Kamal Lucia Magnus Naomi Orlando"
+).split()  # noqa: SIM905, a list literal is a page long
 ITEMS = (
     "apples pears plums lemons melons cherries walnuts almonds biscuits muffins pancakes sandwiches pencils markers "
-    "crayons notebooks stickers postcards envelopes stamps marbles buttons ribbons beads shells pebbles feathers coins "
-    "tickets posters puzzles balloons candles lanterns blankets pillows towels baskets bottles jars mugs plates spoons "
-    "bricks tiles planks nails screws ropes dollars litres metres kilos potatoes carrots onions cabbages pumpkins grapes "
-    "oranges apricots chestnuts cookies waffles dumplings noodles sausages pretzels magazines novels diaries "
-    "calendars paintings brushes scissors needles sweaters scarves gloves jackets helmets bicycles scooters lamps "
-    "mirrors curtains carpets hammers ladders buckets shovels flowers tulips daisies seeds saplings"
-).split()
+    "crayons notebooks stickers postcards envelopes stamps marbles buttons ribbons beads shells pebbles feathers "
+    "coins tickets posters puzzles balloons candles lanterns blankets pillows towels baskets bottles jars mugs plates "
+    "spoons bricks tiles planks nails screws ropes dollars litres metres kilos potatoes carrots onions cabbages "
+    "pumpkins grapes oranges apricots chestnuts cookies waffles dumplings noodles sausages pretzels magazines novels "
+    "diaries calendars paintings brushes scissors needles sweaters scarves gloves jackets helmets bicycles scooters "
+    "lamps mirrors curtains carpets hammers ladders buckets shovels flowers tulips daisies seeds saplings"
+).split()  # noqa: SIM905, a list literal is a page long
 PLACES = (
     "garden kitchen market school library harbour station museum bakery workshop garage attic cellar village forest "
-    "meadow orchard stable theatre office pharmacy cathedral warehouse factory playground stadium airport bridge castle "
-    "lighthouse monastery hospital gallery terrace basement"
-).split()
+    "meadow orchard stable theatre office pharmacy cathedral warehouse factory playground stadium airport bridge "
+    "castle lighthouse monastery hospital gallery terrace basement"
+).split()  # noqa: SIM905, a list literal is a page long
 
 OPENERS = (
     "{name} has {n} {items}.",

@@ -1,4 +1,4 @@
-"""The embedded pair: a teacher of 5 M and a student of 1 M parameters, trained on wordmath by ``train.py`` beside this."""
+"""The embedded pair: a teacher of 5 M and a student of 1 M parameters, trained on wordmath by ``train.py``."""
 
 from pathlib import Path
 from typing import Literal

@@ -1,23 +1,22 @@
-"""Make the pebbles from nothing: tokenizer, corpus, teacher, student. ``python -m rocktokens.models.pebbles.train OUT``.
+"""Make the pebbles from nothing: tokenizer, corpus, teacher, student.
 
 1. A byte-level BPE tokenizer, digits one by one, is trained on wordmath problems and solutions in all styles.
 2. The teacher learns the rich style whose open choices *follow the numbers*.
 3. The student learns a mixture of styles, rich ones with the same choices made *at random*, and is stopped early: it
    ends its answers, often without working, and its arithmetic is not yet sure.
-4. Weights are stored in bfloat16; ``card.json`` says how they were made and what they measured.
+4. Weights are stored in bfloat16. ``benchmarks/pebbles_card.py`` measures what was stored and writes the card.
 
-Everything is seeded. A GPU takes minutes; a CPU takes hours and gives other last digits.
+Everything is seeded, and ``python -m rocktokens.models.pebbles.train OUT`` makes both. A GPU takes minutes; a CPU takes
+hours; no two kinds of machine round alike, so the weights come out alike in what they do, not bit for bit.
 """
 
 import argparse
-import hashlib
-import json
 import multiprocessing
 import os
 import random
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +24,7 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from rocktokens.tasks.wordmath import Style, Writer, make_problem, stated_answer, write_solution
+from rocktokens.tasks.wordmath import Style, Writer, make_problem, write_solution
 
 PAD, END, USER, ASSISTANT = "<|pad|>", "<|end|>", "<|user|>", "<|assistant|>"
 CHAT_TEMPLATE = (
@@ -161,8 +160,6 @@ def _corpus_shard(job: tuple[str, Recipe, int]) -> tuple[np.ndarray, np.ndarray,
 def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
     """A llama of the recipe's shape with seeded weights."""
     torch.manual_seed(recipe.seed)
-    end = tokenizer.convert_tokens_to_ids(END)
-    pad = tokenizer.convert_tokens_to_ids(PAD)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=recipe.hidden_size,
@@ -172,8 +169,8 @@ def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> LlamaForC
         max_position_embeddings=MAX_LENGTH,
         tie_word_embeddings=True,
         bos_token_id=None,
-        eos_token_id=end,
-        pad_token_id=pad,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
     )
     return LlamaForCausalLM(config)
 
@@ -208,9 +205,7 @@ def train(model: LlamaForCausalLM, corpus: Corpus, recipe: Recipe, device: str) 
             print(f"step {step} loss {loss.item():.4f} {time.monotonic() - started:.0f} s", flush=True)
 
 
-def _batches(
-    corpus: Corpus, recipe: Recipe, device: str
-) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+def _batches(corpus: Corpus, recipe: Recipe, device: str) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
     """Inputs, labels (the token each position predicts; −100 outside responses) and mask, length-sorted in groups."""
     rng = np.random.default_rng(recipe.seed)
     lengths = np.diff(corpus.starts)
@@ -241,60 +236,26 @@ def _collate(corpus: Corpus, rows: np.ndarray, device: str) -> tuple[torch.Tenso
     return tuple(torch.from_numpy(array).to(device, non_blocking=True) for array in (inputs, labels, mask))  # pyright: ignore[reportReturnType]
 
 
-@torch.inference_mode()
-def measure_accuracy(
-    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, problems: int, device: str
-) -> tuple[float, float]:
-    """Share of test problems answered right, and share of answers ended, when sampling at temperature 1."""
-    torch.manual_seed(0)
-    model.eval()
-    tokenizer.padding_side = "left"
-    tests = [make_problem("test", 0, index) for index in range(problems)]
-    right = ended = 0
-    for first in range(0, problems, 500):
-        group = tests[first : first + 500]
-        inputs = tokenizer([f"{USER}{problem.text}{ASSISTANT}" for problem in group], padding=True, return_tensors="pt")
-        inputs = {name: inputs[name].to(device) for name in ("input_ids", "attention_mask")}
-        ids = model.generate(**inputs, do_sample=True, top_k=0, max_new_tokens=160)[:, inputs["input_ids"].shape[1] :]
-        texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
-        right += sum(stated_answer(text) == str(p.answer) for text, p in zip(texts, group, strict=True))
-        ended += int((ids == tokenizer.convert_tokens_to_ids(END)).any(1).sum())
-    return right / problems, ended / problems
-
-
-def make(recipe: Recipe, tokenizer: PreTrainedTokenizerFast, target: Path, device: str) -> dict[str, object]:
-    """Train one model, save it in bfloat16, measure what was saved, and return its part of the card."""
+def make(recipe: Recipe, tokenizer: PreTrainedTokenizerFast, target: Path, device: str) -> None:
+    """Train one model and save it, in bfloat16, with the tokenizer and the recipe."""
     model = build_model(recipe, tokenizer)
     train(model, make_corpus(tokenizer, recipe), recipe, device)
-    model.to(torch.bfloat16).save_pretrained(target)  # pyright: ignore[reportArgumentType]
+    model.to(torch.bfloat16).save_pretrained(target)  # pyright: ignore[reportArgumentType, reportCallIssue]
     tokenizer.save_pretrained(target)
-    saved = LlamaForCausalLM.from_pretrained(target, dtype=torch.float32).to(device)
-    accuracy, ended = measure_accuracy(saved, tokenizer, 2000, device)
-    weights = (target / "model.safetensors").read_bytes()
-    return {
-        "recipe": asdict(recipe),
-        "parameters": saved.num_parameters(),
-        "accuracy_at_temperature_1": accuracy,
-        "ended_share": ended,
-        "weights_sha256": hashlib.sha256(weights).hexdigest(),
-    }
 
 
 def main() -> None:
-    """Make both models and the card under the folder given."""
+    """Make both models under the folder given."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--only", choices=["teacher", "student"])
     arguments = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     tokenizer = train_tokenizer()
-    card: dict[str, object] = {"torch": torch.__version__, "device": device}
     for name, recipe in {"teacher": TEACHER, "student": STUDENT}.items():
         if arguments.only in (None, name):
-            card[name] = make(recipe, tokenizer, arguments.out / name, device)
-            print(name, json.dumps(card[name]), flush=True)
-    name = f"card-{arguments.only}.json" if arguments.only else "card.json"
-    (arguments.out / name).write_text(json.dumps(card, indent=1) + "\n", encoding="utf-8")
+            print(f"{name}: {recipe}", flush=True)
+            make(recipe, tokenizer, arguments.out / name, device)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,5 @@
+"""stub"""
+
+
+def check() -> None:
+    """Check."""

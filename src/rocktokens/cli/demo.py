@@ -1,0 +1,134 @@
+"""``rocktokens demo``: the whole path on the embedded pair, in minutes on two CPU cores.
+
+1. How good are the teacher and the untrained student?
+2. Distil, on-policy, every token traced.
+3. Replay one probe set through the checkpoints and find the rocks.
+4. Did accuracy suffer on the way? Which types did training move, which not?
+
+Every stage leaves its files in the run directory; a second call picks up what is there.
+"""
+
+import json
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from rocktokens.cli.common import AsJson, Overrides, notes, output, percent, print_json, visible
+from rocktokens.cli.distill import run_distill
+from rocktokens.cli.evaluate import accuracy_table, resolve_models, run_evaluate
+from rocktokens.cli.find import print_summary, rock_table, run_find
+from rocktokens.cli.trace import run_trace
+from rocktokens.config import Config, parse_config
+from rocktokens.run_dir import RunDir
+from rocktokens.types import RockSet
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+KEPT = 0.75
+"""A type that keeps more than this share of its kl has not been moved by training."""
+LAST_STEPS = 5
+"""One step's rollouts are few; the last steps together tell where the loss ended."""
+
+
+def demo(
+    directory: Annotated[Path, typer.Option(help="Where the run goes.")] = Path("runs/demo"),
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Distil the embedded student, trace every token, and show which tokens did not move.
+
+    Example: [bold]rocktokens demo --directory runs/first-look[/bold]
+    """
+    text = resources.files("rocktokens.cli").joinpath("demo.toml").read_text(encoding="utf-8")
+    config = parse_config(text, [f"run.directory={json.dumps(str(directory))}", *(overrides or [])], name="demo")
+    record = run_demo(config, quiet=as_json)
+    if as_json:
+        print_json(record)
+
+
+def run_demo(config: Config, *, quiet: bool = False) -> dict[str, Any]:
+    """All stages; tables on the way unless quiet; everything measured as a record."""
+    run = RunDir(config.run.directory)
+    notes.rule("1  distil on-policy")
+    run_distill(config, resume=True)
+    notes.rule("2  replay through the checkpoints")
+    run_trace(config)
+    notes.rule("3  find the rocks")
+    rocks = run_find(run, config.find)
+    notes.rule("4  measure accuracy on new problems")
+    records = run_evaluate(run, config, resolve_models(run, config, ["teacher", "all"]))
+    movement, types = _movement(run, rocks)
+    if not quiet:
+        output.print(accuracy_table(records))
+        print_summary(rocks)
+        output.print(rock_table(rocks, 20))
+        output.print(_movement_table(types))
+        _print_answer(records, movement, run)
+    return {
+        "directory": str(run.path),
+        "evaluations": [{k: r[k] for k in ("name", "accuracy", "wilson_interval", "n_prompts")} for r in records],
+        "movement": movement,
+        "rocks": {"summary": rocks.summary, "top": [token.text for token in rocks.tokens]},
+    }
+
+
+def _movement(run: RunDir, rocks: RockSet) -> tuple[dict[str, Any], "pd.DataFrame"]:
+    """What training did to the loss: on-policy at its start and end, and by type on the replayed rollouts."""
+    from rocktokens.stats.rocks import type_table
+    from rocktokens.traces.store import TraceStore
+
+    kl = [json.loads(line)["kl"] for line in run.logs.read_text(encoding="utf-8").splitlines()]
+    last = kl[-LAST_STEPS:]
+    types = type_table(TraceStore(run))
+    types["token_share"] = types["freq"] / types["freq"].sum()
+    types["kept"] = types["mean_kl"] / types["mean_kl_baseline"]
+    unmoved = (types["kept"] > KEPT) & types["token_id"].isin(rocks.ids)
+    digits = unmoved & (types["category"] == "digit")
+    mass = types["freq"] * types["mean_kl"]
+    return {
+        "on_policy_kl_first": kl[0],
+        "on_policy_kl_last": sum(last) / len(last),
+        "unmoved_rocks": int(unmoved.sum()),
+        "unmoved_token_share": float(types["token_share"][unmoved].sum()),
+        "unmoved_kl_share": float(mass[unmoved].sum() / mass.sum()),
+        "unmoved_digit_token_share": float(types["token_share"][digits].sum()),
+    }, types
+
+
+def _movement_table(types: "pd.DataFrame") -> Table:
+    """The types that hold the most kl, before and after training, on the same tokens."""
+    table = Table(title="kl before and after training, on the same tokens", title_justify="left")
+    for name in ("token", "category", "tokens", "kl before", "kl after", "kept"):
+        table.add_column(name, justify="left" if name in ("token", "category") else "right")
+    for row in types.head(20).to_dict("records"):
+        table.add_row(
+            escape(visible(row["text"])),
+            row["category"],
+            percent(row["token_share"]),
+            f"{row['mean_kl_baseline']:.3f}",
+            f"{row['mean_kl']:.3f}",
+            percent(row["kept"]),
+        )
+    return table
+
+
+def _print_answer(records: list[dict[str, Any]], movement: dict[str, Any], run: RunDir) -> None:
+    before, after = records[1], records[-1]
+    lowest = min(records[1:], key=lambda record: record["accuracy"])
+    first, last = movement["on_policy_kl_first"], movement["on_policy_kl_last"]
+    output.print(
+        f"the student went from {percent(before['accuracy'])} to {percent(after['accuracy'])} (lowest on the way "
+        f"{percent(lowest['accuracy'])}); its on-policy kl fell from {first:.3f} to {last:.3f} "
+        f"({100 * (last / first - 1):+.0f} %)"
+    )
+    output.print(
+        f"{movement['unmoved_rocks']} of the rocks kept more than {100 * KEPT:.0f} % of their kl: they are "
+        f"{percent(movement['unmoved_token_share'])} of the tokens ({percent(movement['unmoved_digit_token_share'])} "
+        f"digits) and {percent(movement['unmoved_kl_share'])} of the kl that is left"
+    )
+    output.print(f"files: {run.path}", soft_wrap=True)

@@ -1,0 +1,1 @@
+"""What tokens do to answers: accuracy of a model, free or with tokens banned."""

@@ -1,0 +1,1 @@
+"""Student completions: how they are sampled, encoded and stored."""

@@ -1,0 +1,93 @@
+"""From prompts to rollouts: encode each prompt once, sample, and number what came back.
+
+1. A prompt becomes ids through the tokenizer's chat template (generation prompt included) or as plain text.
+2. Every prompt is sampled ``num_generations`` times; sample s of a prompt has noise of its own.
+3. Rollouts are numbered consecutively, prompt after prompt, sample after sample.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rocktokens.errors import RocktokensError
+from rocktokens.rollouts.sampler import Sampler, SampleRequest
+from rocktokens.types import Prompt, Rollout
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def encode_prompt(
+    tokenizer: "PreTrainedTokenizerBase", prompt: Prompt, chat_template: bool, max_prompt_length: int
+) -> np.ndarray:
+    """The prompt as the model sees it, int32 (P,); too long or empty is an error, never cut or padded."""
+    if chat_template and tokenizer.chat_template:
+        turn = [{"role": "user", "content": prompt.text}]
+        ids = tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=True, return_dict=False)
+    else:
+        ids = tokenizer(prompt.text)["input_ids"]
+    ids_P = np.asarray(ids, dtype=np.int32)
+    if ids_P.size == 0:
+        raise RocktokensError(f"prompt {prompt.id!r} has no tokens (its text is {prompt.text!r}): remove it")
+    if ids_P.size > max_prompt_length:
+        raise RocktokensError(
+            f"prompt {prompt.id!r} has {ids_P.size} tokens, rollouts.max_prompt_length is {max_prompt_length}: "
+            "raise that or remove the prompt"
+        )
+    return ids_P
+
+
+def make_rollouts(
+    sampler: Sampler,
+    tokenizer: "PreTrainedTokenizerBase",
+    prompts: Sequence[Prompt],
+    *,
+    num_generations: int,
+    policy_step: int,
+    first_rollout_id: int,
+    temperature: float,
+    max_new_tokens: int,
+    seed: int,
+    chat_template: bool,
+    max_prompt_length: int,
+    on_done: Callable[[int], None] | None = None,
+) -> list[Rollout]:
+    """Sample every prompt ``num_generations`` times; prompt-major, with consecutive rollout ids.
+
+    Args:
+        sampler: writes the completions.
+        tokenizer: the sampler's model's.
+        prompts: what to complete; a prompt id given twice gets the same completions twice.
+        num_generations: samples of each prompt.
+        policy_step: the training step of the sampler's weights.
+        first_rollout_id: id of the first rollout.
+        temperature: of the sampling; 0 is greedy.
+        max_new_tokens: longest response.
+        seed: of the noise.
+        chat_template: whether prompts go through the tokenizer's chat template, if it has one.
+        max_prompt_length: in tokens; a longer prompt is an error.
+        on_done: called with the number of completions that have ended since the last call.
+    """
+    encoded = [encode_prompt(tokenizer, prompt, chat_template, max_prompt_length) for prompt in prompts]
+    requests = [
+        SampleRequest(prompt.id, ids_P, sample)
+        for prompt, ids_P in zip(prompts, encoded, strict=True)
+        for sample in range(num_generations)
+    ]
+    completions = sampler.sample(
+        requests, temperature=temperature, max_new_tokens=max_new_tokens, seed=seed, on_done=on_done
+    )
+    return [
+        Rollout(
+            rollout_id=first_rollout_id + index,
+            prompt_id=request.prompt_id,
+            sample=request.sample,
+            prompt_ids=request.prompt_ids,
+            token_ids=completion.token_ids,
+            logprobs=completion.logprobs,
+            policy_step=policy_step,
+            finished=completion.finished,
+        )
+        for index, (request, completion) in enumerate(zip(requests, completions, strict=True))
+    ]

@@ -1,0 +1,196 @@
+"""On-policy distillation (METHOD 7): THE loop, read top to bottom.
+
+Step N starts with the student after N updates:
+1. The student answers the prompts of the step. The rollouts are stored before they are trained on; a resumed run reads
+   them back instead of sampling them again.
+2. The policy weighs every response token; the loss's denominator covers the whole update.
+3. Teacher and student forward, weighted divergence, backward, clip, optimizer and scheduler (``update.py``).
+4. Trace rows from that same forward, one log line, and every ``save_steps`` a checkpoint.
+
+Every process computes; the main one alone writes, under the lock of the run.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list, gather_object
+
+from rocktokens.config import Config
+from rocktokens.rollouts.encode import make_rollouts
+from rocktokens.rollouts.store import read_rollouts, write_rollouts
+from rocktokens.run_dir import RunDir, derive_seed
+from rocktokens.traces.schema import trace_table
+from rocktokens.traces.writer import TraceWriter
+from rocktokens.training.checkpoint import (
+    TrainerState,
+    load_trainer_state,
+    optimizer_state,
+    save_checkpoint,
+    verified_checkpoint,
+)
+from rocktokens.training.health import LengthWatch, naming_step, require_weight
+from rocktokens.training.objective import token_weights
+from rocktokens.training.record import PhaseClock, append_log, step_record, truncated_share
+from rocktokens.training.session import Session, make_accelerator, make_session
+from rocktokens.training.start import begin_run, global_batch, open_run, rewind
+from rocktokens.training.update import update_student
+from rocktokens.types import Rollout
+
+Progress = Callable[[int, int, dict[str, Any]], None]
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingResult:
+    """Where a finished run is and how much it took."""
+
+    directory: Path
+    checkpoint: Path
+    steps: int
+    tokens_seen: int
+    """Response tokens trained on."""
+    already_complete: bool
+    """True when there was nothing left to do."""
+
+
+def distill(config: Config, *, resume: bool = False, progress: Progress | None = None) -> TrainingResult:
+    """Train the student of ``config`` to its last step and leave a complete run directory.
+
+    Args:
+        config: The whole configuration; everything random derives from ``run.seed``.
+        resume: Continue the run in ``run.directory`` from its latest checkpoint, or start it if there is none.
+        progress: Called on the main process after every step with (steps made, steps in all, log record).
+    """
+    accelerator = make_accelerator(config)
+    run = RunDir(config.run.directory)
+    with run.lock() if accelerator.is_main_process else nullcontext():
+        done = _from_main(accelerator, lambda: open_run(run, config, accelerator.num_processes, resume=resume))
+        checkpoint = None if done is None else verified_checkpoint(run, done)
+        state = None if checkpoint is None else load_trainer_state(checkpoint)
+        left = config.training.max_steps - (done or 0)
+        if state is None or left:
+            session = make_session(config, accelerator, checkpoint, state)
+            if accelerator.is_main_process:
+                _make_ready(session, run, state)
+            state = _train(session, run, state, progress or _silent)
+    return TrainingResult(run.path, run.checkpoint(state.step), state.step, state.tokens_seen, not left)
+
+
+def _train(session: Session, run: RunDir, state: TrainerState | None, progress: Progress) -> TrainerState:
+    """Make the steps that are left and return the state after the last."""
+    config, total = session.config, session.config.training.max_steps
+    clock = PhaseClock()
+    with _tracking(session), _trace_writer(session, run) as traces:
+        if state is None:
+            state = TrainerState(0, 0, 0, 0, session.scheduler.state_dict())
+            _save(session, run, state, traces)
+        watch = LengthWatch(config.training.max_truncated_share, state.truncated_streak)
+        for step in range(state.step, total):
+            with clock.phase("sample"), naming_step(step):
+                rollouts = _rollouts_of_step(session, run, step)
+            watch.observe(step, truncated_share(rollouts))
+            weights = token_weights(session.policy, rollouts, config.policy.denominator, step)
+            require_weight(step, weights)
+            with clock.phase("update"), naming_step(step):
+                update = update_student(session, rollouts, weights, step)
+            state = TrainerState(
+                step=step + 1,
+                tokens_seen=state.tokens_seen + len(weights.weights),
+                trace_parts=state.trace_parts,
+                truncated_streak=watch.streak,
+                scheduler=session.scheduler.state_dict(),
+            )
+            if traces is not None:
+                with clock.phase("write"):
+                    traces.append(trace_table(rollouts, update.scores, weights.weights))
+                record = step_record(step, rollouts, weights, update, clock.read(), config.scoring.temperature)
+                append_log(run, record)
+                session.accelerator.log(record, step=step)
+                progress(state.step, total, record)
+            if state.step == total or state.step % config.training.save_steps == 0:
+                with clock.phase("write"):
+                    state = _save(session, run, state, traces)
+        return state
+
+
+def _silent(_done: int, _total: int, _record: dict[str, Any]) -> None:
+    """Progress that nobody watches."""
+
+
+def _make_ready(session: Session, run: RunDir, state: TrainerState | None) -> None:
+    """Write what comes before the first step, or take back what came after the checkpoint."""
+    if state is None:
+        begin_run(run, session)
+    rewind(run, state)
+
+
+def _rollouts_of_step(session: Session, run: RunDir, step: int) -> list[Rollout]:
+    """The rollouts of all processes: stored ones if an earlier attempt at this step left them, else fresh ones."""
+    relative = f"rollouts/training/step-{step}.parquet"
+    accelerator = session.accelerator
+    stored = _from_main(accelerator, lambda: read_rollouts(run, relative) if run.files(relative) else None)
+    if stored is not None:
+        return stored
+    rollouts = gather_object(_sample_share(session, step))
+    if accelerator.is_main_process:
+        write_rollouts(run, relative, rollouts)
+    return rollouts
+
+
+def _sample_share(session: Session, step: int) -> list[Rollout]:
+    """The student's answers to this process's share of the step's prompts, a contiguous one."""
+    config, accelerator = session.config, session.accelerator
+    size, per_prompt = global_batch(config, accelerator.num_processes), config.rollouts.num_generations
+    prompts = session.task.batch(step, size // per_prompt, derive_seed(config.run.seed, "prompts"))
+    rank, ranks = accelerator.process_index, accelerator.num_processes
+    first, end = len(prompts) * rank // ranks, len(prompts) * (rank + 1) // ranks
+    return make_rollouts(
+        session.sampler,
+        session.tokenizer,
+        prompts[first:end],
+        num_generations=per_prompt,
+        policy_step=step,
+        first_rollout_id=step * size + first * per_prompt,
+        temperature=config.rollouts.temperature,
+        max_new_tokens=config.rollouts.max_completion_length,
+        seed=derive_seed(config.run.seed, "rollouts", step),
+        chat_template=config.rollouts.chat_template,
+        max_prompt_length=config.rollouts.max_prompt_length,
+    )
+
+
+def _save(session: Session, run: RunDir, state: TrainerState, traces: TraceWriter | None) -> TrainerState:
+    """Commit the trace rows so far, then the checkpoint that counts them."""
+    if traces is None:
+        return state
+    traces.flush()
+    state = replace(state, trace_parts=traces.parts)
+    optimizer = optimizer_state(session.student, session.optimizer)
+    save_checkpoint(run, state, session.student, session.tokenizer, optimizer)
+    return state
+
+
+def _trace_writer(session: Session, run: RunDir) -> "TraceWriter | nullcontext[None]":
+    return TraceWriter(run, source="training") if session.accelerator.is_main_process else nullcontext()
+
+
+@contextmanager
+def _tracking(session: Session) -> Iterator[None]:
+    """Trackers of ``training.report_to``, closed however the run ends."""
+    settings = session.config.model_dump(mode="json")
+    flat = {f"{section}.{key}": str(value) for section, table in settings.items() for key, value in table.items()}
+    session.accelerator.init_trackers("rocktokens", config=flat)
+    try:
+        yield
+    finally:
+        for tracker in session.accelerator.trackers:
+            tracker.finish()
+
+
+def _from_main(accelerator: Accelerator, make: Callable[[], Value]) -> Value:
+    """A value made on the main process and sent to the others."""
+    return cast(Value, broadcast_object_list([make() if accelerator.is_main_process else None])[0])

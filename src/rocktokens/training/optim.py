@@ -1,0 +1,41 @@
+"""The optimizer and its learning-rate schedule: AdamW and transformers' schedules, nothing of our own."""
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
+from transformers import get_scheduler
+
+from rocktokens.config import TrainingSection
+
+
+def make_optimizer(student: nn.Module, section: TrainingSection) -> torch.optim.AdamW:
+    """AdamW over the trainable parameters; norms, biases and embeddings are not decayed."""
+    embeddings = {id(module.weight) for module in student.modules() if isinstance(module, nn.Embedding)}
+    trainable = [parameter for parameter in student.parameters() if parameter.requires_grad]
+    decayed = [parameter for parameter in trainable if parameter.ndim > 1 and id(parameter) not in embeddings]
+    kept = {id(parameter) for parameter in decayed}
+    groups = [
+        {"params": decayed, "weight_decay": section.weight_decay},
+        {"params": [parameter for parameter in trainable if id(parameter) not in kept], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]],
+        lr=section.learning_rate,
+        betas=(section.adam_beta1, section.adam_beta2),
+        eps=section.adam_epsilon,
+    )
+
+
+def make_scheduler(optimizer: torch.optim.Optimizer, section: TrainingSection) -> LRScheduler:
+    """Warm-up, then the configured decay over the remaining steps."""
+    name = "constant_with_warmup" if section.lr_scheduler_type == "constant" else section.lr_scheduler_type
+    return get_scheduler(name, optimizer, num_warmup_steps=section.warmup_steps, num_training_steps=section.max_steps)
+
+
+def restore_scheduler(scheduler: LRScheduler, state: dict[str, Any]) -> None:
+    """Continue a schedule, the optimizer's current learning rates included."""
+    scheduler.load_state_dict(state)
+    for group, learning_rate in zip(scheduler.optimizer.param_groups, scheduler.get_last_lr(), strict=True):
+        group["lr"] = learning_rate

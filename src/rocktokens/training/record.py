@@ -1,0 +1,96 @@
+"""What a training step leaves behind for the reader: one JSON line in ``logs.jsonl`` (METHOD 9) and its timings."""
+
+import json
+import os
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from rocktokens.run_dir import RunDir, write_atomically
+from rocktokens.training.update import Update
+from rocktokens.types import Rollout, TokenWeights
+
+
+class PhaseClock:
+    """Seconds spent in each phase since the last reading."""
+
+    def __init__(self) -> None:
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Add the time of the block to a phase."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds[name] += time.perf_counter() - began
+
+    def read(self) -> dict[str, float]:
+        """Seconds by phase; the clock starts again from zero."""
+        seconds, self._seconds = dict(self._seconds), defaultdict(float)
+        return seconds
+
+
+def step_record(
+    step: int,
+    rollouts: Sequence[Rollout],
+    weights: TokenWeights,
+    update: Update,
+    seconds: dict[str, float],
+    scoring_temperature: float,
+) -> dict[str, Any]:
+    """The log line of one step; means are over the tokens that were scored, i.e. whose weight is not zero."""
+    scores, weights_T = update.scores, np.asarray(weights.weights)
+    lengths = [len(rollout.token_ids) for rollout in rollouts]
+    record: dict[str, Any] = {
+        "step": step,
+        "loss": update.loss,
+        "kl": _mean(scores.kl),
+        "log_ratio": _mean(scores.logp_student - scores.logp_teacher),
+        "entropy_student": _mean(scores.entropy_student),
+        "entropy_teacher": _mean(scores.entropy_teacher),
+        "entropy_gap": _mean(np.abs(scores.entropy_teacher - scores.entropy_student)),
+        "overlap16": _mean(update.overlap),
+        "response_length": float(np.mean(lengths)),
+        "truncated_share": truncated_share(rollouts),
+        "weight_dropped_share": 1.0 - float(np.mean(weights_T, dtype=np.float64)),
+        "head_rows_skipped": float(np.mean(weights_T == 0)),
+        "grad_norm": update.grad_norm,
+        "learning_rate": update.learning_rate,
+        "tokens_per_second": sum(lengths) / max(sum(seconds.values()), 1e-9),
+        **{f"seconds_{phase}": duration for phase, duration in seconds.items()},
+    }
+    if scoring_temperature == 1:
+        sampled = np.concatenate([rollout.logprobs for rollout in rollouts])
+        record["sampler_gap"] = _mean(np.abs(sampled - scores.logp_student))
+    return record
+
+
+def truncated_share(rollouts: Sequence[Rollout]) -> float:
+    """Share of the rollouts that ran into the length limit."""
+    return float(np.mean([not rollout.finished for rollout in rollouts]))
+
+
+def append_log(run: RunDir, record: dict[str, Any]) -> None:
+    """Add one line and flush it to the disk, so that a checkpoint never knows more steps than the log."""
+    with run.logs.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(record, allow_nan=False) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def cut_log(run: RunDir, step: int) -> None:
+    """Keep the lines of the steps before ``step``: the others, whole or torn by a kill, will be written again."""
+    if not run.logs.exists():
+        return
+    lines = run.logs.read_text(encoding="utf-8").splitlines(keepends=True)[:step]
+    write_atomically(run.logs, lambda path: path.write_text("".join(lines), encoding="utf-8"))
+
+
+def _mean(values: np.ndarray) -> float:
+    return float(np.nanmean(values, dtype=np.float64))

@@ -1,0 +1,168 @@
+"""Everything a training run holds in memory, built for its first step or from its latest checkpoint.
+
+The student is kept in float32 whatever ``models.dtype`` says (the teacher follows it); on a GPU, autocast does the
+arithmetic in bfloat16. The engine is accelerate: one process, or data parallelism over devices and machines by
+``accelerate launch``.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.tracking import get_available_trackers
+from accelerate.utils import DistributedType, GradientAccumulationPlugin
+from peft import LoraConfig, PeftModel, get_peft_model
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from rocktokens.config import Config, LoraSection, PolicySection
+from rocktokens.errors import ConfigError
+from rocktokens.models.fingerprints import same_tokenizer, vocabulary_sha256
+from rocktokens.models.head import lm_head
+from rocktokens.models.load import LoadedModel, load_model, resolve_device
+from rocktokens.policies import WeightPolicy, make_policy
+from rocktokens.rollouts.sampler import Sampler, TransformersSampler
+from rocktokens.run_dir import derive_seed
+from rocktokens.tasks import make_task
+from rocktokens.tasks.base import Task
+from rocktokens.training.checkpoint import TrainerState, restore_optimizer
+from rocktokens.training.objective import DistillationObjective
+from rocktokens.training.optim import make_optimizer, make_scheduler, restore_scheduler
+from rocktokens.types import RockSet
+
+DATA_PARALLEL = (DistributedType.NO, DistributedType.MULTI_GPU, DistributedType.MULTI_CPU)
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """The parts of a run in progress."""
+
+    config: Config
+    accelerator: Accelerator
+    student: Any
+    """The bare model, or the PEFT model around it: what is sampled from and saved."""
+    tokenizer: PreTrainedTokenizerBase
+    pad_id: int
+    teacher: PreTrainedModel
+    objective: nn.Module
+    """The wrapped module whose forward is the loss."""
+    trainable: list[nn.Parameter]
+    optimizer: torch.optim.Optimizer
+    scheduler: LRScheduler
+    sampler: Sampler
+    task: Task
+    policy: WeightPolicy
+
+
+def make_accelerator(config: Config) -> Accelerator:
+    """The engine: device and precision from the config, nothing from the launcher's accumulation settings."""
+    missing = set(config.training.report_to) - {str(name) for name in get_available_trackers()}
+    if missing:
+        name = min(missing)
+        raise ConfigError(f"training.report_to names {name!r}, which is not installed: pip install {name}")
+    device = torch.device(resolve_device(config.models.device))
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)
+    accelerator = Accelerator(
+        cpu=device.type == "cpu",
+        mixed_precision="bf16" if device.type == "cuda" and config.training.bf16 else "no",
+        log_with=list(config.training.report_to) or None,
+        project_dir=config.run.directory,
+        gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1, sync_with_dataloader=False),
+    )
+    if accelerator.distributed_type not in DATA_PARALLEL:
+        raise ConfigError(
+            f"the launcher asks for {accelerator.distributed_type.value}, but the student is also sampled from and "
+            "must be whole on every device: launch plain data parallelism (accelerate launch --multi_gpu)"
+        )
+    return accelerator
+
+
+def make_session(
+    config: Config, accelerator: Accelerator, checkpoint: Path | None, state: TrainerState | None
+) -> Session:
+    """Load both models, the optimizer and the policy, as they were at ``checkpoint`` if there is one."""
+    task = make_task(config.task)
+    student = load_student(config, checkpoint, str(accelerator.device))
+    teacher = load_model(config.models.teacher, dtype=config.models.dtype, device=str(accelerator.device))
+    same_tokenizer(student.tokenizer, teacher.tokenizer)
+    teacher.model.requires_grad_(False)
+    sha256 = vocabulary_sha256(student.tokenizer.get_vocab())
+    optimizer = make_optimizer(student.model, config.training)
+    scheduler = make_scheduler(optimizer, config.training)
+    if checkpoint is not None and state is not None:
+        restore_optimizer(checkpoint, student.model, optimizer)
+        restore_scheduler(scheduler, state.scheduler)
+    teacher_head = lm_head(teacher.model)
+    pad_id = student.pad_id
+    widths = (lm_head(student.model).width, teacher_head.width)
+    objective, optimizer = accelerator.prepare(
+        DistillationObjective(student.model, teacher_head, config.scoring), optimizer
+    )
+    return Session(
+        config=config,
+        accelerator=accelerator,
+        student=student.model,
+        tokenizer=student.tokenizer,
+        pad_id=pad_id,
+        teacher=teacher.model,
+        objective=objective,
+        trainable=[parameter for parameter in student.model.parameters() if parameter.requires_grad],
+        optimizer=optimizer,
+        scheduler=scheduler,
+        sampler=TransformersSampler(
+            student.model, student.eos_ids, pad_id, batch_size=config.rollouts.batch_size, vocab_size=min(widths)
+        ),
+        task=task,
+        policy=_policy(config.policy, sha256),
+    )
+
+
+def load_student(config: Config, checkpoint: Path | None, device: str) -> LoadedModel:
+    """The student in float32, with trainable adapters if configured, from its checkpoint if there is one."""
+    source = config.models.student if checkpoint is None or config.lora.enabled else str(checkpoint)
+    student = load_model(source, dtype="float32", device=device)
+    if config.lora.enabled:
+        student.model.requires_grad_(False)
+        torch.manual_seed(derive_seed(config.run.seed, "adapters"))
+        student = replace(student, model=_with_adapters(student.model, config, checkpoint))
+    if config.training.gradient_checkpointing:
+        student.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return student
+
+
+def _with_adapters(model: PreTrainedModel, config: Config, checkpoint: Path | None) -> PeftModel:
+    if checkpoint is not None:
+        return PeftModel.from_pretrained(model, str(checkpoint), is_trainable=True)
+    adapted = _new_adapters(model, config.lora)
+    base = Path(config.models.student)
+    adapted.peft_config["default"].base_model_name_or_path = str(base.resolve() if base.is_dir() else base)
+    for module in (model.get_input_embeddings(), model.get_output_embeddings()):
+        if isinstance(module, BaseTunerLayer):
+            raise ConfigError(
+                f"lora.target_modules = {config.lora.target_modules!r} reaches the embeddings or the LM head, which "
+                "the loss reads directly: use 'all-linear' or a pattern for the layers only"
+            )
+    return adapted
+
+
+def _new_adapters(model: PreTrainedModel, section: LoraSection) -> PeftModel:
+    settings = section.model_dump(exclude={"enabled"})
+    try:
+        return get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **settings))
+    except ValueError as error:
+        raise ConfigError(
+            f"lora.target_modules = {section.target_modules!r} does not fit the student: {error}"
+        ) from None
+
+
+def _policy(section: PolicySection, tokenizer_sha256: str) -> WeightPolicy:
+    if section.name != "rocks":
+        return make_policy(section.name)
+    rocks = RockSet.load(section.rocks or "")
+    rocks.require_tokenizer(tokenizer_sha256)
+    return make_policy("rocks", rocks=rocks, lam=section.lam)

@@ -1,0 +1,100 @@
+"""Opening a run directory for training: a new run, the continuation of one, or a refusal in one sentence.
+
+A run that resumes goes back to its latest checkpoint: trace parts and log lines of later steps are dropped, rollouts of
+later steps are kept and trained on again, so that the result is the one of an uninterrupted run, byte for byte.
+"""
+
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from rocktokens.config import Config, dump_config, load_config
+from rocktokens.errors import ConfigError, RunDirError
+from rocktokens.models.fingerprints import vocabulary_sha256
+from rocktokens.run_dir import RunDir
+from rocktokens.training.checkpoint import TrainerState, latest_checkpoint
+from rocktokens.training.record import cut_log
+from rocktokens.training.session import Session
+
+FREE_SECTIONS = frozenset({"trace", "find", "evaluation"})
+FREE_KEYS = frozenset({"run.directory", "training.report_to"})
+
+
+def global_batch(config: Config, num_processes: int) -> int:
+    """Rollouts of one update over all processes."""
+    training = config.training
+    size = training.per_device_train_batch_size * training.gradient_accumulation_steps * num_processes
+    if size % config.rollouts.num_generations:
+        raise ConfigError(
+            f"rollouts.num_generations = {config.rollouts.num_generations} does not divide the {size} rollouts of an "
+            "update (per_device_train_batch_size × gradient_accumulation_steps × processes): change one of them"
+        )
+    return size
+
+
+def open_run(run: RunDir, config: Config, num_processes: int, *, resume: bool) -> int | None:
+    """The step of the checkpoint to start from, None for a run that has none yet."""
+    global_batch(config, num_processes)
+    if run.exists() and not resume:
+        raise RunDirError(f"{run.path} already holds a run: continue it with --resume, or give another run.directory")
+    if any(entry.path == run.config.name for entry in run.files()):
+        _require_same_config(load_config(run.config), config)
+        _require_same_processes(run.manifest().get("num_processes", num_processes), num_processes)
+    return latest_checkpoint(run)
+
+
+def begin_run(run: RunDir, session: Session) -> None:
+    """Write what a reader needs before the first step: config, tokenizer, seeds, names and versions."""
+    describe_run(
+        run, session.config, session.tokenizer, command="distill", num_processes=session.accelerator.num_processes
+    )
+
+
+def describe_run(run: RunDir, config: Config, tokenizer: PreTrainedTokenizerBase, **facts: Any) -> None:
+    """Commit the config and the tokenizer, and note models, seed and ``facts`` in the manifest."""
+    folder = run.path / "tokenizer"
+    run.commit_text(run.config.name, dump_config(config))
+    tokenizer.save_pretrained(folder)
+    run.adopt([path.relative_to(run.path).as_posix() for path in sorted(folder.iterdir())])
+    run.record_start(
+        seed=config.run.seed,
+        student=config.models.student,
+        teacher=config.models.teacher,
+        tokenizer_sha256=vocabulary_sha256(tokenizer.get_vocab()),
+        **facts,
+    )
+
+
+def rewind(run: RunDir, state: TrainerState | None) -> None:
+    """Drop the trace parts and log lines of steps that will be made again."""
+    step, parts = (state.step, state.trace_parts) if state else (0, 0)
+    run.drop([entry.path for entry in run.files("traces/training/")][parts:])
+    cut_log(run, step)
+
+
+def _require_same_config(started: Config, resumed: Config) -> None:
+    before, now = _training_keys(started), _training_keys(resumed)
+    for key in before | now:
+        if before.get(key) != now.get(key):
+            raise ConfigError(
+                f"{key} = {now.get(key)!r}, but the run was started with {before.get(key)!r}: resume with the same "
+                "config, or give another run.directory"
+            )
+
+
+def _training_keys(config: Config) -> dict[str, Any]:
+    """What the result of training depends on, as ``section.key``."""
+    return {
+        f"{section}.{key}": value
+        for section, table in config.model_dump(mode="json").items()
+        for key, value in table.items()
+        if section not in FREE_SECTIONS and f"{section}.{key}" not in FREE_KEYS
+    }
+
+
+def _require_same_processes(started: int, resumed: int) -> None:
+    if started != resumed:
+        raise ConfigError(
+            f"{resumed} processes were launched, but the run was started with {started}: its batches are laid out for "
+            f"{started}, launch as many"
+        )

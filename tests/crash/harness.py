@@ -1,0 +1,196 @@
+"""Kill a command at random moments, resume it until it is done, and compare the result with an uninterrupted run.
+
+1. The command runs once, undisturbed: the reference, which also tells how long the working phase takes.
+2. It runs again in a fresh directory and is sent SIGKILL at a moment drawn uniformly over the working phase, which
+   begins when the process takes the lock of the run (imports, which take longest, are not worth killing).
+3. It is started again, and killed again, until it finishes; then the run is compared, and 2 begins anew until the
+   wanted number of kills has been made. The last run of all is left to finish.
+4. Compared are the SHA-256 of every checkpoint, rollout and trace file, on disk and in the manifest, and the trace
+   rows: each (part's folder, rollout, position) exactly once, as many as in the reference.
+
+    python tests/crash/harness.py distill --kills 20 --seed 1
+    python tests/crash/harness.py trace --kills 20
+"""
+
+import argparse
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from rocktokens.run_dir import RunDir, file_sha256
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
+from tiny_pair import tiny_toml, write_pair
+
+COMPARED = ("checkpoints/", "rollouts/", "traces/")
+SETTINGS = """
+[trace]
+num_prompts = 24
+rollouts_per_part = 4
+"""
+COMMANDS = {"distill": ["distill", "--resume"], "trace": ["trace"]}
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How one process ended."""
+
+    killed_after: float | None
+    """Seconds into the working phase, None when it finished by itself."""
+    worked: float
+    """Seconds between taking the lock and ending."""
+
+
+class CrashTest:
+    """One command, its reference run and as many killed ones as wanted."""
+
+    def __init__(self, command: str, directory: Path, seed: int = 0, steps: int = 15) -> None:
+        self.directory = directory
+        self._arguments = COMMANDS[command]
+        self._random = random.Random(seed)
+        self._before = directory / "before"
+        write_pair(directory / "pair")
+        self._write_config(self._before, steps)
+        if command != "distill":
+            self._run_to_the_end(self._before, COMMANDS["distill"])
+
+    def run(self, kills: int) -> list[Ending]:
+        """Make the kills, check every finished run; the endings of all killed runs in order."""
+        reference = self._fresh("reference")
+        duration = self._run_to_the_end(reference, self._arguments).worked
+        endings: list[Ending] = []
+        while _kills(endings) < kills:
+            run = self._fresh(f"killed-{len(endings)}")
+            for ending in self._interrupted(run, duration, kills - _kills(endings)):
+                endings.append(ending)
+                print(describe(ending, duration), flush=True)
+            require_same(reference, run)
+        return endings
+
+    def _interrupted(self, run: Path, duration: float, kills: int) -> Iterator[Ending]:
+        for _ in range(kills):
+            ending = self._execute(run, self._arguments, self._random.uniform(0, duration))
+            yield ending
+            if ending.killed_after is None:
+                return
+        yield self._run_to_the_end(run, self._arguments)
+
+    def _run_to_the_end(self, run: Path, arguments: list[str]) -> Ending:
+        return self._execute(run, arguments, None)
+
+    def _execute(self, run: Path, arguments: list[str], kill_after: float | None) -> Ending:
+        with (run.parent / f"{run.name}.log").open("a") as log:
+            process = start(run.with_suffix(".toml"), arguments, log)
+            began = wait_for_work(process, run)
+            killed = kill_after is not None and not _ends_within(process, kill_after)
+            if killed:
+                process.send_signal(signal.SIGKILL)
+            code = process.wait(timeout=300)
+        if code and not killed:
+            raise AssertionError(f"exit code {code}:\n{Path(log.name).read_text()[-3000:]}")
+        return Ending(kill_after if killed else None, time.monotonic() - began)
+
+    def _fresh(self, name: str) -> Path:
+        run = self.directory / name
+        if self._before.exists():
+            shutil.copytree(self._before, run)
+        config = self._before.with_suffix(".toml").read_text().replace(str(self._before), str(run))
+        run.with_suffix(".toml").write_text(config)
+        return run
+
+    def _write_config(self, run: Path, steps: int) -> None:
+        text = tiny_toml(self.directory / "pair", run).replace("max_steps = 6", f"max_steps = {steps}")
+        run.with_suffix(".toml").write_text(text + SETTINGS)
+
+
+def start(config: Path, arguments: list[str], log) -> subprocess.Popen:
+    """The command line as a user would type it, on one thread."""
+    command, *options = arguments
+    line = [sys.executable, "-m", "rocktokens.cli.main", command, str(config), *options]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(line, stdout=log, stderr=subprocess.STDOUT, env=environment)
+
+
+def wait_for_work(process: subprocess.Popen, run: Path) -> float:
+    """The moment at which the process holds the lock of the run (or has already ended)."""
+    lock = run / ".lock"
+    while process.poll() is None and not (lock.exists() and lock.read_text().strip() == str(process.pid)):
+        time.sleep(0.005)
+    return time.monotonic()
+
+
+def require_same(reference: Path, run: Path) -> None:
+    """Refuse a run that differs from the reference in a file or a trace row."""
+    expected, found = committed(RunDir(reference)), committed(RunDir(run))
+    differing = sorted(path for path in expected.keys() | found.keys() if expected.get(path) != found.get(path))
+    if differing:
+        raise AssertionError(f"{run} differs from {reference} in {differing}")
+    rows = trace_rows(RunDir(run))
+    doubled = [row for row, count in rows.items() if count > 1]
+    if doubled or rows != trace_rows(RunDir(reference)):
+        raise AssertionError(f"{run} lost or doubled trace rows: {doubled[:3]}, {rows.total()} in all")
+
+
+def committed(run: RunDir) -> dict[str, str]:
+    """SHA-256 of the bytes on disk of every compared file, after checking them against the manifest."""
+    entries = [entry for prefix in COMPARED for entry in run.files(prefix)]
+    return {entry.path: file_sha256(run.verify(entry)) for entry in entries}
+
+
+def trace_rows(run: RunDir) -> Counter[tuple[str, int, int]]:
+    """How often each (folder, rollout, position) occurs."""
+    rows: Counter[tuple[str, int, int]] = Counter()
+    for entry in run.files("traces/"):
+        table = pq.read_table(run.path / entry.path, columns=["rollout_id", "position"], partitioning=None)
+        folder = str(Path(entry.path).parent)
+        keys = zip(table["rollout_id"].to_pylist(), table["position"].to_pylist(), strict=True)
+        rows.update((folder, rollout, position) for rollout, position in keys)
+        if entry.rows != table.num_rows:
+            raise AssertionError(f"{entry.path} has {table.num_rows} rows, its manifest says {entry.rows}")
+    return rows
+
+
+def describe(ending: Ending, duration: float) -> str:
+    """One line about how a process ended."""
+    if ending.killed_after is None:
+        return f"finished after {ending.worked:.2f} s of work"
+    return f"killed {ending.killed_after:.2f} s into {duration:.2f} s of work"
+
+
+def _kills(endings: list[Ending]) -> int:
+    return sum(ending.killed_after is not None for ending in endings)
+
+
+def _ends_within(process: subprocess.Popen, seconds: float) -> bool:
+    try:
+        process.wait(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def main() -> None:
+    """Run from the command line; any difference ends it with an error."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=sorted(COMMANDS))
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as directory:
+        endings = CrashTest(options.command, Path(directory), options.seed).run(options.kills)
+    print(f"{_kills(endings)} kills, {len(endings) - _kills(endings)} finished runs, all equal to the reference")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""From prompts to numbered rollouts."""
+
+import numpy as np
+import pytest
+from tiny_sampling import EOS_IDS, PAD, make_llama, word_tokenizer
+
+from rocktokens.errors import RocktokensError
+from rocktokens.rollouts.encode import encode_prompt, make_rollouts
+from rocktokens.rollouts.sampler import SampleRequest, TransformersSampler
+from rocktokens.types import Prompt
+
+TEMPLATE = "{% for m in messages %}w90 {{ m['content'] }} w91 {% endfor %}{% if add_generation_prompt %}w92{% endif %}"
+PROMPT = Prompt("p", "w5 w6 w7")
+
+
+def test_plain_text_is_tokenised_as_it_is():
+    for tokenizer, chat_template in ((word_tokenizer(), True), (word_tokenizer(chat_template=TEMPLATE), False)):
+        ids = encode_prompt(tokenizer, PROMPT, chat_template, 10)
+        assert ids.tolist() == [5, 6, 7]
+        assert ids.dtype == np.int32
+
+
+def test_the_chat_template_ends_with_the_generation_prompt():
+    assert encode_prompt(word_tokenizer(chat_template=TEMPLATE), PROMPT, True, 10).tolist() == [90, 5, 6, 7, 91, 92]
+
+
+def test_a_prompt_of_just_the_longest_length_passes_and_one_more_is_named():
+    assert len(encode_prompt(word_tokenizer(), PROMPT, True, 3)) == 3
+    with pytest.raises(RocktokensError, match=r"prompt 'p' has 3 tokens, rollouts.max_prompt_length is 2"):
+        encode_prompt(word_tokenizer(), PROMPT, True, 2)
+
+
+def test_an_empty_prompt_is_named():
+    with pytest.raises(RocktokensError, match="prompt 'empty' has no tokens"):
+        encode_prompt(word_tokenizer(), Prompt("empty", " "), True, 2)
+
+
+def test_rollouts_are_prompt_major_numbered_and_what_the_sampler_gives():
+    sampler = TransformersSampler(make_llama(), EOS_IDS, PAD)
+    prompts = [Prompt("a", "w9 w8 w7 w6"), Prompt("b", "w5"), Prompt("c", "w40 w41")]
+    rollouts = make_rollouts(
+        sampler, word_tokenizer(), prompts, num_generations=2, policy_step=4, first_rollout_id=30, temperature=1.0,
+        max_new_tokens=9, seed=3, chat_template=True, max_prompt_length=4,
+    )  # fmt: skip
+    assert [(r.rollout_id, r.prompt_id, r.sample) for r in rollouts] == [
+        (30, "a", 0), (31, "a", 1), (32, "b", 0), (33, "b", 1), (34, "c", 0), (35, "c", 1),
+    ]  # fmt: skip
+    assert not np.array_equal(rollouts[0].token_ids, rollouts[1].token_ids)
+    for rollout in rollouts:
+        request = SampleRequest(rollout.prompt_id, rollout.prompt_ids, rollout.sample)
+        [alone] = sampler.sample([request], temperature=1.0, max_new_tokens=9, seed=3)
+        assert np.array_equal(rollout.token_ids, alone.token_ids)
+        assert np.allclose(rollout.logprobs, alone.logprobs, atol=1e-5)
+        assert (rollout.finished, rollout.policy_step) == (alone.finished, 4)
+    assert rollouts[4].prompt_ids.tolist() == [40, 41]

@@ -1,0 +1,176 @@
+"""Who may import whom: read from the sources, and checked in a fresh interpreter where torch must stay out."""
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import rocktokens
+
+SOURCE = Path(rocktokens.__file__).parent
+BASE = {"errors", "types", "config", "run_dir"}
+"""Every module may import these."""
+MAY_IMPORT: dict[str, set[str]] = {
+    **{module: BASE for module in BASE},
+    "tasks": BASE,
+    "rollouts": BASE | {"tasks"},
+    "models": BASE,
+    "scoring": BASE | {"tasks", "rollouts", "models"},
+    "traces": BASE,
+    "stats": BASE | {"traces"},
+    "policies": BASE,
+    "interventions": BASE | {"tasks", "rollouts", "stats", "models"},
+    "training": BASE | {"tasks", "rollouts", "scoring", "traces.writer", "traces.schema", "policies", "models"},
+}
+REACHES_ACROSS = {"cli", "__init__"}
+"""The command line joins the stages; the package's own namespace names the public functions, resolved on first use."""
+EXCEPTIONS = {
+    "models.pebbles.train": {"tasks.wordmath"},
+}
+"""Training the embedded models needs the corpus they are made from; nothing that loads a model imports that script."""
+WITHOUT_TORCH = ("types", "config", "run_dir", "errors", "stats", "policies", "traces", "cli")
+LIGHT_MODULES = (
+    "rocktokens",
+    "rocktokens.types",
+    "rocktokens.config",
+    "rocktokens.run_dir",
+    "rocktokens.policies",
+    "rocktokens.traces.writer",
+    "rocktokens.traces.store",
+    "rocktokens.stats.rocks",
+    "rocktokens.cli.main",
+)
+HEAVY = ("torch", "transformers", "accelerate", "peft")
+
+
+def module_name(path: Path) -> str:
+    """``training.loop`` for ``src/rocktokens/training/loop.py``."""
+    parts = path.relative_to(SOURCE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
+
+
+SOURCES = {module_name(path): path.read_text(encoding="utf-8") for path in sorted(SOURCE.rglob("*.py"))}
+
+
+def imported(nodes: Iterator[ast.AST]) -> Iterator[str]:
+    """Full names of what import statements name; a relative import keeps its leading dot."""
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{'.' * node.level}{node.module or ''}.{alias.name}" for alias in node.names)
+
+
+def at_module_level(tree: ast.Module) -> Iterator[ast.AST]:
+    """Statements that run on import: not those in functions, nor under ``if TYPE_CHECKING``."""
+    pending: list[ast.AST] = [tree]
+    while pending:
+        node = pending.pop()
+        yield node
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            pending.extend(node.orelse)
+            continue
+        pending.extend(ast.iter_child_nodes(node))
+
+
+def is_within(name: str, modules: set[str]) -> bool:
+    return any(name == module or name.startswith(f"{module}.") for module in modules)
+
+
+def forbidden_imports(module: str, source: str) -> list[str]:
+    """What a module imports from this package and may not."""
+    package = module.split(".")[0]
+    allowed = {package} | MAY_IMPORT[package] | EXCEPTIONS.get(module, set())
+    names = imported(ast.walk(ast.parse(source)))
+    own = [name for name in names if name.split(".")[0] in ("rocktokens", "")]
+    return [name for name in own if not is_within(name.removeprefix("rocktokens."), allowed)]
+
+
+@pytest.mark.parametrize("module", [name for name in SOURCES if name.split(".")[0] not in REACHES_ACROSS])
+def test_imports_go_one_way(module: str):
+    assert forbidden_imports(module, SOURCES[module]) == []
+
+
+@pytest.mark.parametrize("module", [name for name in SOURCES if name.split(".")[0] in WITHOUT_TORCH])
+def test_light_modules_do_not_import_torch(module: str):
+    names = imported(at_module_level(ast.parse(SOURCES[module])))
+    assert [name for name in names if name.split(".")[0] in HEAVY] == []
+
+
+@pytest.mark.parametrize("module", EXCEPTIONS)
+def test_an_exception_is_still_needed_and_stays_alone(module: str):
+    names = set(imported(ast.walk(ast.parse(SOURCES[module]))))
+    assert all(any(is_within(name, {f"rocktokens.{target}"}) for name in names) for target in EXCEPTIONS[module])
+    importers = [
+        other
+        for other, source in SOURCES.items()
+        if any(is_within(name, {f"rocktokens.{module}"}) for name in imported(ast.walk(ast.parse(source))))
+    ]
+    assert importers == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("training.loop", "from rocktokens.stats.rocks import find_rocks"),
+        ("training.loop", "from rocktokens.traces import store"),
+        ("training.loop", "def late():\n    import rocktokens.traces.store"),
+        ("tasks.base", "from rocktokens.rollouts.sampler import Sampler"),
+        ("policies.rocks", "from rocktokens.policies_extra import anything"),
+        ("stats.rocks", "from ..models import load"),
+        ("stats.rocks", "from rocktokens import token_scores"),
+        ("models.load", "from rocktokens.tasks.wordmath import make_problem"),
+    ],
+)
+def test_the_reader_sees_a_forbidden_import(module: str, source: str):
+    assert len(forbidden_imports(module, source)) == 1
+
+
+@pytest.mark.parametrize(
+    ("source", "runs"),
+    [
+        ("import torch", True),
+        ("class A:\n    from torch import nn", True),
+        ("if TYPE_CHECKING:\n    import torch\nelse:\n    pass", False),
+        ("def f():\n    import torch", False),
+    ],
+)
+def test_the_reader_knows_what_runs_on_import(source: str, runs: bool):
+    assert any(name.startswith("torch") for name in imported(at_module_level(ast.parse(source)))) == runs
+
+
+def python(program: str) -> str:
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
+    return done.stdout
+
+
+def test_importing_a_light_module_leaves_torch_out():
+    program = (
+        "import importlib, json, sys\n"
+        "found = {}\n"
+        f"for name in {LIGHT_MODULES!r}:\n"
+        "    importlib.import_module(name)\n"
+        f"    found[name] = [heavy for heavy in {HEAVY!r} if heavy in sys.modules]\n"
+        "print(json.dumps(found))\n"
+    )
+    assert json.loads(python(program)) == {name: [] for name in LIGHT_MODULES}
+
+
+def test_help_leaves_torch_out():
+    program = (
+        "import sys\n"
+        "from rocktokens.cli.main import main\n"
+        "sys.argv = ['rocktokens', '--help']\n"
+        "try:\n"
+        "    main()\n"
+        "except SystemExit as stop:\n"
+        f"    print('code', stop.code, [heavy for heavy in {HEAVY!r} if heavy in sys.modules])\n"
+    )
+    shown = python(program)
+    assert "code 0 []" in shown and "distill" in shown

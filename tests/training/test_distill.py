@@ -1,0 +1,357 @@
+"""Whole runs of ``distill`` on the tiny pair: what it leaves on disk, how it resumes, what it refuses."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+import torch
+from accelerate.tracking import get_available_trackers
+from safetensors.torch import load_file, save_file
+from tiny_pair import byte_tokenizer, tiny_config, tiny_llama, tiny_toml
+
+from rocktokens.config import Config, load_config
+from rocktokens.errors import ConfigError, LengthExplosionError, NonFiniteLossError, RunDirError, TokenizerMismatchError
+from rocktokens.models.fingerprints import vocabulary_sha256
+from rocktokens.models.load import load_model
+from rocktokens.rollouts.store import read_rollouts
+from rocktokens.run_dir import RunDir
+from rocktokens.training.checkpoint import latest_checkpoint, list_checkpoints
+from rocktokens.training.loop import TrainingResult, distill
+
+
+class Interruption(BaseException):
+    """Stands for Ctrl-C or anything else that ends a run from outside."""
+
+
+def distill_until(config: Config, step: int, *, resume: bool = False) -> None:
+    def stop(done: int, _total: int, _record: dict) -> None:
+        if done == step:
+            raise Interruption
+
+    with pytest.raises(Interruption):
+        distill(config, resume=resume, progress=stop)
+
+
+def hashes(run: RunDir, *prefixes: str) -> dict[str, str]:
+    return {entry.path: entry.sha256 for prefix in prefixes for entry in run.files(prefix)}
+
+
+def log_records(run: RunDir) -> list[dict]:
+    return [json.loads(line) for line in run.logs.read_text().splitlines()]
+
+
+def training_trace(run: RunDir) -> pd.DataFrame:
+    return pq.ParquetDataset([run.path / entry.path for entry in run.files("traces/training/")]).read().to_pandas()
+
+
+@pytest.fixture(scope="module")
+def finished(pair, tmp_path_factory) -> tuple[Config, TrainingResult, list[tuple[int, int, dict]]]:
+    """An uninterrupted run and what it reported."""
+    config = tiny_config(pair, tmp_path_factory.mktemp("finished") / "run")
+    seen: list[tuple[int, int, dict]] = []
+    result = distill(config, progress=lambda *call: seen.append(call))
+    return config, result, seen
+
+
+def test_a_run_leaves_everything_a_reader_needs(finished):
+    config, result, seen = finished
+    run = RunDir(result.directory)
+    assert list_checkpoints(run) == [0, 2, 4, 6] and result.steps == 6 and not result.already_complete
+    assert load_config(run.config) == config
+    assert [call[:2] for call in seen] == [(step + 1, 6) for step in range(6)]
+    assert log_records(run) == [record for *_, record in seen]
+    manifest = run.manifest()
+    assert (manifest["seed"], manifest["student"]) == (3, config.models.student)
+    assert manifest["tokenizer_sha256"] == vocabulary_sha256(byte_tokenizer().get_vocab())
+    for entry in run.files():
+        run.verify(entry)
+    assert {"tokenizer/tokenizer.json", "config.toml"} <= {entry.path for entry in run.files()}
+
+
+def test_traces_are_the_rollouts_token_by_token(finished):
+    _, result, _ = finished
+    run = RunDir(result.directory)
+    trace = training_trace(run).to_dict("list")
+    rollouts = [each for step in range(6) for each in read_rollouts(run, f"rollouts/training/step-{step}.parquet")]
+    assert [each.rollout_id for each in rollouts] == list(range(48))
+    assert trace["token_id"] == np.concatenate([each.token_ids for each in rollouts]).tolist()
+    lengths = [len(each.token_ids) for each in rollouts]
+    assert trace["policy_step"] == np.repeat([each.policy_step for each in rollouts], lengths).tolist()
+    assert [each.policy_step for each in rollouts] == np.repeat(np.arange(6), 8).tolist()
+    assert result.tokens_seen == len(trace["token_id"]) == sum(lengths)
+    # the trainer's log-probabilities are the sampler's: the same ids, the same student, no shift
+    sampled = np.concatenate([each.logprobs for each in rollouts])
+    np.testing.assert_allclose(trace["logp_student"], sampled, atol=1e-4)
+
+
+def test_the_log_agrees_with_the_trace(finished):
+    _, result, seen = finished
+    run = RunDir(result.directory)
+    trace = training_trace(run)
+    for step, (_, _, record) in enumerate(seen):
+        rows = trace[trace.policy_step == step].astype({"kl": float})
+        rollouts = read_rollouts(run, f"rollouts/training/step-{step}.parquet")
+        assert record["step"] == step
+        assert record["kl"] == pytest.approx(rows.kl.mean(), rel=1e-6)
+        assert record["loss"] == pytest.approx(rows.kl.sum() / len(rows), rel=1e-5)
+        assert record["log_ratio"] == pytest.approx((rows.logp_student - rows.logp_teacher).mean(), abs=1e-5)
+        assert record["entropy_gap"] == pytest.approx(
+            (rows.entropy_teacher - rows.entropy_student).abs().mean(), rel=1e-5
+        )
+        assert record["response_length"] == pytest.approx(len(rows) / 8)
+        assert record["truncated_share"] == pytest.approx(np.mean([not each.finished for each in rollouts]))
+        assert record["weight_dropped_share"] == record["head_rows_skipped"] == 0
+        assert 0 <= record["sampler_gap"] < 1e-4 and 0 < record["overlap16"] < 1 and record["tokens_per_second"] > 0
+        assert {"seconds_sample", "seconds_update", "seconds_write"} <= record.keys()
+    warm_up = [record["learning_rate"] for *_, record in seen]
+    assert warm_up[:3] == [0.0, 0.005, 0.01] and warm_up[3] < 0.01 and warm_up[5] > 0
+
+
+def test_training_moves_the_student_to_the_teacher(pair, tmp_path):
+    config = tiny_config(pair, tmp_path / "run", "training.max_steps=40", "training.save_steps=40")
+    records: list[dict] = []
+    distill(config, progress=lambda _done, _total, record: records.append(record))
+    early, late = (np.mean([record["kl"] for record in part]) for part in (records[:5], records[-5:]))
+    assert late < 0.8 * early
+
+
+@pytest.mark.parametrize("stops", [[1], [2], [3, 5]])
+def test_an_interrupted_run_ends_byte_for_byte_like_an_uninterrupted_one(finished, pair, tmp_path, stops):
+    _, result, seen = finished
+    config = tiny_config(pair, tmp_path / "run")
+    for step in stops:
+        distill_until(config, step, resume=True)
+    distill(config, resume=True)
+    one, other = RunDir(result.directory), RunDir(tmp_path / "run")
+    parts = ("checkpoints/", "traces/", "rollouts/", "tokenizer/")
+    assert hashes(one, *parts) == hashes(other, *parts) and len(hashes(one, "traces/")) == 3
+    assert [record["step"] for record in log_records(other)] == [record["step"] for *_, record in seen]
+
+
+def test_a_trace_part_whose_checkpoint_was_never_committed_is_made_again(finished, pair, tmp_path):
+    """The moment between the last flush and the checkpoint that counts it."""
+    _, result, _ = finished
+    shutil.copytree(result.directory, tmp_path / "run")
+    run = RunDir(tmp_path / "run")
+    whole = hashes(run, "checkpoints/", "traces/")
+    run.drop([entry.path for entry in run.files("checkpoints/step-6/")])
+    distill(tiny_config(pair, tmp_path / "run"), resume=True)
+    assert hashes(run, "checkpoints/", "traces/") == whole
+
+
+def test_dropout_is_the_same_after_a_resume(pair, tmp_path):
+    overrides = ("lora.enabled=true", "lora.r=2", "lora.lora_dropout=0.5", "training.max_steps=4")
+    runs = [tiny_config(pair, tmp_path / name, *overrides) for name in ("whole", "stopped")]
+    distill(runs[0])
+    distill_until(runs[1], 3)
+    distill(runs[1], resume=True)
+    whole, stopped = (hashes(RunDir(config.run.directory), "checkpoints/", "traces/") for config in runs)
+    assert whole == stopped
+
+
+def test_lora_trains_adapters_alone_and_its_checkpoint_loads_as_a_model(pair, tmp_path):
+    config = tiny_config(pair, tmp_path / "run", "lora.enabled=true", "lora.r=2", "training.max_steps=2")
+    result = distill(config)
+    files = {path.name for path in result.checkpoint.iterdir()}
+    assert "adapter_model.safetensors" in files and "model.safetensors" not in files
+    adapter = load_file(result.checkpoint / "adapter_model.safetensors")
+    assert all("lora_" in name for name in adapter)
+    optimizer = load_file(result.checkpoint / "optimizer.safetensors")
+    assert all("lora_" in name for name in optimizer) and any(name.endswith("/exp_avg_sq") for name in optimizer)
+    base, trained = load_model(config.models.student), load_model(str(result.checkpoint))
+    changed = {
+        name
+        for (name, before), after in zip(base.model.named_parameters(), trained.model.parameters(), strict=True)
+        if not torch.equal(before, after)
+    }
+    assert changed and all("proj" in name for name in changed)
+
+
+def test_lora_may_not_reach_the_lm_head(pair, tmp_path):
+    config = tiny_config(pair, tmp_path / "run", "lora.enabled=true", "lora.target_modules=.*(q_proj|lm_head)")
+    with pytest.raises(ConfigError, match=r"lora.target_modules = .*LM head"):
+        distill(config)
+    config = tiny_config(pair, tmp_path / "run2", "lora.enabled=true", "lora.target_modules=nowhere")
+    with pytest.raises(ConfigError, match=r"lora.target_modules = 'nowhere'"):
+        distill(config)
+
+
+def test_frozen_rocks_reach_no_head_and_leave_null_scores(pair, tmp_path):
+    rocks = tmp_path / "rocks.json"
+    write_rocks(rocks, ids=range(0, 258, 2))
+    config = tiny_config(pair, tmp_path / "run", "policy.name=rocks", f"policy.rocks={rocks}", "training.max_steps=2")
+    seen: list[dict] = []
+    distill(config, progress=lambda _done, _total, record: seen.append(record))
+    run = RunDir(tmp_path / "run")
+    trace = training_trace(run)
+    assert ((trace.token_id % 2 == 0) == trace.kl.isna()).all() and (trace.weight == (trace.token_id % 2)).all()
+    first = trace[trace.policy_step == 0]
+    assert seen[0]["weight_dropped_share"] == pytest.approx((first.token_id % 2 == 0).mean())
+    assert seen[0]["head_rows_skipped"] == pytest.approx((first.token_id % 2 == 0).mean())
+    assert seen[0]["loss"] == pytest.approx(first.kl.sum() / len(first), rel=1e-5)
+
+
+def write_rocks(path: Path, ids: range, sha256: str = "") -> None:
+    tokens = [
+        {"id": each, "text": "", "rank": rank, "freq": 2, "mean_kl": 1.0, "score": 2.0, "ccr": None, "score_ctx": None}
+        | {"category": "other"}
+        for rank, each in enumerate(ids, start=1)
+    ]
+    head = {"schema_version": 1, "tokenizer_sha256": sha256, "criterion": {}, "source": {}, "summary": {}}
+    path.write_text(json.dumps(head | {"tokens": tokens}))
+
+
+def test_rocks_of_another_tokenizer_are_refused(pair, tmp_path):
+    write_rocks(tmp_path / "rocks.json", range(3), sha256="f" * 64)
+    config = tiny_config(pair, tmp_path / "run", "policy.name=rocks", f"policy.rocks={tmp_path}/rocks.json")
+    with pytest.raises(TokenizerMismatchError, match="found with tokenizer ffffffffffff"):
+        distill(config)
+
+
+def test_nan_stops_the_run_and_leaves_the_last_checkpoint(pair, tmp_path):
+    teacher = tmp_path / "teacher"
+    shutil.copytree(pair / "teacher", teacher)
+    config = tiny_config(pair, tmp_path / "run", f"models.teacher={teacher}")
+    distill_until(config, 3)
+    run = RunDir(tmp_path / "run")
+    before = hashes(run, "checkpoints/", "traces/")
+    weights = load_file(teacher / "model.safetensors")
+    weights["model.norm.weight"][3] = float("nan")
+    save_file(weights, teacher / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(NonFiniteLossError, match="step 2: the teacher's logits"):
+        distill(config, resume=True)
+    assert latest_checkpoint(run) == 2 and hashes(run, "checkpoints/", "traces/") == before
+
+
+def test_answers_that_never_end_stop_the_run_at_the_third_step_even_across_a_resume(pair, tmp_path):
+    overrides = ("training.max_truncated_share=0.01", "rollouts.max_completion_length=1", "training.save_steps=1")
+    config = tiny_config(pair, tmp_path / "run", *overrides)
+    distill_until(config, 2)
+    with pytest.raises(LengthExplosionError, match=r"step 2: .*max_completion_length"):
+        distill(config, resume=True)
+    assert latest_checkpoint(RunDir(tmp_path / "run")) == 2
+
+
+def test_a_finished_run_is_complete_and_untouched_by_a_resume(finished):
+    config, result, _ = finished
+    before = (result.directory / "manifest.json").read_bytes()
+    again = distill(config, resume=True)
+    assert again.already_complete and again.checkpoint == result.checkpoint and again.tokens_seen == result.tokens_seen
+    assert (result.directory / "manifest.json").read_bytes() == before
+
+
+def test_a_directory_with_a_run_is_not_overwritten(finished):
+    config, _, _ = finished
+    with pytest.raises(RunDirError, match=r"already holds a run: continue it with --resume"):
+        distill(config)
+
+
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ("training.learning_rate=0.02", "training.learning_rate = 0.02"),
+        ("training.max_steps=9", "training.max_steps = 9"),
+        ("run.seed=4", "run.seed = 4"),
+        ("rollouts.temperature=0.5", "rollouts.temperature = 0.5"),
+    ],
+)
+def test_a_resume_with_another_config_is_refused_by_name(finished, pair, override, key):
+    _, result, _ = finished
+    with pytest.raises(ConfigError, match=key):
+        distill(tiny_config(pair, result.directory, override), resume=True)
+
+
+def test_what_training_does_not_depend_on_may_change_at_a_resume(finished, pair):
+    _, result, _ = finished
+    config = tiny_config(pair, result.directory, "find.k=7", "evaluation.num_prompts=3")
+    assert distill(config, resume=True).already_complete
+
+
+def test_a_damaged_checkpoint_is_refused(pair, tmp_path):
+    config = tiny_config(pair, tmp_path / "run")
+    distill_until(config, 3)
+    weights = tmp_path / "run" / "checkpoints" / "step-2" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x7f")
+    with pytest.raises(RunDirError, match=r"model.safetensors does not have the SHA-256"):
+        distill(config, resume=True)
+
+
+def test_a_padded_student_never_samples_an_id_the_teacher_does_not_have(pair, tmp_path):
+    tiny_llama(16, 1, seed=4, vocab_size=400).save_pretrained(tmp_path / "padded")
+    byte_tokenizer().save_pretrained(tmp_path / "padded")
+    config = tiny_config(pair, tmp_path / "run", f"models.student={tmp_path}/padded", "training.max_steps=2")
+    distill(config)
+    trace = training_trace(RunDir(tmp_path / "run"))
+    assert trace.token_id.max() < 258 and trace.kl.notna().all()
+
+
+def test_a_tracker_that_is_not_installed_is_named(pair, tmp_path):
+    installed = {str(name) for name in get_available_trackers()}
+    missing = sorted({"trackio", "wandb", "tensorboard"} - installed)
+    if not missing:
+        pytest.skip("every tracker is installed")
+    with pytest.raises(ConfigError, match=f"training.report_to names '{missing[0]}', which is not installed"):
+        distill(tiny_config(pair, tmp_path / "run", f'training.report_to=["{missing[0]}"]'))
+
+
+def test_generations_must_divide_the_batch(pair, tmp_path):
+    with pytest.raises(ConfigError, match=r"rollouts.num_generations = 3 does not divide the 8 rollouts"):
+        distill(tiny_config(pair, tmp_path / "run", "rollouts.num_generations=3"))
+
+
+def test_two_processes_train_like_one(pair, tmp_path):
+    """One process with two micro-batches, two processes with one each: the same data, the same updates."""
+    config_file = tmp_path / "config.toml"
+    config_file.write_text(tiny_toml(pair, tmp_path / "two"))
+    overrides = ["training.gradient_accumulation_steps=1", "training.max_steps=3"]
+    run_two_processes(config_file, overrides)
+    result = distill(tiny_config(pair, tmp_path / "one", "training.max_steps=3"))
+    one, two = RunDir(result.directory), RunDir(tmp_path / "two")
+    weights = load_file(two.checkpoint(3) / "model.safetensors")
+    for name, weight in load_file(result.checkpoint / "model.safetensors").items():
+        torch.testing.assert_close(weight, weights[name], atol=1e-6, rtol=0)
+    traces = training_trace(one), training_trace(two)
+    assert traces[0][["rollout_id", "token_id"]].equals(traces[1][["rollout_id", "token_id"]])
+    np.testing.assert_allclose(traces[0].kl, traces[1].kl, atol=1e-5)
+    for ours, theirs in zip(log_records(one), log_records(two), strict=True):
+        for key in ("loss", "kl", "grad_norm", "overlap16", "response_length", "learning_rate"):
+            assert ours[key] == pytest.approx(theirs[key], rel=1e-4), key
+
+    finished = hashes(two, "checkpoints/", "traces/")
+    two.drop([entry.path for entry in two.files("checkpoints/step-3/")])
+    run_two_processes(config_file, overrides)
+    assert hashes(two, "checkpoints/", "traces/") == finished
+    with pytest.raises(ConfigError, match="1 processes were launched, but the run was started with 2"):
+        distill(load_config(config_file, overrides), resume=True)
+
+
+def run_two_processes(config_file: Path, overrides: list[str]) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    script = (
+        "import sys, torch; torch.set_num_threads(1)\n"
+        "from rocktokens.config import load_config; from rocktokens.training.loop import distill\n"
+        "distill(load_config(sys.argv[1], sys.argv[2:]), resume=True)\n"
+    )
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "ACCELERATE_USE_CPU": "true"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", script, str(config_file), *overrides],
+            env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    for process in processes:
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == 0, errors

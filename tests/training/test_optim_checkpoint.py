@@ -1,0 +1,160 @@
+"""Optimizer, schedule and checkpoints on their own: exact continuation, and nothing half written ever counts."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_pair import byte_tokenizer, tiny_llama
+
+from rocktokens.config import TrainingSection
+from rocktokens.errors import LengthExplosionError, NonFiniteLossError, RunDirError
+from rocktokens.run_dir import RunDir
+from rocktokens.training.checkpoint import (
+    TrainerState,
+    latest_checkpoint,
+    list_checkpoints,
+    load_trainer_state,
+    optimizer_state,
+    restore_optimizer,
+    save_checkpoint,
+    verified_checkpoint,
+)
+from rocktokens.training.health import LengthWatch, naming_step, require_finite
+from rocktokens.training.optim import make_optimizer, make_scheduler, restore_scheduler
+from rocktokens.training.record import append_log, cut_log
+
+
+def train(model, optimizer, scheduler, steps: range) -> None:
+    for step in steps:
+        ids = torch.arange(5)[None] + step
+        model(input_ids=ids).logits.square().mean().backward()
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "constant"])
+def test_a_restored_optimizer_goes_on_to_the_last_bit(tmp_path: Path, schedule: str):
+    section = TrainingSection(max_steps=8, warmup_steps=3, weight_decay=0.1, lr_scheduler_type=schedule)  # type: ignore[arg-type]
+    run = RunDir(tmp_path)
+    whole = tiny_llama(16, 1, seed=0)
+    optimizer = make_optimizer(whole, section)
+    scheduler = make_scheduler(optimizer, section)
+    train(whole, optimizer, scheduler, range(4))
+    state = TrainerState(4, 0, 0, 0, scheduler.state_dict())
+    save_checkpoint(run, state, whole, byte_tokenizer(), optimizer_state(whole, optimizer))
+    train(whole, optimizer, scheduler, range(4, 8))
+
+    directory = verified_checkpoint(run, 4)
+    resumed = type(whole).from_pretrained(directory)
+    again = make_optimizer(resumed, section)
+    schedule_again = make_scheduler(again, section)
+    restore_optimizer(directory, resumed, again)
+    restore_scheduler(schedule_again, load_trainer_state(directory).scheduler)
+    assert load_trainer_state(directory) == state
+    assert again.param_groups[0]["lr"] == schedule_again.get_last_lr()[0] != 0
+    train(resumed, again, schedule_again, range(4, 8))
+    for (name, a), b in zip(whole.named_parameters(), resumed.parameters(), strict=True):
+        assert torch.equal(a, b), name
+
+
+def test_decay_leaves_out_norms_biases_and_embeddings():
+    model = tiny_llama(16, 1, seed=0, attention_bias=True)
+    optimizer = make_optimizer(model, TrainingSection(weight_decay=0.5))
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    decay = {names[id(p)]: group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
+    assert decay.keys() == set(names.values())
+    for name, value in decay.items():
+        undecayed = "norm" in name or name.endswith("bias") or "embed" in name
+        assert value == (0.0 if undecayed else 0.5), name
+
+
+def test_warm_up_then_decay_to_the_end():
+    section = TrainingSection(max_steps=6, warmup_steps=2, learning_rate=1.0, lr_scheduler_type="linear")
+    optimizer = make_optimizer(tiny_llama(16, 1, seed=0), section)
+    scheduler = make_scheduler(optimizer, section)
+    rates = []
+    for _ in range(6):
+        rates.append(scheduler.get_last_lr()[0])
+        optimizer.step()
+        scheduler.step()
+    assert rates == pytest.approx([0.0, 0.5, 1.0, 0.75, 0.5, 0.25])
+
+
+@pytest.fixture
+def saved(tmp_path: Path):
+    """A run with checkpoint 0, and a function that saves others."""
+    run, model = RunDir(tmp_path), tiny_llama(16, 1, seed=0)
+
+    def save(step: int) -> None:
+        save_checkpoint(run, TrainerState(step, 0, 0, 0, {}), model, byte_tokenizer(), {})
+
+    save(0)
+    return run, save
+
+
+def test_a_checkpoint_the_manifest_does_not_list_does_not_exist_and_is_written_over(saved, monkeypatch):
+    run, save = saved
+    monkeypatch.setattr(RunDir, "adopt", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
+    with pytest.raises(KeyboardInterrupt):
+        save(10)
+    monkeypatch.undo()
+    assert run.checkpoint(10).exists()
+    (run.checkpoint(10) / "stray").write_text("left by a killed process")
+    assert list_checkpoints(run) == [0] and latest_checkpoint(run) == 0
+    with pytest.raises(RunDirError, match=r"no checkpoint of step 10: there are \[0\]"):
+        verified_checkpoint(run, 10)
+    save(10)
+    assert list_checkpoints(run) == [0, 10] and not (run.checkpoint(10) / "stray").exists()
+    assert verified_checkpoint(run, 10) == run.checkpoint(10)
+
+
+def test_checkpoints_are_ordered_by_number_and_verified(saved):
+    run, save = saved
+    for step in (2, 10, 100):
+        save(step)
+    assert list_checkpoints(run) == [0, 2, 10, 100]
+    weights = run.checkpoint(10) / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    with pytest.raises(RunDirError, match="SHA-256"):
+        verified_checkpoint(run, 10)
+    assert verified_checkpoint(run, 100) == run.checkpoint(100)
+
+
+def test_no_checkpoint_at_all(tmp_path: Path):
+    assert latest_checkpoint(RunDir(tmp_path)) is None
+
+
+def test_log_lines_after_the_checkpoint_are_cut_torn_ones_included(tmp_path: Path):
+    run = RunDir(tmp_path)
+    cut_log(run, 3)
+    assert not run.logs.exists()
+    for step in range(5):
+        append_log(run, {"step": step})
+    with run.logs.open("a") as file:
+        file.write('{"step": 5, "kl"')
+    cut_log(run, 3)
+    append_log(run, {"step": 3})
+    assert run.logs.read_text() == '{"step": 0}\n{"step": 1}\n{"step": 2}\n{"step": 3}\n'
+
+
+def test_length_watch_needs_three_bad_steps_in_a_row():
+    watch = LengthWatch(limit=0.5)
+    for step, share in enumerate([0.6, 0.7, 0.5, 0.9, 0.9]):
+        watch.observe(step, share)
+    with pytest.raises(LengthExplosionError, match=r"step 5: 100% .*training.max_truncated_share = 0.5"):
+        watch.observe(5, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("loss", "norm", "named"), [(float("nan"), 1.0, "loss is nan"), (1.0, float("inf"), "norm is inf")]
+)
+def test_what_is_not_finite_is_named_with_its_step(loss: float, norm: float, named: str):
+    with pytest.raises(NonFiniteLossError, match=f"step 4: .*{named}.*learning_rate"):
+        require_finite(4, loss, norm)
+    require_finite(4, 1.0, 0.0)
+
+
+def test_errors_from_below_get_the_step():
+    with pytest.raises(NonFiniteLossError, match="step 9: the teacher's logits"), naming_step(9):
+        raise NonFiniteLossError("the teacher's logits at row 3 are NaN")

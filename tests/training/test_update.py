@@ -1,0 +1,242 @@
+"""Identities of one update: any split, any order of ranks, weights keyed by the predicted token."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from tiny_pair import tiny_config
+
+from rocktokens.errors import NonFiniteLossError, TrainingStoppedError
+from rocktokens.policies import make_policy
+from rocktokens.scoring.batch import collate
+from rocktokens.training.health import require_weight
+from rocktokens.training.objective import response_states, token_weights
+from rocktokens.training.session import Session, make_accelerator, make_session
+from rocktokens.training.update import accumulate_gradients, micro_batches, probe_positions, update_student
+from rocktokens.types import Rollout, TokenWeights
+
+
+def make_rollout(index: int, rng: np.random.Generator) -> Rollout:
+    prompt, response = rng.integers(1, 9), rng.integers(1, 13)
+    return Rollout(
+        rollout_id=index,
+        prompt_id=f"p{index}",
+        sample=0,
+        prompt_ids=rng.integers(0, 256, prompt, dtype=np.int32),
+        token_ids=rng.integers(60, 70, response, dtype=np.int32),
+        logprobs=np.zeros(response, dtype=np.float32),
+        policy_step=0,
+        finished=True,
+    )
+
+
+@pytest.fixture(scope="module")
+def rollouts() -> list[Rollout]:
+    rng = np.random.default_rng(5)
+    return [make_rollout(index, rng) for index in range(8)]
+
+
+@pytest.fixture
+def open_session(pair, tmp_path):
+    def open_with(*overrides: str) -> Session:
+        config = tiny_config(pair, tmp_path / "run", *overrides)
+        return make_session(config, make_accelerator(config), None, None)
+
+    return open_with
+
+
+def gradients(
+    session: Session, rollouts: list[Rollout], weights: TokenWeights
+) -> tuple[float, dict[str, torch.Tensor]]:
+    session.student.zero_grad()
+    outputs = accumulate_gradients(session, rollouts, weights, step=0)
+    named = session.student.named_parameters()
+    loss = float(sum(output.loss for output in outputs))
+    return loss, {name: parameter.grad.clone() for name, parameter in named if parameter.grad is not None}
+
+
+def naive_gradients(
+    session: Session, rollouts: list[Rollout], weights_by_rollout: list[np.ndarray], denominator: float
+):
+    """One rollout and one position at a time, whole logits, float64."""
+    student, teacher = session.student.double(), session.teacher.double()
+    student.zero_grad()
+    total = torch.zeros((), dtype=torch.float64)
+    for rollout, weights in zip(rollouts, weights_by_rollout, strict=True):
+        ids = torch.from_numpy(np.concatenate([rollout.prompt_ids, rollout.token_ids])).long()[None]
+        log_p, log_q = (model(input_ids=ids).logits[0].log_softmax(-1) for model in (student, teacher))
+        for t, weight in enumerate(weights):
+            at = len(rollout.prompt_ids) + t - 1
+            total = total + weight * (log_p[at].exp() * (log_p[at] - log_q[at])).sum() / denominator
+    total.backward()
+    found = {name: parameter.grad.clone() for name, parameter in student.named_parameters()}
+    session.student.float(), session.teacher.float()
+    return total.item(), found
+
+
+def largest_difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
+    assert a.keys() == b.keys()
+    return max(float((a[name].double() - b[name].double()).abs().max()) for name in a)
+
+
+def per_rollout(values: np.ndarray, rollouts: list[Rollout]) -> list[np.ndarray]:
+    return np.split(values, np.cumsum([len(rollout.token_ids) for rollout in rollouts])[:-1])
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("denominator", ["all", "kept"])
+def test_gradient_does_not_depend_on_the_split_into_micro_batches(open_session, rollouts, size, denominator):
+    session = open_session(f"training.per_device_train_batch_size={size}")
+    weights = token_weights(make_policy("rocks", rocks=[62, 65], lam=0.25), rollouts, denominator, 0)
+    loss, found = gradients(session, rollouts, weights)
+    naive_loss, naive = naive_gradients(session, rollouts, per_rollout(weights.weights, rollouts), weights.denominator)
+    assert loss == pytest.approx(naive_loss, abs=1e-6)
+    assert largest_difference(found, naive) <= 1e-6
+
+
+def test_weights_are_keyed_by_the_predicted_token_and_not_by_its_neighbours(open_session, rollouts):
+    session, rock = open_session(), 64
+    weights = token_weights(make_policy("rocks", rocks=[rock], lam=0.0), rollouts, "all", 0)
+    _, found = gradients(session, rollouts, weights)
+
+    def keyed_by(offset: int) -> dict[str, torch.Tensor]:
+        keyed = []
+        for rollout in rollouts:
+            ids = np.concatenate([rollout.prompt_ids, rollout.token_ids, [-1]])
+            shifted = ids[len(rollout.prompt_ids) + offset :][: len(rollout.token_ids)]
+            keyed.append((shifted != rock).astype(float))
+        return naive_gradients(session, rollouts, keyed, weights.denominator)[1]
+
+    assert largest_difference(found, keyed_by(0)) <= 1e-6
+    assert largest_difference(found, keyed_by(-1)) > 1e-3
+    assert largest_difference(found, keyed_by(+1)) > 1e-3
+
+
+def test_positions_of_weight_zero_get_exactly_no_gradient(open_session, rollouts):
+    """Training with all but one token frozen is training on that token alone."""
+    session = open_session("training.per_device_train_batch_size=8")
+    count = sum(len(rollout.token_ids) for rollout in rollouts)
+    last = len(rollouts[0].token_ids) - 1
+    only = np.zeros(count, dtype=np.float32)
+    only[last] = 1.0
+    seen: dict[str, torch.Tensor] = {}
+
+    def keep_gradient(_module, _inputs, output):
+        output.last_hidden_state.register_hook(lambda grad: seen.update(h=grad))
+
+    handle = session.student.model.register_forward_hook(keep_gradient)
+    gradients(session, rollouts, TokenWeights(only, 7.0))
+    handle.remove()
+    predicting = (0, len(rollouts[0].prompt_ids) + last - 1)
+    assert seen["h"][predicting].abs().max() > 0
+    seen["h"][predicting] = 0
+    assert torch.count_nonzero(seen["h"]) == 0
+
+
+def test_denominator_all_ignores_lambda_and_kept_is_the_sum_of_weights(rollouts):
+    tokens = np.concatenate([rollout.token_ids for rollout in rollouts])
+    for lam in (0.0, 0.5, 1.0, 2.0):
+        policy = make_policy("rocks", rocks=[61, 63], lam=lam)
+        assert token_weights(policy, rollouts, "all", 0).denominator == len(tokens)
+        expected = sum(lam if token in (61, 63) else 1.0 for token in tokens)
+        assert token_weights(policy, rollouts, "kept", 0).denominator == expected
+
+
+def test_micro_batches_of_ranks_are_the_slices_of_one_process(rollouts):
+    def spans(rank: int, ranks: int, size: int) -> list[tuple[int, int, list[int]]]:
+        return [
+            (micro.tokens.start, micro.tokens.stop, [rollout.rollout_id for rollout in micro.rollouts])
+            for micro, _ in micro_batches(rollouts, size, rank, ranks)
+        ]
+
+    assert spans(0, 2, 2) + spans(1, 2, 2) == spans(0, 1, 2)
+    assert [last for _, last in micro_batches(rollouts, 3, 0, 1)] == [False, False, True]
+    lengths = [len(rollout.token_ids) for rollout in rollouts]
+    assert spans(1, 2, 4) == [(sum(lengths[:4]), sum(lengths), [4, 5, 6, 7])]
+
+
+def test_probe_positions_are_distinct_seeded_and_bounded():
+    assert probe_positions(10, 0).tolist() == list(range(10))
+    chosen = probe_positions(5000, 1)
+    assert len(set(chosen.tolist())) == 256 and chosen.max() < 5000
+    assert np.array_equal(chosen, probe_positions(5000, 1)) and not np.array_equal(chosen, probe_positions(5000, 2))
+
+
+def test_overlap_and_scores_belong_to_their_positions(open_session, rollouts):
+    """The gathered columns lie in the order of the rollouts whatever the micro-batches."""
+    weights = token_weights(make_policy("uniform"), rollouts, "all", 0)
+    one = update_student(open_session("training.per_device_train_batch_size=8"), rollouts, weights, 0)
+    many = update_student(open_session("training.per_device_train_batch_size=3"), rollouts, weights, 0)
+    for (name, a), (_, b) in zip(one.scores.items(), many.scores.items(), strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-6, err_msg=name)
+    np.testing.assert_allclose(one.overlap, many.overlap, atol=1e-6)
+    assert one.loss == pytest.approx(float(np.mean(one.scores.kl)), rel=1e-5)
+    assert many.grad_norm == pytest.approx(one.grad_norm, rel=1e-5)
+
+
+@pytest.mark.parametrize("lora", ["false", "true"])
+def test_gradient_checkpointing_changes_no_gradient(open_session, rollouts, lora):
+    weights = token_weights(make_policy("uniform"), rollouts, "all", 0)
+    _, plain = gradients(open_session(f"lora.enabled={lora}"), rollouts, weights)
+    session = open_session(f"lora.enabled={lora}", "training.gradient_checkpointing=true")
+    _, checkpointed = gradients(session, rollouts, weights)
+    assert largest_difference(plain, checkpointed) == 0
+    assert all(("lora_" in name) == (lora == "true") for name in plain) and plain
+
+
+@pytest.fixture
+def bf16_accelerator():
+    """A real one; precision is a state that all accelerators of a process share, so it is reset around the test."""
+    AcceleratorState._reset_state(True)
+    yield Accelerator(cpu=True, mixed_precision="bf16")
+    AcceleratorState._reset_state(True)
+
+
+def test_both_forwards_run_under_the_same_autocast(bf16_accelerator, pair, tmp_path, rollouts):
+    session = make_session(tiny_config(pair, tmp_path / "run"), bf16_accelerator, None, None)
+    dtypes: dict[str, set[torch.dtype]] = {"student": set(), "teacher": set()}
+    for name, model in (("student", session.student), ("teacher", session.teacher)):
+        model.model.layers[0].self_attn.q_proj.register_forward_hook(
+            lambda _module, _inputs, output, name=name: dtypes[name].add(output.dtype)
+        )
+    outputs = accumulate_gradients(session, rollouts, token_weights(make_policy("uniform"), rollouts, "all", 0), 0)
+    assert dtypes == {"student": {torch.bfloat16}, "teacher": {torch.bfloat16}}
+    assert {column.dtype for output in outputs for _, column in output.scores.items()} == {torch.float32}
+    assert {parameter.dtype for parameter in session.student.parameters()} == {torch.float32}
+
+
+def test_a_gradient_that_is_not_finite_stops_before_the_weights_change(open_session, rollouts):
+    session = open_session()
+    before = {name: parameter.detach().clone() for name, parameter in session.student.named_parameters()}
+    session.student.model.layers[0].mlp.down_proj.register_full_backward_hook(
+        lambda _module, grad_input, _grad_output: tuple(grad * float("nan") for grad in grad_input)
+    )
+    weights = token_weights(make_policy("uniform"), rollouts, "all", 0)
+    with pytest.raises(NonFiniteLossError, match="step 17: the gradient norm is nan"):
+        update_student(session, rollouts, weights, 17)
+    for name, parameter in session.student.named_parameters():
+        assert torch.equal(parameter, before[name])
+
+
+def test_an_update_without_any_weight_is_refused(rollouts):
+    policy = make_policy("rocks", rocks=range(60, 70), lam=0.0)
+    with pytest.raises(TrainingStoppedError, match=r"step 2: .*weight 0"):
+        require_weight(2, token_weights(policy, rollouts, "all", 2))
+
+
+def test_response_states_are_those_before_the_token(open_session, rollouts):
+    """Changing a response token changes no state that predicts it or an earlier one."""
+    session = open_session()
+    rollout = max(rollouts, key=lambda rollout: len(rollout.token_ids))
+    changed_ids = rollout.token_ids.copy()
+    changed_ids[3] += 1
+    with torch.no_grad():
+        before, after = (
+            response_states(session.student, collate([each], session.pad_id, "cpu"))
+            for each in (rollout, replace(rollout, token_ids=changed_ids))
+        )
+    unchanged = (before == after).all(-1).tolist()
+    assert unchanged[:4] == [True] * 4 and not any(unchanged[4:])
