@@ -15,7 +15,7 @@ SOURCE = Path(rocktokens.__file__).parent
 BASE = {"errors", "types", "config", "run_dir"}
 """Every module may import these."""
 MAY_IMPORT: dict[str, set[str]] = {
-    **{module: BASE for module in BASE},
+    **dict.fromkeys(BASE, BASE),
     "tasks": BASE,
     "rollouts": BASE | {"tasks"},
     "models": BASE,
@@ -85,7 +85,7 @@ def is_within(name: str, modules: set[str]) -> bool:
 
 def forbidden_imports(module: str, source: str) -> list[str]:
     """What a module imports from this package and may not."""
-    package = module.split(".")[0]
+    package = module.split(".", maxsplit=1)[0]
     allowed = {package} | MAY_IMPORT[package] | EXCEPTIONS.get(module, set())
     names = imported(ast.walk(ast.parse(source)))
     own = [name for name in names if name.split(".")[0] in ("rocktokens", "")]

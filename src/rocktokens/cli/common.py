@@ -22,8 +22,8 @@ Overrides = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 
-output = Console()
-notes = Console(stderr=True)
+output = Console(emoji=False)
+notes = Console(stderr=True, emoji=False)
 
 
 def print_json(record: dict[str, Any]) -> None:
@@ -31,18 +31,28 @@ def print_json(record: dict[str, Any]) -> None:
     typer.echo(json.dumps(record, ensure_ascii=False, allow_nan=False))
 
 
+class _Bar(Progress):
+    """A bar that goes away when what it measures fails: what stays is the sentence that says why."""
+
+    def __exit__(self, exc_type: Any, exc_val: Any, exc_tb: Any) -> None:
+        if exc_type is None:
+            return super().__exit__(exc_type, exc_val, exc_tb)
+        self.live.transient = True
+        return self.live.stop()
+
+
 @contextmanager
 def progress_bar(label: str, total: int) -> Iterator[Callable[[int], None]]:
     """A bar with an estimate of the time left, on standard error; yields a function to advance it by some."""
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=notes, disable=os.environ.get("LOCAL_RANK", "0") != "0") as progress:
+    with _Bar(*columns, console=notes, disable=os.environ.get("LOCAL_RANK", "0") != "0") as progress:
         task = progress.add_task(label, total=total)
         yield lambda steps: progress.update(task, advance=steps)
 

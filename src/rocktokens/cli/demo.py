@@ -13,9 +13,10 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
 import typer
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from rocktokens.cli.common import AsJson, Overrides, notes, output, percent, print_json, visible
 from rocktokens.cli.distill import run_distill
@@ -62,12 +63,12 @@ def run_demo(config: Config, *, quiet: bool = False) -> dict[str, Any]:
     rocks = run_find(run, config.find)
     notes.rule("4  measure accuracy on new problems")
     records = run_evaluate(run, config, resolve_models(run, config, ["teacher", "all"]))
-    movement, types = _movement(run, rocks)
+    movement, types = measure_movement(run, rocks)
     if not quiet:
         output.print(accuracy_table(records))
         print_summary(rocks)
         output.print(rock_table(rocks, 20))
-        output.print(_movement_table(types))
+        output.print(movement_table(types, 20))
         _print_answer(records, movement, run)
     return {
         "directory": str(run.path),
@@ -77,37 +78,38 @@ def run_demo(config: Config, *, quiet: bool = False) -> dict[str, Any]:
     }
 
 
-def _movement(run: RunDir, rocks: RockSet) -> tuple[dict[str, Any], "pd.DataFrame"]:
+def measure_movement(run: RunDir, rocks: RockSet) -> tuple[dict[str, Any], "pd.DataFrame"]:
     """What training did to the loss: on-policy at its start and end, and by type on the replayed rollouts."""
     from rocktokens.stats.rocks import type_table
     from rocktokens.traces.store import TraceStore
 
     kl = [json.loads(line)["kl"] for line in run.logs.read_text(encoding="utf-8").splitlines()]
     last = kl[-LAST_STEPS:]
-    types = type_table(TraceStore(run))
-    types["token_share"] = types["freq"] / types["freq"].sum()
-    types["kept"] = types["mean_kl"] / types["mean_kl_baseline"]
-    unmoved = (types["kept"] > KEPT) & types["token_id"].isin(rocks.ids)
-    digits = unmoved & (types["category"] == "digit")
-    mass = types["freq"] * types["mean_kl"]
+    types = type_table(TraceStore(run)).assign(
+        token_share=lambda frame: frame["freq"] / frame["freq"].sum(),
+        kept=lambda frame: frame["mean_kl"] / frame["mean_kl_baseline"],
+    )
+    token_share, kl_mass = types["token_share"].to_numpy(), (types["freq"] * types["mean_kl"]).to_numpy()
+    unmoved = (types["kept"].to_numpy() > KEPT) & np.isin(types["token_id"].to_numpy(), rocks.ids)
+    digits = unmoved & (types["category"].to_numpy() == "digit")
     return {
         "on_policy_kl_first": kl[0],
         "on_policy_kl_last": sum(last) / len(last),
         "unmoved_rocks": int(unmoved.sum()),
-        "unmoved_token_share": float(types["token_share"][unmoved].sum()),
-        "unmoved_kl_share": float(mass[unmoved].sum() / mass.sum()),
-        "unmoved_digit_token_share": float(types["token_share"][digits].sum()),
+        "unmoved_token_share": float(token_share[unmoved].sum()),
+        "unmoved_kl_share": float(kl_mass[unmoved].sum() / kl_mass.sum()),
+        "unmoved_digit_token_share": float(token_share[digits].sum()),
     }, types
 
 
-def _movement_table(types: "pd.DataFrame") -> Table:
+def movement_table(types: "pd.DataFrame", show: int) -> Table:
     """The types that hold the most kl, before and after training, on the same tokens."""
     table = Table(title="kl before and after training, on the same tokens", title_justify="left")
     for name in ("token", "category", "tokens", "kl before", "kl after", "kept"):
         table.add_column(name, justify="left" if name in ("token", "category") else "right")
-    for row in types.head(20).to_dict("records"):
+    for row in types.head(show).to_dict("records"):
         table.add_row(
-            escape(visible(row["text"])),
+            Text(visible(row["text"])),
             row["category"],
             percent(row["token_share"]),
             f"{row['mean_kl_baseline']:.3f}",
@@ -131,4 +133,4 @@ def _print_answer(records: list[dict[str, Any]], movement: dict[str, Any], run: 
         f"{percent(movement['unmoved_token_share'])} of the tokens ({percent(movement['unmoved_digit_token_share'])} "
         f"digits) and {percent(movement['unmoved_kl_share'])} of the kl that is left"
     )
-    output.print(f"files: {run.path}", soft_wrap=True)
+    output.print(f"files: {run.path}", soft_wrap=True, markup=False)

@@ -25,8 +25,8 @@ def distill(
         return print_json(result)
     done = "was complete already" if result["already_complete"] else "done"
     output.print(f"{done}: {result['steps']} steps, {result['tokens_seen']:,} response tokens")
-    output.print(f"student: {result['checkpoint']}", soft_wrap=True)
-    output.print(f"next:    rocktokens trace {result['directory']}/config.toml", soft_wrap=True)
+    output.print(f"student: {result['checkpoint']}", soft_wrap=True, markup=False)
+    output.print(f"next:    rocktokens trace {result['directory']}/config.toml", soft_wrap=True, markup=False)
 
 
 def run_distill(config: Config, *, resume: bool) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from rocktokens.cli.common import (
     AsJson,
@@ -46,7 +47,7 @@ def evaluate(
     if as_json:
         return print_json({"evaluations": records})
     output.print(accuracy_table(records))
-    output.print(f"kept in {run.evaluations}", soft_wrap=True)
+    output.print(f"kept in {run.evaluations}", soft_wrap=True, markup=False)
 
 
 def resolve_models(run: RunDir, config: Config, names: Sequence[str]) -> dict[str, str]:
@@ -70,13 +71,22 @@ def resolve_models(run: RunDir, config: Config, names: Sequence[str]) -> dict[st
 
 def run_evaluate(run: RunDir, config: Config, models: dict[str, str]) -> list[Record]:
     """Evaluate each model that has not been evaluated with these settings yet; all records, in the order asked for."""
-    settings = _settings(config)
-    known = {record["name"]: record for record in _read(run) if record["settings"] == settings}
-    for name, model in models.items():
-        if name not in known:
-            known[name] = {"name": name, "settings": settings, **_evaluate_one(config, name, model)}
-            _keep(run, known[name])
-    return [known[name] for name in models]
+    with run.lock():
+        return [
+            _kept(run, name, _settings(config, name)) or _measure(run, config, name, models[name]) for name in models
+        ]
+
+
+def _kept(run: RunDir, name: str, settings: Record) -> Record | None:
+    found = [record for record in _read(run) if (record["name"], record["settings"]) == (name, settings)]
+    return found[0] if found else None
+
+
+def _measure(run: RunDir, config: Config, name: str, model: str) -> Record:
+    record = {"name": name, "settings": _settings(config, name), **_evaluate_one(config, name, model)}
+    text = json.dumps({"schema_version": 1, "evaluations": [*_read(run), record]}, ensure_ascii=False)
+    run.commit_text(run.evaluations.name, text + "\n")
+    return record
 
 
 def _evaluate_one(config: Config, name: str, model: str) -> Record:
@@ -105,9 +115,11 @@ def _evaluate_one(config: Config, name: str, model: str) -> Record:
         ).to_record()
 
 
-def _settings(config: Config) -> Record:
-    """What an accuracy depends on besides the model."""
+def _settings(config: Config, name: str) -> Record:
+    """What an accuracy depends on besides the name of the model, and what the config means by that name."""
     return {
+        "model": getattr(config.models, name) if name in ("teacher", "student") else name,
+        "dtype": config.models.dtype,
         "evaluation": config.evaluation.model_dump(mode="json"),
         "rollouts": config.rollouts.model_dump(mode="json"),
         "seed": config.run.seed,
@@ -120,13 +132,6 @@ def _read(run: RunDir) -> list[Record]:
     return json.loads(run.evaluations.read_text(encoding="utf-8"))["evaluations"]
 
 
-def _keep(run: RunDir, record: Record) -> None:
-    """Add a record to evaluations.json, in place of an older one of the same name and settings."""
-    others = [r for r in _read(run) if (r["name"], r["settings"]) != (record["name"], record["settings"])]
-    text = json.dumps({"schema_version": 1, "evaluations": [*others, record]}, ensure_ascii=False)
-    run.commit_text(run.evaluations.name, text + "\n")
-
-
 def accuracy_table(records: Sequence[Record]) -> Table:
     """One row a model: accuracy with its interval, length, and answers cut off."""
     table = Table(title="accuracy", title_justify="left")
@@ -135,7 +140,7 @@ def accuracy_table(records: Sequence[Record]) -> Table:
     for record in records:
         interval = record["bootstrap_interval"] or record["wilson_interval"]
         table.add_row(
-            record["name"],
+            Text(record["name"]),
             percent(record["accuracy"]),
             percent_interval(interval),
             str(record["n_prompts"]),

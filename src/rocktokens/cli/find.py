@@ -1,15 +1,15 @@
 """``rocktokens find``: the rocks of a run, in rocks.json and as a table."""
 
+import json
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from rocktokens.cli.common import AsJson, Overrides, RunPath, config_of, output, percent, print_json, visible
-from rocktokens.config import Config, FindSection, RunSection
+from rocktokens.config import FindSection, parse_config
 from rocktokens.run_dir import RunDir
 from rocktokens.types import RockSet
 
@@ -33,15 +33,13 @@ def find(
     Example: [bold]rocktokens find runs/mine --k 50 --set find.joint=true[/bold]
     """
     run = RunDir(run_path).require()
-    section = _section(run, overrides)
-    if k is not None:
-        section = section.model_copy(update={"k": k})
-    rocks = run_find(run, section, reference=reference, baseline=baseline, threads=threads)
+    chosen = [*(overrides or []), *([] if k is None else [f"find.k={k}"])]
+    rocks = run_find(run, _section(run, chosen), reference=reference, baseline=baseline, threads=threads)
     if as_json:
         return print_json(asdict(rocks))
     print_summary(rocks)
     output.print(rock_table(rocks, show))
-    output.print(f"all {len(rocks.tokens)} rocks: {run.rocks}", soft_wrap=True)
+    output.print(f"all {len(rocks.tokens)} rocks: {run.rocks}", soft_wrap=True, markup=False)
 
 
 def run_find(
@@ -72,16 +70,18 @@ def run_find(
     return rocks
 
 
-def _section(run: RunDir, overrides: list[str] | None) -> FindSection:
+def _section(run: RunDir, overrides: list[str]) -> FindSection:
     """The run's own settings; the defaults for a folder that holds nothing but traces."""
     if run.config.exists():
         return config_of(run, overrides).find
-    return Config(run=RunSection(directory=str(Path(run.path)))).find
+    return parse_config("", [*overrides, f"run.directory={json.dumps(str(run.path))}"], name=str(run.path)).find
 
 
 def print_summary(rocks: RockSet) -> None:
     """The shares, and which prompts they were measured on."""
     summary = rocks.summary
+    if not summary["kl_share"]:
+        return output.print("there is no kl to rank: on these tokens the student and the teacher are the same")
     output.print(
         f"[bold]{len(rocks.tokens)} rocks[/bold] (checkpoint {rocks.criterion['reference']}, selected on "
         f"{percent(rocks.criterion['split'])} of the prompts, measured on the {summary['measured_on']})"
@@ -110,7 +110,7 @@ def rock_table(rocks: RockSet, show: int) -> Table:
     for token in rocks.tokens[:show]:
         table.add_row(
             str(token.rank),
-            escape(visible(token.text)),
+            Text(visible(token.text)),
             str(token.id),
             token.category,
             str(token.freq),

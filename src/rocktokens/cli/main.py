@@ -6,12 +6,18 @@ until then stays, and the same command goes on from there.
 
 import errno
 import os
+import re
 import sys
 
 import typer
 
 from rocktokens.cli import check, demo, distill, evaluate, find, trace
 from rocktokens.errors import RocktokensError
+
+INTERRUPTED = 130
+AGAIN = "run the same command again (distill: with --resume)"
+_RUST_ERROR = re.compile(r"\(os error (\d+)\)")
+"""How safetensors and tokenizers, which raise no OSError, name the cause."""
 
 app = typer.Typer(
     name="rocktokens",
@@ -29,18 +35,28 @@ def main() -> None:
     """Run the command line; never show a traceback for something the user can mend."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TQDM_DISABLE", "1")  # bars of libraries; ours are Rich's
     try:
         app()
     except RocktokensError as error:
         _stop(str(error), 2)
-    except KeyboardInterrupt:
-        _stop("interrupted; what was committed is kept, run the same command again (distill: with --resume)", 130)
-    except OSError as error:
-        if error.errno != errno.ENOSPC:
+    except SystemExit as stop:
+        if stop.code != INTERRUPTED:  # what Typer makes of a KeyboardInterrupt
             raise
-        where = error.filename or "the run directory"
-        _stop(f"the disk is full while writing {where}: free some space and resume; nothing committed was lost", 2)
+        _stop(f"interrupted; what was committed is kept, {AGAIN}", INTERRUPTED)
+    except Exception as error:
+        reason = _no_room(error)
+        if reason is None:
+            raise
+        _stop(f"the run directory cannot be written ({reason}): free some space; nothing is lost, {AGAIN}", 2)
+
+
+def _no_room(error: Exception) -> str | None:
+    """What the system says when a file cannot grow, None for any other error."""
+    number = error.errno if isinstance(error, OSError) else None
+    if found := _RUST_ERROR.search(str(error)):
+        number = int(found.group(1))
+    return os.strerror(number).lower() if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else None
 
 
 def _stop(sentence: str, code: int) -> None:

@@ -52,7 +52,7 @@ def trace(
         return print_json(result)
     steps = ", ".join(map(str, result["checkpoints"]))
     output.print(f"{result['rollouts']} rollouts, {result['tokens']:,} tokens, replayed at checkpoints {steps}")
-    output.print(f"next: rocktokens find {result['directory']}", soft_wrap=True)
+    output.print(f"next: rocktokens find {result['directory']}", soft_wrap=True, markup=False)
 
 
 def run_trace(config: Config, *, restart: bool = False) -> dict[str, Any]:
@@ -63,12 +63,12 @@ def run_trace(config: Config, *, restart: bool = False) -> dict[str, Any]:
     run = RunDir(config.run.directory)
     with run.lock():
         checkpoints = find_checkpoints(run, config)
-        if restart:
-            run.drop(
-                [entry.path for prefix in ("traces/checkpoint=", "rollouts/probe/") for entry in run.files(prefix)]
-            )
-        _require_same_replay(run, config, checkpoints)
+        if not restart:
+            _require_same_replay(run, config, checkpoints)
         teacher = load_model(config.models.teacher, config.models.dtype, config.models.device)
+        if restart:
+            run.drop(_replay_files(run))
+        run.update_manifest(replay=_replay_settings(config, checkpoints))
         _describe_run(run, config, teacher)
         tokens = _replay(run, config, checkpoints, teacher)
     count = config.trace.num_prompts * config.trace.num_generations
@@ -214,9 +214,13 @@ def make_sampler(config: Config, student: "LoadedModel", teacher: "LoadedModel |
     )
 
 
-def _require_same_replay(run: RunDir, config: Config, checkpoints: list[Checkpoint]) -> None:
-    """Refuse to mix replays made with different settings; note the settings of this one."""
-    settings = {
+def _replay_files(run: RunDir) -> list[str]:
+    return [entry.path for prefix in ("traces/checkpoint=", "rollouts/probe/") for entry in run.files(prefix)]
+
+
+def _replay_settings(config: Config, checkpoints: list[Checkpoint]) -> dict[str, Any]:
+    """What the rows of a replay depend on."""
+    return {
         "checkpoints": {str(checkpoint.step): Path(checkpoint.model).name for checkpoint in checkpoints},
         "probe": config.trace.probe,
         "num_prompts": config.trace.num_prompts,
@@ -228,14 +232,18 @@ def _require_same_replay(run: RunDir, config: Config, checkpoints: list[Checkpoi
         "rollouts": config.rollouts.model_dump(mode="json"),
         "scoring": config.scoring.model_dump(mode="json"),
     }
-    recorded = run.manifest().get("replay")
-    if recorded and recorded != settings and run.files("traces/checkpoint="):
-        changed = next(key for key in settings if settings[key] != recorded.get(key))
-        raise RocktokensError(
-            f"{run.path} holds replays made with {changed} = {recorded.get(changed)!r}, now it is "
-            f"{settings[changed]!r}: give --restart to replace them, or another run.directory"
-        )
-    run.update_manifest(replay=settings)
+
+
+def _require_same_replay(run: RunDir, config: Config, checkpoints: list[Checkpoint]) -> None:
+    """Refuse to mix replays made with different settings."""
+    settings, recorded = _replay_settings(config, checkpoints), run.manifest().get("replay")
+    if not recorded or recorded == settings or not _replay_files(run):
+        return
+    changed = next(key for key in settings if settings[key] != recorded.get(key))
+    raise RocktokensError(
+        f"{run.path} holds replays made with {changed} = {recorded.get(changed)!r}, now it is "
+        f"{settings[changed]!r}: give --restart to replace them, or another run.directory"
+    )
 
 
 def _describe_run(run: RunDir, config: Config, teacher: "LoadedModel") -> None:

@@ -36,7 +36,7 @@ NAMES = (
     "Petra Rahul Sofia Theo Uma Viktor Wanda Yara Zeno Alma Boris Celia Dario Esther Felix Gloria Henrik Isabel "
     "Jasper Katya Lorenzo Miriam Nadia Otto Priya Ramon Selma Tomas Ursula Vincent Walter Ximena Yvonne Zachary Amina "
     "Bruno Chiara Dmitri Edith Fatima Gustav Helena Ibrahim Judith Kamal Lucia Magnus Naomi Orlando"
-).split()  # noqa: SIM905, a list literal is a page long
+).split()
 ITEMS = (
     "apples pears plums lemons melons cherries walnuts almonds biscuits muffins pancakes sandwiches pencils markers "
     "crayons notebooks stickers postcards envelopes stamps marbles buttons ribbons beads shells pebbles feathers "
@@ -45,12 +45,12 @@ ITEMS = (
     "pumpkins grapes oranges apricots chestnuts cookies waffles dumplings noodles sausages pretzels magazines novels "
     "diaries calendars paintings brushes scissors needles sweaters scarves gloves jackets helmets bicycles scooters "
     "lamps mirrors curtains carpets hammers ladders buckets shovels flowers tulips daisies seeds saplings"
-).split()  # noqa: SIM905, a list literal is a page long
+).split()
 PLACES = (
     "garden kitchen market school library harbour station museum bakery workshop garage attic cellar village forest "
     "meadow orchard stable theatre office pharmacy cathedral warehouse factory playground stadium airport bridge "
     "castle lighthouse monastery hospital gallery terrace basement"
-).split()  # noqa: SIM905, a list literal is a page long
+).split()
 
 OPENERS = (
     "{name} has {n} {items}.",
@@ -203,7 +203,7 @@ def _draw_steps(rng: random.Random, max_steps: int) -> tuple[Step, ...]:
 
 
 def _draw_step(rng: random.Random, amount: int) -> Step:
-    """One step that keeps the amount between 2 and ``LARGEST``."""
+    """One step that leaves at least 2, and by a product at most ``LARGEST``."""
     divisors = [n for n in range(2, 10) if amount % n == 0 and amount // n >= 2]
     factors = [n for n in range(2, 7) if amount * n <= LARGEST]
     kinds = ["+", "+", "-", "-"] + ["*"] * bool(factors) + ["/"] * bool(divisors)

@@ -1,0 +1,267 @@
+"""Every mistake a user can make ends with code 2 and one sentence that names it, and costs nothing that was there."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from command_line import FinishedRun, changed, refuse, require_sound, rocktokens, snapshot
+from safetensors.torch import load_file, save_file
+
+from rocktokens.models import pebbles
+from rocktokens.run_dir import RunDir
+from rocktokens.types import RockSet, RockToken
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_lost(finished: FinishedRun) -> Iterator[None]:
+    before = snapshot(finished.path.parent)
+    yield
+    after = snapshot(finished.path.parent)
+    assert {path: after.get(path) for path in before} == before
+
+
+@pytest.fixture
+def new(tmp_path: Path) -> Path:
+    """The directory of a run that does not exist yet."""
+    return tmp_path / "new"
+
+
+def broken_student(directory: Path) -> Path:
+    """The embedded student with one weight that is not a number."""
+    shutil.copytree(pebbles.directory("student"), directory)
+    weights = load_file(directory / "model.safetensors")
+    weights["model.norm.weight"][0] = torch.nan
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    return directory
+
+
+def other_tokenizer(directory: Path) -> Path:
+    """The embedded student with two entries of its vocabulary exchanged: as many tokens, other meanings."""
+    shutil.copytree(pebbles.directory("student"), directory)
+    tokenizer = json.loads((directory / "tokenizer.json").read_text(encoding="utf-8"))
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary["7"], vocabulary["8"] = vocabulary["8"], vocabulary["7"]
+    (directory / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    return directory
+
+
+# The config
+
+
+@pytest.mark.parametrize("verb", ["check", "distill", "trace"])
+def test_missing_config(verb: str, tmp_path: Path):
+    refuse(verb, tmp_path / "no.toml", naming=("no.toml", "does not exist"))
+
+
+def test_toml_syntax(tmp_path: Path):
+    (tmp_path / "bad.toml").write_text("[run]\ndirectory = \n")
+    refuse("distill", tmp_path / "bad.toml", naming=("bad.toml", "not valid TOML", "line 2"))
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"[run]\ndirectory = 'a'\x00"], ids=["not text", "null byte"])
+def test_a_config_that_is_no_text(tmp_path: Path, content: bytes):
+    (tmp_path / "bad.toml").write_bytes(content)
+    refuse("distill", tmp_path / "bad.toml", naming=("bad.toml",))
+
+
+@pytest.mark.parametrize(
+    ("setting", "naming"),
+    [
+        ("training.max_step=3", ("training.max_step", "did you mean training.max_steps?")),
+        ("trainig.max_steps=3", ("trainig", "did you mean training")),
+        ("training.max_steps=zero", ("training.max_steps", "'zero'")),
+        ("training.max_steps=0", ("training.max_steps", "0")),
+        ("training.learning_rate=nan", ("training.learning_rate",)),
+        ("task.name=wordmaths", ("task.name", "'wordmaths'", "jsonl")),
+        ("policy.name=rocks", ("policy.rocks",)),
+        ("nonsense", ("nonsense", "section.key=value")),
+        ("run=1", ("run=1", "section.key=value")),
+        ("run.directory.x=1", ("run.directory.x=1",)),
+        ("models.device=tpu:9:9", ("models.device", "tpu:9:9")),
+        ("models.student=/no/where", ("/no/where",)),
+        ("rollouts.num_generations=3", ("rollouts.num_generations", "3")),
+        ("policy.name=rocks --set policy.rocks=no.json", ("no.json", "rocktokens find")),
+    ],
+)
+def test_bad_settings(finished: FinishedRun, new: Path, setting: str, naming: tuple[str, ...]):
+    settings = setting.split(" --set ")
+    refuse("distill", finished.config, *changed(f"run.directory={new}", *settings), naming=naming)
+    assert snapshot(new) == {}
+
+
+def test_a_run_directory_that_is_a_file(finished: FinishedRun, new: Path):
+    new.write_text("mine")
+    refuse("distill", finished.config, *changed(f"run.directory={new}"), naming=(str(new), "is a file"))
+    assert new.read_text() == "mine"
+
+
+# Models and data
+
+
+def test_another_tokenizer(finished: FinishedRun, new: Path, tmp_path: Path):
+    teacher = other_tokenizer(tmp_path / "teacher")
+    settings = changed(f"run.directory={new}", f"models.teacher={teacher}")
+    refuse("distill", finished.config, *settings, naming=("vocabularies", "'7'", "'8'"))
+    assert snapshot(new) == {}
+    students = json.dumps([str(finished.path / "checkpoints/step-0")])
+    refuse("trace", finished.config, *settings, *changed(f"trace.checkpoints={students}"), naming=("vocabularies",))
+
+
+def test_rocks_of_another_tokenizer(finished: FinishedRun, new: Path, tmp_path: Path):
+    rocks = json.loads((finished.path / "rocks.json").read_text(encoding="utf-8"))
+    (tmp_path / "rocks.json").write_text(json.dumps({**rocks, "tokenizer_sha256": "f" * 64}))
+    settings = changed(f"run.directory={new}", "policy.name=rocks", f"policy.rocks={tmp_path}/rocks.json")
+    refuse("distill", finished.config, *settings, naming=("ffffffffffff", "rocktokens find"))
+
+
+@pytest.mark.parametrize(
+    ("line", "naming"),
+    [
+        ("", ("task.jsonl", "no records")),
+        ("\n\n", ("task.jsonl", "no records")),
+        ("{'question': 1}", ("task.jsonl", "line 1", "JSON")),
+        ('["question"]', ("task.jsonl", "line 1", "object")),
+        ('{"prompt": "?", "answer": "1"}', ("line 1", "'question'", "task.prompt_field")),
+        ('{"question": "?"}', ("line 1", "'answer'", "task.answer_field")),
+    ],
+    ids=["empty", "blank", "not JSON", "no object", "no question", "no answer"],
+)
+def test_bad_data(finished: FinishedRun, new: Path, tmp_path: Path, line: str, naming: tuple[str, ...]):
+    (tmp_path / "task.jsonl").write_text(line, encoding="utf-8")
+    settings = changed(f"run.directory={new}", "task.name=jsonl", f"task.path={tmp_path}/task.jsonl")
+    refuse("distill", finished.config, *settings, naming=naming)
+    assert snapshot(new) == {}
+
+
+@pytest.mark.parametrize(
+    ("setting", "naming"),
+    [
+        ("rollouts.max_prompt_length=5", ("wordmath-train-", "rollouts.max_prompt_length is 5")),
+        ("rollouts.max_completion_length=380", ("wordmath-train-", "380", "384", "rollouts.max_completion_length")),
+    ],
+)
+def test_prompts_that_do_not_fit(finished: FinishedRun, new: Path, setting: str, naming: tuple[str, ...]):
+    refuse("distill", finished.config, *changed(f"run.directory={new}", setting), naming=naming)
+    require_sound(new)
+
+
+def test_a_policy_that_leaves_nothing_to_learn(finished: FinishedRun, new: Path, tmp_path: Path):
+    every = [RockToken(token, "", token, 1, 1.0, 1.0, None, None, "other") for token in range(1301)]
+    sha256 = RunDir(finished.path).manifest()["tokenizer_sha256"]
+    RockSet(sha256, {}, {}, {}, every).save(tmp_path / "every.json")
+    settings = (f"run.directory={new}", "policy.name=rocks", f"policy.rocks={tmp_path}/every.json", "policy.lam=0")
+    refuse("distill", finished.config, *changed(*settings), naming=("step 0", "weight 0", "policy.lam"))
+    require_sound(new)
+
+
+def test_logits_that_are_not_numbers(finished: FinishedRun, new: Path, tmp_path: Path):
+    student = broken_student(tmp_path / "student")
+    settings = changed(f"run.directory={new}", f"models.student={student}")
+    refuse("distill", finished.config, *settings, naming=("step 0", "NaN"))
+    require_sound(new)
+    refuse("evaluate", finished.path, "--checkpoint", str(student), naming=("NaN",))
+    require_sound(finished.path)
+
+
+# Runs
+
+
+def test_a_run_that_is_there(finished: FinishedRun):
+    refuse("distill", finished.config, naming=(str(finished.path), "--resume"))
+
+
+def test_resuming_with_another_config(finished: FinishedRun):
+    settings = changed("training.learning_rate=0.1")
+    refuse("distill", finished.config, "--resume", *settings, naming=("training.learning_rate = 0.1", "0.0005"))
+
+
+def test_a_run_in_use(finished: FinishedRun):
+    with RunDir(finished.path).lock():
+        for command in (
+            ("distill", finished.config, "--resume"),
+            ("trace", finished.config),
+            ("find", finished.path),
+            ("evaluate", finished.path),
+        ):
+            refuse(*command, naming=(str(finished.path), "in use", "pid"))
+
+
+@pytest.mark.parametrize("verb", ["find", "evaluate"])
+def test_a_folder_that_is_no_run(verb: str, tmp_path: Path):
+    refuse(verb, tmp_path, naming=(str(tmp_path), "not a run directory"))
+    refuse(verb, tmp_path / "nowhere", naming=("nowhere", "not a run directory"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_find_without_traces(replayed: Path):
+    refuse("find", replayed, naming=(str(replayed), "rocktokens trace"))
+
+
+@pytest.mark.parametrize(
+    ("options", "naming"),
+    [
+        (("--reference", "3"), ("reference = 3", "0, 2, 4")),
+        (("--baseline", "7"), ("baseline = 7", "0, 2, 4")),
+        (("--k", "0"), ("find.k", "0")),
+        (("--set", "find.kk=3"), ("find.kk", "did you mean find.k?")),
+    ],
+)
+def test_find_with_bad_options(finished: FinishedRun, options: tuple[str, ...], naming: tuple[str, ...]):
+    refuse("find", finished.path, *options, naming=naming)
+
+
+def test_trace_without_checkpoints(finished: FinishedRun, new: Path):
+    refuse("trace", finished.config, *changed(f"run.directory={new}"), naming=("no checkpoints", "trace.checkpoints"))
+    order = json.dumps(["a/step-4", "a/step-2"])
+    settings = changed(f"run.directory={new}", f"trace.checkpoints={order}")
+    refuse("trace", finished.config, *settings, naming=("trace.checkpoints", "[4, 2]", "oldest first"))
+
+
+@pytest.mark.parametrize("restart", [(), ("--restart",)], ids=["", "restart"])
+def test_trace_with_a_teacher_that_does_not_load(finished: FinishedRun, restart: tuple[str, ...]):
+    refuse("trace", finished.config, *restart, *changed("models.teacher=/no/where"), naming=("/no/where",))
+    require_sound(finished.path)
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "naming"),
+    [("99", ("'99'", "[0, 2, 4]")), ("/no/where", ("/no/where",)), ("no-such-model", ("no-such-model",))],
+)
+def test_evaluate_with_an_unknown_checkpoint(finished: FinishedRun, checkpoint: str, naming: tuple[str, ...]):
+    refuse("evaluate", finished.path, "--checkpoint", checkpoint, naming=naming)
+
+
+def test_a_task_without_answers(finished: FinishedRun, tmp_path: Path):
+    (tmp_path / "task.jsonl").write_text('{"question": "How many?"}\n')
+    task = f'{{name = "jsonl", path = "{tmp_path}/task.jsonl", answer_field = ""}}'
+    refuse(
+        "evaluate",
+        finished.path,
+        *changed(f"evaluation.task={task}"),
+        naming=("task.jsonl", "no answer", "evaluation.task.answer_field"),
+    )
+
+
+def test_a_damaged_manifest(finished: FinishedRun, tmp_path: Path):
+    run = shutil.copytree(finished.path, tmp_path / "run", ignore=shutil.ignore_patterns("checkpoints"))
+    (run / "manifest.json").write_text("{")
+    refuse("find", run, naming=("manifest.json", "not valid JSON"))
+
+
+def test_a_process_of_its_own_says_one_sentence(finished: FinishedRun, new: Path):
+    """With both models loaded, so that nothing they print on the way gets through."""
+    settings = changed(f"run.directory={new}", "rollouts.max_prompt_length=5")
+    command = [sys.executable, "-m", "rocktokens.cli.main", "distill", str(finished.config), *settings]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1), done.stderr
+    assert done.stderr.startswith("rocktokens: prompt 'wordmath-train-")
+
+
+def test_an_unknown_option_is_named(finished: FinishedRun):
+    outcome = rocktokens("distill", finished.config, "--resum")
+    assert outcome.code == 2 and "--resume" in outcome.stderr and "Traceback" not in outcome.stderr

@@ -1,0 +1,68 @@
+"""Tables for people: whitespace can be seen, and no token text can break or colour what is around it."""
+
+import io
+
+import pytest
+from command_line import FinishedRun, succeed
+from rich.console import Console
+from rich.table import Table
+
+from rocktokens.cli.common import visible
+from rocktokens.cli.evaluate import accuracy_table
+from rocktokens.cli.find import rock_table
+from rocktokens.types import RockSet, RockToken
+
+HOSTILE = ["[bold]", "[/]", "[/bold]", "\\[", "\\", "\\]", "[red]x", "[link=http://x]", ":smile:", "[", "a[b]c\\"]
+CONTROL = {"\x1b[31m": "\\u001b[31m", "\r": "␍", "\x00": "\\u0000", "\x07": "\\u0007", "\u202e": "\\u202e"}
+WHITESPACE = {" ": "·", "\n\n": "⏎⏎", "\t": "⇥", " So": "·So", "": "∅", "\u3000": "\\u3000", "a\u200bb": "a\\u200bb"}
+
+
+def rendered(table: Table) -> list[str]:
+    """The lines of a table as a terminal would show them, colours included."""
+    file = io.StringIO()
+    Console(file=file, width=120, force_terminal=True, color_system="truecolor", emoji=False).print(table)
+    return file.getvalue().splitlines()
+
+
+def rocks(texts: list[str]) -> RockSet:
+    tokens = [RockToken(id, text, id + 1, 2, 0.5, 1.0, None, None, "other") for id, text in enumerate(texts)]
+    return RockSet("", {}, {}, {}, tokens)
+
+
+@pytest.mark.parametrize(("text", "shown"), [*CONTROL.items(), *WHITESPACE.items()])
+def test_what_cannot_be_seen_is_shown(text: str, shown: str):
+    assert visible(text) == shown
+    assert visible(text).isprintable()
+
+
+def test_no_token_text_is_taken_for_markup():
+    texts = [*HOSTILE, *CONTROL, *WHITESPACE]
+    lines = rendered(rock_table(rocks(texts), len(texts)))
+    plain = rendered(rock_table(rocks(["x"] * len(texts)), len(texts)))
+    assert len(lines) == len(plain) == len(texts) + 5
+    for text, line in zip(texts, lines[4:-1], strict=True):
+        assert f"│ {visible(text)} " in line
+        assert "\x1b" not in line
+        assert len(line) == len(lines[4])
+
+
+def test_no_model_name_is_taken_for_markup():
+    record = {
+        "accuracy": 0.5, "wilson_interval": (0.4, 0.6), "bootstrap_interval": None, "n_prompts": 10,
+        "mean_response_length": 3.0, "truncated_share": 0.0,
+    }  # fmt: skip
+    lines = rendered(accuracy_table([{"name": name, **record} for name in HOSTILE]))
+    assert all(f"│ {name} " in line for name, line in zip(HOSTILE, lines[4:-1], strict=True))
+
+
+def test_the_tables_of_a_run(finished: FinishedRun):
+    shown = succeed("find", finished.path, "--show", "10").stdout
+    found = finished.outcomes["find"].record["tokens"]
+    assert len(found) == 10 and any(token["text"].isspace() or " " in token["text"] for token in found)
+    for token in found:
+        row = next(line for line in shown.splitlines() if line.startswith(f"│ {token['rank']:>4} "))
+        cells = [cell.strip() for cell in row.strip("│").split("│")]
+        assert cells[1:5] == [visible(token["text"]), str(token["id"]), token["category"], str(token["freq"])]
+    accuracies = succeed("evaluate", finished.path, "--checkpoint", "all").stdout
+    assert [f"step {step} " in accuracies for step in (0, 2, 4)] == [True] * 3
+    assert str(finished.path / "evaluations.json") in accuracies
