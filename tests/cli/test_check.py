@@ -9,8 +9,19 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
-from rocktokens.cli import check
+from rocktokens.cli.check import finding_table
+from rocktokens.cli.findings import (
+    check_disk,
+    check_memory,
+    check_overlap,
+    check_sampler,
+    check_stop_mass,
+    check_truncation,
+    check_widths,
+)
 from rocktokens.cli.main import app
+from rocktokens.cli.probe import estimate_time
+from rocktokens.cli.static_checks import check_directory, check_head, check_rocks, check_templates, disk_need, misfit
 from rocktokens.config import parse_config
 from rocktokens.models.fingerprints import vocabulary_sha256
 from rocktokens.models.load import load_model
@@ -174,21 +185,21 @@ def test_unequal_heads_other_ends_and_other_templates_are_warnings(pair, tmp_pat
 def test_a_template_is_compared_by_what_it_renders():
     spaced = "{%- for m in messages -%}   {{ m['content'] }}{%- endfor -%}"
     tight = "{%- for m in messages -%}{{ m['content'] }}{%- endfor -%}"
-    same = check.check_templates(byte_tokenizer(template=spaced), byte_tokenizer(template=tight), used=True)
+    same = check_templates(byte_tokenizer(template=spaced), byte_tokenizer(template=tight), used=True)
     assert same.level == "ok" and same.value == "the same"
-    assert "none" in check.check_templates(byte_tokenizer(), byte_tokenizer(), used=True).value
+    assert "none" in check_templates(byte_tokenizer(), byte_tokenizer(), used=True).value
 
 
 def test_a_head_that_does_more_than_is_known_fails(pair):
     loaded = load_model(str(pair / "student"), device="cpu")
-    assert check.check_head("student head", loaded).level == "ok"
+    assert check_head("student head", loaded).level == "ok"
     loaded.model.lm_head.register_forward_hook(lambda _module, _inputs, logits: 2 * logits)
-    finding = check.check_head("student head", loaded)
+    finding = check_head("student head", loaded)
     assert finding.level == "fail" and "computes logits in a way that is not known here" in finding.remedy
 
 
 def test_a_tokenizer_longer_than_a_head_is_named():
-    finding = check.check_widths(258, 258, 260)
+    finding = check_widths(258, 258, 260)
     assert finding.level == "warn" and finding.remedy.startswith("2 entries of the tokenizer have no logit")
 
 
@@ -208,8 +219,8 @@ def test_a_prompt_that_does_not_fit_fails(pair, override, sentence):
 def test_the_longest_prompt_that_fits_does(pair):
     lengths, contexts = {"a": 3, "b": 16}, {"student": 128, "teacher": None}
     fitting = config_of(pair, "rollouts.max_prompt_length=16", "rollouts.max_completion_length=112")
-    assert check.misfit(fitting, lengths, contexts) == ""
-    assert "the teacher sees only 127" in check.misfit(fitting, lengths, {"student": 128, "teacher": 127})
+    assert misfit(fitting, lengths, contexts) == ""
+    assert "the teacher sees only 127" in misfit(fitting, lengths, {"student": 128, "teacher": 127})
 
 
 def test_prompts_are_counted(pair):
@@ -240,32 +251,32 @@ def test_rocks_of_another_vocabulary_fail_but_the_probe_runs(pair, tmp_path):
     assert code == 2 and "the rocks were found with tokenizer 000000000000" in findings["rocks"]["remedy"]
     assert "overlap" in findings
     RockSet(vocabulary_sha256(byte_tokenizer().get_vocab()), {}, {}, {}).save(path)
-    assert check.check_rocks(config_of(pair, *settings), vocabulary_sha256(byte_tokenizer().get_vocab())).level == "ok"
+    assert check_rocks(config_of(pair, *settings), vocabulary_sha256(byte_tokenizer().get_vocab())).level == "ok"
     path.unlink()
-    assert "does not exist" in check.check_rocks(config_of(pair, *settings), "").remedy
+    assert "does not exist" in check_rocks(config_of(pair, *settings), "").remedy
 
 
 def test_the_run_directory(tmp_path):
-    assert check.check_directory(tmp_path / "a" / "b").level == "ok"
+    assert check_directory(tmp_path / "a" / "b").level == "ok"
     (tmp_path / "file").write_text("")
-    assert check.check_directory(tmp_path / "file" / "run").level == "fail"
+    assert check_directory(tmp_path / "file" / "run").level == "fail"
     RunDir(tmp_path / "taken").update_manifest(command="distill")
-    taken = check.check_directory(tmp_path / "taken")
+    taken = check_directory(tmp_path / "taken")
     assert taken.level == "warn" and "--resume" in taken.remedy
 
 
 def test_disk_arithmetic(pair):
-    need = check.disk_need(config_of(pair), trainable=1000)
+    need = disk_need(config_of(pair), trainable=1000)
     assert need == {"checkpoints": 3 * 12 * 1000, "traces": 40 * (6 * 8 + 3 * 10) * 12}
-    listed = check.disk_need(config_of(pair, 'trace.checkpoints=["a", "b"]'), trainable=0)
+    listed = disk_need(config_of(pair, 'trace.checkpoints=["a", "b"]'), trainable=0)
     assert listed["traces"] == 40 * (6 * 8 + 2 * 10) * 12
     total = sum(need.values())
-    assert [check.check_disk(need, free).level for free in (total, total - 1)] == ["ok", "warn"]
+    assert [check_disk(need, free).level for free in (total, total - 1)] == ["ok", "warn"]
 
 
 def test_memory_levels():
     need = MemoryNeed(student=300, teacher=100, update=400, sampling=200)
-    assert [check.check_memory(need, available).level for available in (1000, 999, 800, 799)] == [
+    assert [check_memory(need, available).level for available in (1000, 999, 800, 799)] == [
         "ok",
         "warn",
         "warn",
@@ -284,32 +295,32 @@ def test_lora_needs_less_memory_and_disk(pair):
 
 def test_time_of_the_run_is_steps_times_a_step(pair):
     probe = PairProbe(100, 1.0, None, 1.0, 1.0, None, None, seconds_student=1, seconds_teacher=2, seconds_heads=3)
-    measured = check.estimate_time(config_of(pair), probe, sampled_in=5.0, rollouts=4, device="cpu").measured
+    measured = estimate_time(config_of(pair), probe, sampled_in=5.0, rollouts=4, device="cpu").measured
     assert measured == pytest.approx({"tokens_per_step": 200, "sampling": 10, "update": 22, "run": 6 * 32})
 
 
 def test_judgements_at_their_thresholds():
-    assert [check.check_stop_mass(mass).level for mass in (0.01, 0.0099, None)] == ["ok", "warn", "warn"]
-    assert "lengths may explode" in check.check_stop_mass(0.0).remedy
-    assert [check.check_overlap(*pair).level for pair in ((0.2, 0.5), (0.19, 0.9), (0.9, 0.49))] == [
+    assert [check_stop_mass(mass).level for mass in (0.01, 0.0099, None)] == ["ok", "warn", "warn"]
+    assert "lengths may explode" in check_stop_mass(0.0).remedy
+    assert [check_overlap(*pair).level for pair in ((0.2, 0.5), (0.19, 0.9), (0.9, 0.49))] == [
         "ok",
         "warn",
         "warn",
     ]
-    assert [check.check_sampler(gap).level for gap in (0.01, 0.011, None)] == ["ok", "warn", "ok"]
+    assert [check_sampler(gap).level for gap in (0.01, 0.011, None)] == ["ok", "warn", "ok"]
 
 
 def test_rollouts_that_are_cut_off():
     ids = torch.zeros(4).int().numpy()
     rollouts = [Rollout(i, "p", 0, ids, ids[: 2 + i], ids[: 2 + i], 0, finished=i == 0) for i in range(2)]
-    half = check.check_truncation(rollouts, 3)
+    half = check_truncation(rollouts, 3)
     assert half.level == "ok" and half.measured == {"mean_length": 2.5, "truncated_share": 0.5}
-    assert check.check_truncation(rollouts[1:], 3).level == "warn"
+    assert check_truncation(rollouts[1:], 3).level == "warn"
 
 
 def test_brackets_in_findings_are_shown_as_they_are():
     findings = [{"name": "end tokens", "level": "warn", "value": "student [1], teacher [red]", "remedy": "see [2]"}]
     page = io.StringIO()
-    Console(width=100, file=page).print(check.finding_table(findings))
+    Console(width=100, file=page).print(finding_table(findings))
     text = page.getvalue()
     assert "student [1], teacher [red]" in text and "see [2]" in text
