@@ -95,10 +95,10 @@ demo's distillation. Measured {card["measured"]} by `benchmarks/pebbles_card.py`
 |---|---|---|
 {rows}
 
-On-policy kl fell from {first:.3f} to {last:.3f} nats a token ({100 * (last / first - 1):.0f} %). Much of that fall is
-the student giving up answers without working, which the teacher never writes. On rollouts replayed through the first
-and the last checkpoint, {movement["unmoved_rocks"]} of the top 20 types by summed kl kept more than 75 % of their kl:
-{_percent(movement["unmoved_token_share"])} of the generated tokens are theirs
+On-policy kl went from {first:.3f} to {last:.3f} nats a token ({100 * (last / first - 1):+.0f} %). Much of that is the
+student giving up answers without working, which the teacher never writes. On rollouts replayed through the first and
+the last checkpoint ({movement["prompts"]}), {movement["unmoved_rocks"]} of the 20 rocks kept more than 75 % of their
+kl: {_percent(movement["unmoved_token_share"])} of the generated tokens are theirs
 ({_percent(movement["unmoved_digit_token_share"])} are digits), and {_percent(movement["unmoved_kl_share"])} of the kl
 that is left.
 

@@ -22,8 +22,8 @@ def main() -> None:
     arguments = parser.parse_args()
     console = Console(record=True, width=80, force_terminal=True)
     rocks = RockSet.load(arguments.run.rocks)
-    _, types = measure_movement(arguments.run, rocks)
-    console.print(movement_table(types, 16))
+    movement, types = measure_movement(arguments.run, rocks)
+    console.print(movement_table(types, 16, movement["prompts"]))
     arguments.svg.parent.mkdir(parents=True, exist_ok=True)
     console.save_svg(str(arguments.svg), title="rocktokens demo", theme=DIMMED_MONOKAI)
 

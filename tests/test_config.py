@@ -18,6 +18,7 @@ from rocktokens.config import (
     TrainingSection,
     WordmathTask,
     dump_config,
+    evaluation_task,
     load_config,
     parse_config,
 )
@@ -35,7 +36,7 @@ tasks = st.one_of(
 )
 configs = st.builds(
     Config,
-    run=st.builds(RunSection, directory=names, seed=st.integers(0, 2**63 - 1)),
+    run=st.builds(RunSection, directory=st.text(min_size=1, max_size=20), seed=st.integers(0, 2**63 - 1)),
     models=st.builds(ModelsSection, student=names, teacher=names, dtype=st.sampled_from(["float32", "bfloat16"])),
     task=tasks,
     rollouts=st.builds(RolloutsSection, temperature=positive, batch_size=counts, chat_template=st.booleans()),
@@ -45,7 +46,7 @@ configs = st.builds(
         TrainingSection, learning_rate=positive, report_to=st.lists(st.sampled_from(["trackio", "wandb"]))
     ),
     trace=st.builds(TraceSection, checkpoints=st.lists(names, max_size=3)),
-    evaluation=st.builds(EvaluationSection, task=tasks, temperature=st.none() | positive),
+    evaluation=st.builds(EvaluationSection, task=st.none() | tasks, temperature=st.none() | positive),
 )
 
 
@@ -62,7 +63,7 @@ def test_a_dumped_config_parses_to_itself(config):
 def test_every_default_is_written_out():
     text = dump_config(parse_config(MINIMAL))
     assert "seed = 0" in text
-    assert "[evaluation.task]" in text
+    assert "[evaluation]" in text
     assert "learning_rate = 0.0005" in text
 
 
@@ -70,6 +71,23 @@ def test_a_file_reads_like_its_text(tmp_path):
     path = tmp_path / "run.toml"
     path.write_text(MINIMAL)
     assert load_config(path, ["run.seed=3"]) == parse_config(MINIMAL, ["run.seed=3"])
+
+
+# What evaluation runs on
+
+
+def test_accuracy_of_word_problems_is_measured_on_their_test_split():
+    config = parse_config(MINIMAL, ["task.max_steps=2"])
+    assert config.evaluation.task is None
+    assert evaluation_task(config) == WordmathTask(split="test", max_steps=2)
+
+
+def test_other_tasks_need_one_to_evaluate_on():
+    jsonl = ["task.name=jsonl", "task.path=train"]
+    with pytest.raises(ConfigError, match=r"evaluation\.task is not set, and the run's task is jsonl: set \[eval"):
+        evaluation_task(parse_config(MINIMAL, jsonl))
+    config = parse_config(MINIMAL, [*jsonl, "evaluation.task.name=jsonl", "evaluation.task.path=test"])
+    assert evaluation_task(config) == JsonlTask(name="jsonl", path="test")
 
 
 # Overrides

@@ -1,10 +1,12 @@
 """One writer, atomic commits, and nothing a killed process leaves behind counts."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -123,6 +125,8 @@ def test_manifest_keeps_facts_beside_files(tmp_path):
         ('{"manifest_version": 2, "files": {}}', "has manifest_version 2, this rocktokens reads 1"),
         ('{"files": {}}', "has manifest_version None, this rocktokens reads 1"),
         ("{", "is not valid JSON"),
+        ("[]", "is not a JSON object"),
+        ('{"manifest_version": 1}', "lists no files"),
     ],
 )
 def test_a_manifest_of_another_version_or_damaged_is_refused(tmp_path, content, sentence):
@@ -139,15 +143,45 @@ def test_a_folder_without_a_manifest_is_not_a_run(tmp_path):
 # Lock
 
 
-def test_the_lock_is_re_entrant_for_its_holder_and_refuses_others(tmp_path):
-    holder, other = RunDir(tmp_path), RunDir(tmp_path)
+def test_the_writers_of_a_process_share_the_lock_until_the_last_lets_go(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "run")
+    holder, other = RunDir(tmp_path / "run"), RunDir(tmp_path / "link")
     with holder.lock():
-        with holder.lock():
-            holder.commit("a", text("one"))
-        with pytest.raises(RunDirError, match="is in use by another process"):
-            other.commit("b", text("two"))
-    other.commit("b", text("two"))
-    assert [entry.path for entry in holder.files()] == ["a", "b"]
+        with other.lock(), holder.lock():
+            other.commit("a", text("one"))
+        holder.commit("b", text("two"))
+        assert "is in use by another process" in try_to_write(tmp_path / "run")
+        assert "is in use by another process" in try_to_write(tmp_path / "link")
+    assert try_to_write(tmp_path / "run") == ""
+    assert [entry.path for entry in other.files()] == ["a", "b"]
+
+
+def try_to_write(run: Path) -> str:
+    """What another process is told."""
+    program = "import sys; from rocktokens.run_dir import RunDir; RunDir(sys.argv[1]).update_manifest()"
+    return subprocess.run([sys.executable, "-c", program, run], capture_output=True, text=True, check=False).stderr
+
+
+def test_a_forked_process_does_not_inherit_the_lock(tmp_path):
+    with RunDir(tmp_path).lock():
+        child = os.fork()
+        if child == 0:
+            try:
+                RunDir(tmp_path).update_manifest()
+                os._exit(0)
+            except RunDirError:
+                os._exit(3)
+            finally:
+                os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+    assert not RunDir(tmp_path).exists()
+
+
+def test_threads_do_not_lose_each_others_files(tmp_path):
+    names = [f"part-{number}" for number in range(10, 40)]
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda name: RunDir(tmp_path).commit(name, text(name)), names))
+    assert [entry.path for entry in RunDir(tmp_path).files()] == names
 
 
 HOLD_THE_LOCK = """
@@ -176,6 +210,14 @@ def test_a_file_in_the_place_of_the_folder_is_named(tmp_path):
     (tmp_path / "run").write_text("")
     with pytest.raises(RunDirError, match="is a file, not a folder"):
         RunDir(tmp_path / "run").update_manifest()
+
+
+def test_a_folder_that_cannot_be_made_or_written_is_named(tmp_path):
+    with pytest.raises(RunDirError, match=r"^/proc/x/y cannot be created or written \(no such file or directory\)"):
+        RunDir("/proc/x/y").update_manifest()
+    (tmp_path / ".lock").mkdir()
+    with pytest.raises(RunDirError, match=r"cannot be created or written \(is a directory\): .*run.directory"):
+        RunDir(tmp_path).update_manifest()
 
 
 COMMIT_FOREVER = """

@@ -93,6 +93,18 @@ def test_missing_damaged_and_newer_files_are_refused(tmp_path):
         RockSet.load(path)
 
 
+@pytest.mark.parametrize("content", ['{"schema_version": 1}', '{"schema_version": 1, "tokens": [3]}', "[]", "null"])
+def test_json_that_is_no_rock_set_is_refused(tmp_path, content):
+    (tmp_path / "rocks.json").write_text(content)
+    with pytest.raises(RocktokensError, match=r"rocks\.json .*: write it anew with `rocktokens find`"):
+        RockSet.load(tmp_path / "rocks.json")
+
+
+def test_a_folder_in_the_place_of_the_file_is_refused(tmp_path):
+    with pytest.raises(RocktokensError, match=r"cannot be read \(Is a directory\): give the rocks\.json"):
+        RockSet.load(tmp_path)
+
+
 def test_scores_are_named_in_the_order_of_the_trace():
     columns = ["kl", "logp_student", "logp_teacher", "entropy_student", "entropy_teacher", "grad_norm"]
     scores = TokenScores(**{name: index for index, name in enumerate(columns)})

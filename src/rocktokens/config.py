@@ -26,7 +26,7 @@ class Section(BaseModel):
 class RunSection(Section):
     """Where the run lives and the one seed everything random in it derives from."""
 
-    directory: str = Field(description="folder of the run; created when it does not exist")
+    directory: str = Field(min_length=1, description="folder of the run; created when it does not exist")
     seed: int = Field(default=0, ge=0, lt=2**63)
 
 
@@ -196,7 +196,9 @@ class FindSection(Section):
 class EvaluationSection(Section):
     """Accuracy on held-out prompts."""
 
-    task: TaskSection = WordmathTask(split="test")
+    task: TaskSection | None = Field(
+        default=None, description="default: the test problems of wordmath where that is the run's task"
+    )
     num_prompts: int = Field(default=500, ge=1)
     num_samples: int = Field(default=1, ge=1)
     temperature: float | None = Field(default=None, ge=0, description="default: that of the rollouts")
@@ -216,6 +218,18 @@ class Config(Section):
     trace: TraceSection = TraceSection()
     find: FindSection = FindSection()
     evaluation: EvaluationSection = EvaluationSection()
+
+
+def evaluation_task(config: Config) -> TaskSection:
+    """What accuracy is measured on; only word problems come with held-out ones of their own."""
+    if config.evaluation.task is not None:
+        return config.evaluation.task
+    if isinstance(config.task, WordmathTask):
+        return config.task.model_copy(update={"split": "test"})
+    raise ConfigError(
+        f"evaluation.task is not set, and the run's task is {config.task.name}: set [evaluation.task] to held-out "
+        "prompts with answers"
+    )
 
 
 def load_config(path: str | Path, overrides: list[str] | None = None) -> Config:

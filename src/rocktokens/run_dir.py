@@ -3,7 +3,8 @@
 1. A file is written under a temporary name, flushed to the disk, and renamed.
 2. Only then is it listed, with its row count and SHA-256, in ``manifest.json``, which is itself replaced atomically.
 3. A file that the manifest does not list does not exist; whatever a killed process left behind is overwritten.
-4. Writers hold an advisory lock on ``.lock``, which the kernel releases when the process dies, however it dies.
+4. The process that writes holds an advisory lock on ``.lock``, which the kernel releases when it dies, however it dies.
+   All writers of one process share it.
 """
 
 import fcntl
@@ -11,6 +12,7 @@ import hashlib
 import json
 import os
 import platform
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -34,13 +36,25 @@ class FileEntry:
     sha256: str
 
 
+@dataclass(slots=True)
+class HeldLock:
+    """The lock of one run that this process holds, and how many of its writers do."""
+
+    descriptor: int
+    writers: int = 0
+
+
+_held: dict[tuple[int, str], HeldLock] = {}
+"""By process and real path: a forked process finds nothing here and is refused like any other."""
+_guard = threading.Lock()
+_one_change = threading.RLock()
+
+
 class RunDir:
     """Paths, manifest and lock of one run. Reading never takes the lock; every change of the manifest needs it."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self._lock_depth = 0
-        self._lock_fd = -1
 
     # Paths
 
@@ -77,11 +91,15 @@ class RunDir:
             manifest = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return {"manifest_version": MANIFEST_VERSION, "files": {}}
-        except json.JSONDecodeError as error:
+        except ValueError as error:
             raise RunDirError(f"{path} is not valid JSON ({error}): restore it from a copy of the run") from None
+        if not isinstance(manifest, dict):
+            raise RunDirError(f"{path} is not a JSON object: restore it from a copy of the run")
         version = manifest.get("manifest_version")
         if version != MANIFEST_VERSION:
             raise RunDirError(f"{path} has manifest_version {version!r}, this rocktokens reads {MANIFEST_VERSION}")
+        if not isinstance(manifest.get("files"), dict):
+            raise RunDirError(f"{path} lists no files: restore it from a copy of the run")
         return manifest
 
     def exists(self) -> bool:
@@ -101,8 +119,8 @@ class RunDir:
 
     def update_manifest(self, **changes: Any) -> None:
         """Replace top-level entries of the manifest."""
-        with self.lock():
-            self._write_manifest({**self.manifest(), **changes})
+        with self._change() as manifest:
+            manifest.update(changes)
 
     def record_start(self, command: str, **facts: Any) -> None:
         """Note who wrote here, with which versions and seeds."""
@@ -110,14 +128,12 @@ class RunDir:
 
     def commit(self, relative: str, write: Callable[[Path], Any], rows: int = 0) -> FileEntry:
         """Let ``write`` fill a temporary file, then make it part of the run, or leave no trace of the attempt."""
-        with self.lock():
+        with self._change() as manifest:
             target = self.path / relative
             write_atomically(target, write)
             entry = FileEntry(relative, rows, file_sha256(target))
-            manifest = self.manifest()
             manifest["files"][relative] = {"rows": rows, "sha256": entry.sha256}
-            self._write_manifest(manifest)
-            return entry
+        return entry
 
     def commit_text(self, relative: str, text: str) -> FileEntry:
         """Make a text file part of the run."""
@@ -125,21 +141,18 @@ class RunDir:
 
     def adopt(self, relatives: list[str]) -> None:
         """List files that are already complete on disk, all in one replacement of the manifest."""
-        with self.lock():
-            manifest = self.manifest()
+        with self._change() as manifest:
             for relative in relatives:
                 manifest["files"][relative] = {"rows": 0, "sha256": file_sha256(self.path / relative)}
-            self._write_manifest(manifest)
 
     def drop(self, relatives: list[str]) -> None:
         """Forget files, then delete them."""
         if not relatives:
             return
         with self.lock():
-            manifest = self.manifest()
-            for relative in relatives:
-                manifest["files"].pop(relative, None)
-            self._write_manifest(manifest)
+            with self._change() as manifest:
+                for relative in relatives:
+                    manifest["files"].pop(relative, None)
             for relative in relatives:
                 (self.path / relative).unlink(missing_ok=True)
 
@@ -152,6 +165,14 @@ class RunDir:
             raise RunDirError(f"{path} does not have the SHA-256 its manifest lists: it was changed since")
         return path
 
+    @contextmanager
+    def _change(self) -> Iterator[dict[str, Any]]:
+        """The manifest as it is now, for the block to change; replaced at its end. One thread at a time."""
+        with self.lock(), _one_change:
+            manifest = self.manifest()
+            yield manifest
+            self._write_manifest(manifest)
+
     def _write_manifest(self, manifest: dict[str, Any]) -> None:
         text = json.dumps(manifest, indent=1, sort_keys=True, ensure_ascii=False)
         write_atomically(self.path / "manifest.json", lambda path: path.write_text(text + "\n", encoding="utf-8"))
@@ -160,23 +181,24 @@ class RunDir:
 
     @contextmanager
     def lock(self) -> Iterator["RunDir"]:
-        """Be the one writer; re-entrant within this object, refused at once if another writer holds it."""
-        if self._lock_depth == 0:
-            self._acquire()
-        self._lock_depth += 1
+        """Be the one process that writes; shared by its writers, refused at once if another process holds it."""
+        key = (os.getpid(), os.path.realpath(self.path))
+        with _guard:
+            held = _held.get(key) or HeldLock(self._acquire())
+            _held[key] = held
+            held.writers += 1
         try:
             yield self
         finally:
-            self._lock_depth -= 1
-            if self._lock_depth == 0:
-                os.close(self._lock_fd)
+            with _guard:
+                held.writers -= 1
+                if held.writers == 0:
+                    del _held[key]
+                    os.close(held.descriptor)
 
-    def _acquire(self) -> None:
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except (FileExistsError, NotADirectoryError):
-            raise RunDirError(f"{self.path} is a file, not a folder: give run.directory another name") from None
-        descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    def _acquire(self) -> int:
+        """The descriptor whose closing lets go of the lock."""
+        descriptor = self._open_lock()
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -187,7 +209,19 @@ class RunDir:
             ) from None
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-        self._lock_fd = descriptor
+        return descriptor
+
+    def _open_lock(self) -> int:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            return os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except (FileExistsError, NotADirectoryError):
+            raise RunDirError(f"{self.path} is a file, not a folder: give run.directory another name") from None
+        except OSError as error:
+            raise RunDirError(
+                f"{self.path} cannot be created or written ({(error.strerror or str(error)).lower()}): mend that, or "
+                "give another run.directory"
+            ) from None
 
 
 def write_atomically(target: Path, write: Callable[[Path], Any]) -> None:

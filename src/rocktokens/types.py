@@ -143,14 +143,25 @@ class RockSet:
             raise RocktokensError(f"{path} does not exist: run `rocktokens find` first") from None
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
             raise RocktokensError(f"{path} is not valid JSON ({error}): write it anew with `rocktokens find`") from None
+        except OSError as error:
+            raise RocktokensError(
+                f"{path} cannot be read ({error.strerror}): give the rocks.json that `rocktokens find` wrote"
+            ) from None
+        if not isinstance(record, dict):
+            raise RocktokensError(f"{path} is not a JSON object: write it anew with `rocktokens find`")
         version = record.pop("schema_version", None)
         if version != ROCKS_SCHEMA_VERSION:
             raise RocktokensError(
                 f"{path} has schema_version {version!r}, this rocktokens reads {ROCKS_SCHEMA_VERSION}: "
                 "use the version that wrote it, or write it anew with `rocktokens find`"
             )
-        tokens = [_rock_token(entry) for entry in record.pop("tokens")]
-        return cls(tokens=tokens, **record)
+        try:
+            tokens = [_rock_token(entry) for entry in record.pop("tokens")]
+            return cls(tokens=tokens, **record)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise RocktokensError(
+                f"{path} lacks fields of rocks.json or has others ({error}): write it anew with `rocktokens find`"
+            ) from None
 
     def to_frame(self) -> "pd.DataFrame":
         """The tokens as a pandas frame, one row each, in rank order."""

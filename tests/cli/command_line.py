@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Any
 from unittest.mock import patch
 
 from rocktokens.cli.main import main
+from rocktokens.models import pebbles
 from rocktokens.run_dir import RunDir, file_sha256
 
 UNLISTED = {".lock", "manifest.json", "logs.jsonl"}
@@ -97,6 +99,16 @@ num_prompts = 6
 """
     path.write_text(text, encoding="utf-8")
     return path
+
+
+def other_tokenizer(directory: Path) -> Path:
+    """The embedded student with two entries of its vocabulary exchanged: as many tokens, other meanings."""
+    shutil.copytree(pebbles.directory("student"), directory)
+    tokenizer = json.loads((directory / "tokenizer.json").read_text(encoding="utf-8"))
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary["7"], vocabulary["8"] = vocabulary["8"], vocabulary["7"]
+    (directory / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    return directory
 
 
 def snapshot(directory: Path) -> dict[str, str]:

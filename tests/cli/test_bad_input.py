@@ -1,15 +1,17 @@
 """Every mistake a user can make ends with code 2 and one sentence that names it, and costs nothing that was there."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
-from command_line import FinishedRun, changed, refuse, require_sound, rocktokens, snapshot
+from command_line import FinishedRun, changed, other_tokenizer, refuse, require_sound, rocktokens, snapshot
 from safetensors.torch import load_file, save_file
 
 from rocktokens.models import pebbles
@@ -37,16 +39,6 @@ def broken_student(directory: Path) -> Path:
     weights = load_file(directory / "model.safetensors")
     weights["model.norm.weight"][0] = torch.nan
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
-    return directory
-
-
-def other_tokenizer(directory: Path) -> Path:
-    """The embedded student with two entries of its vocabulary exchanged: as many tokens, other meanings."""
-    shutil.copytree(pebbles.directory("student"), directory)
-    tokenizer = json.loads((directory / "tokenizer.json").read_text(encoding="utf-8"))
-    vocabulary = tokenizer["model"]["vocab"]
-    vocabulary["7"], vocabulary["8"] = vocabulary["8"], vocabulary["7"]
-    (directory / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
     return directory
 
 
@@ -86,6 +78,9 @@ def test_a_config_that_is_no_text(tmp_path: Path, content: bytes):
         ("models.student=/no/where", ("/no/where",)),
         ("rollouts.num_generations=3", ("rollouts.num_generations", "3")),
         ("policy.name=rocks --set policy.rocks=no.json", ("no.json", "rocktokens find")),
+        ("policy.name=rocks --set policy.rocks=/", ("/ cannot be read (Is a directory)", "rocktokens find")),
+        ("run.directory=''", ("run.directory = ''",)),
+        ("run.directory=/proc/x/y", ("/proc/x/y cannot be created", "run.directory")),
     ],
 )
 def test_bad_settings(finished: FinishedRun, new: Path, setting: str, naming: tuple[str, ...]):
@@ -98,6 +93,21 @@ def test_a_run_directory_that_is_a_file(finished: FinishedRun, new: Path):
     new.write_text("mine")
     refuse("distill", finished.config, *changed(f"run.directory={new}"), naming=(str(new), "is a file"))
     assert new.read_text() == "mine"
+
+
+def test_a_run_directory_without_permission(finished: FinishedRun, tmp_path: Path):
+    run = shutil.copytree(finished.path, tmp_path / "run", ignore=shutil.ignore_patterns("checkpoints"))
+    for folder in (run, tmp_path):
+        folder.chmod(0o500)
+    try:
+        if os.access(run, os.W_OK):
+            pytest.skip("this user may write everywhere")
+        elsewhere = changed(f"run.directory={tmp_path}/new")
+        refuse("distill", finished.config, *elsewhere, naming=(f"{tmp_path}/new", "permission denied"))
+        refuse("find", run, naming=("cannot be written (permission denied)", "make it readable and writable"))
+    finally:
+        for folder in (tmp_path, run):
+            folder.chmod(0o700)
 
 
 # Models and data
@@ -117,6 +127,21 @@ def test_rocks_of_another_tokenizer(finished: FinishedRun, new: Path, tmp_path: 
     (tmp_path / "rocks.json").write_text(json.dumps({**rocks, "tokenizer_sha256": "f" * 64}))
     settings = changed(f"run.directory={new}", "policy.name=rocks", f"policy.rocks={tmp_path}/rocks.json")
     refuse("distill", finished.config, *settings, naming=("ffffffffffff", "rocktokens find"))
+
+
+@pytest.mark.parametrize("content", ["[]", '{"schema_version": 1}'])
+def test_rocks_that_are_none(finished: FinishedRun, new: Path, tmp_path: Path, content: str):
+    (tmp_path / "rocks.json").write_text(content)
+    settings = changed(f"run.directory={new}", "policy.name=rocks", f"policy.rocks={tmp_path}/rocks.json")
+    refuse("distill", finished.config, *settings, naming=("rocks.json", "rocktokens find"))
+
+
+def test_truncated_weights(finished: FinishedRun, new: Path, tmp_path: Path):
+    student = broken_student(tmp_path / "student")
+    with (student / "model.safetensors").open("r+b") as weights:
+        weights.truncate(1000)
+    settings = changed(f"run.directory={new}", f"models.student={student}")
+    refuse("distill", finished.config, *settings, naming=(str(student), "cannot be loaded"))
 
 
 @pytest.mark.parametrize(
@@ -150,6 +175,15 @@ def test_prompts_that_do_not_fit(finished: FinishedRun, new: Path, setting: str,
     require_sound(new)
 
 
+def test_a_teacher_that_sees_less_than_the_student(finished: FinishedRun, new: Path, tmp_path: Path):
+    teacher = shutil.copytree(pebbles.directory("teacher"), tmp_path / "teacher")
+    settings = json.loads((teacher / "config.json").read_text())
+    (teacher / "config.json").write_text(json.dumps(settings | {"max_position_embeddings": 64}))
+    students = json.dumps([str(finished.path / "checkpoints/step-0")])
+    replay = changed(f"run.directory={new}", f"models.teacher={teacher}", f"trace.checkpoints={students}")
+    refuse("trace", finished.config, *replay, naming=("wordmath-train-", "the teacher sees only 64"))
+
+
 def test_a_policy_that_leaves_nothing_to_learn(finished: FinishedRun, new: Path, tmp_path: Path):
     every = [RockToken(token, "", token, 1, 1.0, 1.0, None, None, "other") for token in range(1301)]
     sha256 = RunDir(finished.path).manifest()["tokenizer_sha256"]
@@ -180,8 +214,20 @@ def test_resuming_with_another_config(finished: FinishedRun):
     refuse("distill", finished.config, "--resume", *settings, naming=("training.learning_rate = 0.1", "0.0005"))
 
 
+@contextmanager
+def locked_by_another_process(run: Path) -> Iterator[None]:
+    program = "import sys; from rocktokens.run_dir import RunDir\nwith RunDir(sys.argv[1]).lock(): print(), input()"
+    command = [sys.executable, "-c", program, str(run)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None and holder.stdout.readline() == "\n"
+        try:
+            yield
+        finally:
+            holder.communicate("\n")
+
+
 def test_a_run_in_use(finished: FinishedRun):
-    with RunDir(finished.path).lock():
+    with locked_by_another_process(finished.path):
         for command in (
             ("distill", finished.config, "--resume"),
             ("trace", finished.config),
@@ -220,6 +266,29 @@ def test_trace_without_checkpoints(finished: FinishedRun, new: Path):
     order = json.dumps(["a/step-4", "a/step-2"])
     settings = changed(f"run.directory={new}", f"trace.checkpoints={order}")
     refuse("trace", finished.config, *settings, naming=("trace.checkpoints", "[4, 2]", "oldest first"))
+    assert not new.exists()
+
+
+@pytest.mark.parametrize("setting", ["models.teacher=/no/where", 'trace.checkpoints=["/no/where"]'])
+def test_trace_of_what_does_not_load_leaves_nothing(finished: FinishedRun, new: Path, setting: str):
+    students = f"trace.checkpoints={json.dumps([str(finished.path / 'checkpoints/step-0')])}"
+    settings = changed(f"run.directory={new}", students, setting)
+    refuse("trace", finished.config, *settings, naming=("/no/where",))
+    assert not new.exists()
+    refuse("trace", finished.config, "--restart", *changed(setting), naming=("/no/where",))
+
+
+def test_trace_with_a_teacher_of_another_vocabulary(finished: FinishedRun, tmp_path: Path):
+    """The students would do: they are of that vocabulary too, which is not the run's."""
+    other = str(other_tokenizer(tmp_path / "other"))
+    settings = changed(f"models.teacher={other}", f"trace.checkpoints={json.dumps([other])}")
+    refuse("trace", finished.config, "--restart", *settings, naming=("models.teacher", other, "vocabulary"))
+
+
+def test_trace_over_traces_of_another_origin(finished: FinishedRun, tmp_path: Path):
+    run = shutil.copytree(finished.path, tmp_path / "run")
+    RunDir(run).update_manifest(replay=None)
+    refuse("trace", finished.config, *changed(f"run.directory={run}"), naming=(str(run), "--restart"))
 
 
 @pytest.mark.parametrize("restart", [(), ("--restart",)], ids=["", "restart"])
@@ -230,10 +299,31 @@ def test_trace_with_a_teacher_that_does_not_load(finished: FinishedRun, restart:
 
 @pytest.mark.parametrize(
     ("checkpoint", "naming"),
-    [("99", ("'99'", "[0, 2, 4]")), ("/no/where", ("/no/where",)), ("no-such-model", ("no-such-model",))],
+    [
+        ("99", ("'99'", "[0, 2, 4]")),
+        ("²", ("²",)),
+        ("/no/where", ("/no/where",)),
+        ("no-such-model", ("no-such-model",)),
+    ],
 )
 def test_evaluate_with_an_unknown_checkpoint(finished: FinishedRun, checkpoint: str, naming: tuple[str, ...]):
     refuse("evaluate", finished.path, "--checkpoint", checkpoint, naming=naming)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"evaluations": [1]}', '{"evaluations": [{}]}', "{}"])
+def test_damaged_evaluations(finished: FinishedRun, tmp_path: Path, content: str):
+    run = shutil.copytree(finished.path, tmp_path / "run")
+    (run / "evaluations.json").write_text(content)
+    refuse("evaluate", run, naming=("evaluations.json", "damaged", "remove it"))
+
+
+def test_a_run_whose_task_has_no_test_problems(finished: FinishedRun, tmp_path: Path):
+    run = shutil.copytree(finished.path, tmp_path / "run")
+    wordmath = '[task]\nname = "wordmath"\nsplit = "train"\nmax_steps = 4\n'
+    config = (run / "config.toml").read_text(encoding="utf-8")
+    assert wordmath in config
+    (run / "config.toml").write_text(config.replace(wordmath, '[task]\nname = "jsonl"\npath = "train.jsonl"\n'))
+    refuse("evaluate", run, naming=("evaluation.task is not set", "jsonl", "set [evaluation.task]"))
 
 
 def test_a_task_without_answers(finished: FinishedRun, tmp_path: Path):
@@ -247,10 +337,11 @@ def test_a_task_without_answers(finished: FinishedRun, tmp_path: Path):
     )
 
 
-def test_a_damaged_manifest(finished: FinishedRun, tmp_path: Path):
+@pytest.mark.parametrize(("content", "naming"), [("{", "not valid JSON"), ("[]", "not a JSON object")])
+def test_a_damaged_manifest(finished: FinishedRun, tmp_path: Path, content: str, naming: str):
     run = shutil.copytree(finished.path, tmp_path / "run", ignore=shutil.ignore_patterns("checkpoints"))
-    (run / "manifest.json").write_text("{")
-    refuse("find", run, naming=("manifest.json", "not valid JSON"))
+    (run / "manifest.json").write_text(content)
+    refuse("find", run, naming=("manifest.json", naming))
 
 
 def test_a_process_of_its_own_says_one_sentence(finished: FinishedRun, new: Path):

@@ -238,6 +238,14 @@ def test_evaluation_that_cannot_be_graded_is_a_warning(pair):
     assert missing["level"] == "warn" and "/nowhere.jsonl" in missing["remedy"]
 
 
+def test_evaluation_on_nothing_is_a_warning(pair, tmp_path):
+    text = (pair / "run.toml").read_text().split("[evaluation.task]")[0]
+    (tmp_path / "run.toml").write_text(text)
+    code, findings = run_json(tmp_path)
+    assert code == 0 and findings["evaluation"]["level"] == "warn"
+    assert findings["evaluation"]["remedy"].startswith("evaluation.task is not set, and the run's task is jsonl")
+
+
 def test_a_batch_that_generations_do_not_divide_fails(pair):
     code, findings = run_json(pair, "rollouts.num_generations=3")
     assert code == 2 and "rollouts.num_generations = 3 does not divide the 8" in findings["batch"]["remedy"]

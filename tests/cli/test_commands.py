@@ -2,14 +2,19 @@
 
 import json
 import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from command_line import FinishedRun, changed, require_sound, rocktokens, snapshot, succeed
+from command_line import FinishedRun, changed, other_tokenizer, require_sound, rocktokens, snapshot, succeed
 
+from rocktokens.cli import trace as cli_trace
+from rocktokens.config import load_config
 from rocktokens.models import pebbles
 from rocktokens.run_dir import RunDir
+from rocktokens.traces.writer import TraceWriter
 
 VERBS = ("demo", "check", "distill", "trace", "find", "evaluate")
 
@@ -38,7 +43,7 @@ def test_every_command_prints_one_json_object(finished: FinishedRun):
     assert records["distill"]["checkpoint"] == str(finished.path / "checkpoints/step-4")
     assert records["distill"]["tokens_seen"] == sum(4 * line["response_length"] for line in logged)
     assert records["trace"]["checkpoints"] == [0, 2, 4] and records["trace"]["rollouts"] == 8
-    assert records["trace"]["tokens"] == sum(len(trace_rows(finished.path, step)) for step in (0, 2, 4))
+    assert [len(trace_rows(finished.path, step)) for step in (0, 2, 4)] == [records["trace"]["tokens"]] * 3
     saved = json.loads((finished.path / "rocks.json").read_text(encoding="utf-8"))
     assert {"schema_version": saved["schema_version"], **records["find"]} == saved
     assert len(saved["tokens"]) == 10
@@ -110,6 +115,8 @@ def test_trace_with_other_settings_replaces_only_when_told(copy: Path):
     other = ("trace", copy / "config.toml", *changed(f"run.directory={copy}", "trace.num_prompts=3"))
     outcome = rocktokens(*other)
     assert outcome.code == 2 and "num_prompts = 8" in outcome.stderr and "--restart" in outcome.stderr
+    outcome = rocktokens("trace", copy / "config.toml", *changed(f"run.directory={copy}", "models.dtype=bfloat16"))
+    assert outcome.code == 2 and "dtype = 'float32'" in outcome.stderr
     assert snapshot(copy) == before
     assert succeed(*other, "--restart", "--json").record["rollouts"] == 3
     assert {row["rollout_id"] for row in trace_rows(copy, 4)} == {0, 1, 2}
@@ -124,6 +131,101 @@ def test_a_probe_of_other_settings_is_not_taken_up(copy: Path):
     other = ("trace", copy / "config.toml", *changed(f"run.directory={copy}", "trace.num_prompts=3"))
     assert rocktokens(*other).code == 2
     assert succeed(*other, "--restart", "--json").record["rollouts"] == 3
+
+
+def test_a_resumed_replay_loses_no_rollout_however_long_they_are(
+    finished: FinishedRun, copy: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A writer that cuts parts by rows would leave more of them than the replay has finished."""
+    monkeypatch.setattr(TraceWriter.__init__, "__defaults__", (None, 50, "replay"))
+    trace = ("trace", copy / "config.toml", *changed(f"run.directory={copy}"))
+    succeed(*trace, "--restart")
+    parts = RunDir(copy).files("traces/checkpoint=4/")
+    RunDir(copy).drop([parts[-1].path])
+    succeed(*trace)
+    for step in (0, 2, 4):
+        assert trace_rows(copy, step) == trace_rows(finished.path, step)
+
+
+def test_trace_counts_what_was_replayed(finished: FinishedRun, tmp_path: Path):
+    """Three prompts where eight were asked for; every checkpoint answers them itself."""
+    lines = [json.dumps({"question": f"{n} + 1 = ?", "answer": str(n + 1)}) for n in range(3)]
+    (tmp_path / "task.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    students = [str(finished.path / f"checkpoints/step-{step}") for step in (0, 4)]
+    settings = ("task.name=jsonl", f"task.path={tmp_path}/task.jsonl", f"trace.checkpoints={json.dumps(students)}")
+    for probe, writers in (("first", 1), ("each", 2)):
+        run = tmp_path / probe
+        outcome = succeed("trace", finished.config, *changed(*settings, f"run.directory={run}", f"trace.probe={probe}"),
+                          "--json")  # fmt: skip
+        rows = {(row["rollout_id"], row["position"]) for step in (0, 4) for row in trace_rows(run, step)}
+        assert outcome.record["rollouts"] == len({rollout for rollout, _ in rows}) == 3 * writers
+        assert outcome.record["tokens"] == len(rows)
+
+
+def test_the_bar_of_a_replay_ends_where_it_should(
+    finished: FinishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "task.jsonl").write_text('{"question": "1 + 1 = ?", "answer": "2"}', encoding="utf-8")
+    bars: dict[str, list[int]] = {}
+
+    @contextmanager
+    def counted(label: str, total: int) -> Iterator[Callable[[int], None]]:
+        bars[label] = [0, total]
+        yield lambda steps: bars[label].__setitem__(0, bars[label][0] + steps)
+
+    monkeypatch.setattr(cli_trace, "progress_bar", counted)
+    students = json.dumps([str(finished.path / f"checkpoints/step-{step}") for step in (0, 4)])
+    settings = (f"run.directory={tmp_path}/run", "task.name=jsonl", f"task.path={tmp_path}/task.jsonl")
+    succeed("trace", finished.config, *changed(*settings, f"trace.checkpoints={students}"))
+    assert bars == {"writing the probe with checkpoint 4": [1, 1], "replaying": [2, 2]}
+
+
+def test_a_student_that_was_trained_further_is_not_the_one_that_was_replayed(finished: FinishedRun, tmp_path: Path):
+    student = shutil.copytree(finished.path / "checkpoints/step-0", tmp_path / "student")
+    settings = (f"run.directory={tmp_path}/run", f"trace.checkpoints={json.dumps([str(student)])}")
+    trace = ("trace", finished.config, *changed(*settings, "trace.num_prompts=2"))
+    before = succeed(*trace, "--json")
+    (student / "optimizer.safetensors").unlink()
+    assert succeed(*trace, "--json").record == before.record
+    moved = student.rename(tmp_path / "moved")
+    elsewhere = changed(f"trace.checkpoints={json.dumps([str(moved)])}")
+    assert succeed(*trace, *elsewhere, "--json").record == before.record
+    shutil.copy(finished.path / "checkpoints/step-4/model.safetensors", moved)
+    outcome = rocktokens(*trace, *elsewhere)
+    assert outcome.code == 2 and "checkpoints.0 = " in outcome.stderr and "--restart" in outcome.stderr
+
+
+def test_a_moved_run_is_traced_on(finished: FinishedRun, copy: Path):
+    before = snapshot(copy)
+    outcome = succeed("trace", copy / "config.toml", *changed(f"run.directory={copy}"), "--json")
+    assert outcome.record == {**finished.outcomes["trace"].record, "directory": str(copy)}
+    assert snapshot(copy) == before
+
+
+def test_a_run_made_by_trace_describes_the_replay_it_holds(finished: FinishedRun, tmp_path: Path):
+    run, other = tmp_path / "run", str(other_tokenizer(tmp_path / "other"))
+    settings = (f"run.directory={run}", "trace.num_prompts=2")
+    own = f"trace.checkpoints={json.dumps([str(finished.path / 'checkpoints/step-0')])}"
+    succeed("trace", finished.config, *changed(*settings, own))
+    assert RunDir(run).manifest()["tokenizer_sha256"] == RunDir(finished.path).manifest()["tokenizer_sha256"]
+    new = changed(*settings, f"models.teacher={other}", f"trace.checkpoints={json.dumps([other])}")
+    succeed("trace", finished.config, "--restart", *new)
+    assert RunDir(run).manifest()["tokenizer_sha256"] != RunDir(finished.path).manifest()["tokenizer_sha256"]
+    assert load_config(run / "config.toml").models.teacher == other
+    assert (
+        json.loads((run / "tokenizer/tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"]["7"]
+        == (json.loads((Path(other) / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"]["7"])
+    )
+    require_sound(run)
+
+
+def test_a_first_trace_that_failed_describes_nothing(finished: FinishedRun, tmp_path: Path):
+    """The prompts of the first attempt are too long; the second has another limit, which its config says."""
+    students = f"trace.checkpoints={json.dumps([str(finished.path / 'checkpoints/step-0')])}"
+    trace = ("trace", finished.config, *changed(f"run.directory={tmp_path}/run", students, "trace.num_prompts=2"))
+    assert rocktokens(*trace, *changed("rollouts.max_prompt_length=5")).code == 2
+    succeed(*trace, *changed("rollouts.max_prompt_length=300"))
+    assert load_config(tmp_path / "run/config.toml").rollouts.max_prompt_length == 300
 
 
 def test_checkpoints_of_another_run_are_traced_alike(finished: FinishedRun, tmp_path: Path):
@@ -171,6 +273,25 @@ def test_evaluate_measures_again_what_the_settings_change(copy: Path):
     assert other["mean_response_length"] == next(r for r in before if r["name"] == "step 0")["mean_response_length"]
     assert after == [*before, fewer, other]
     require_sound(copy)
+
+
+def test_evaluate_measures_again_what_has_other_content(finished: FinishedRun, copy: Path, tmp_path: Path):
+    model = shutil.copytree(finished.path / "checkpoints/step-0", tmp_path / "model")
+    (tmp_path / "test.jsonl").write_text('{"question": "1 + 1 = ?", "answer": "2"}', encoding="utf-8")
+    task = ("evaluation.task.name=jsonl", f"evaluation.task.path={tmp_path}/test.jsonl")
+    evaluate = ("evaluate", copy, "--checkpoint", str(model), *changed(*task))
+
+    def measured() -> int:
+        succeed(*evaluate)
+        return len(json.loads((copy / "evaluations.json").read_text(encoding="utf-8"))["evaluations"])
+
+    first = measured()
+    assert measured() == first
+    shutil.copy(finished.path / "checkpoints/step-4/model.safetensors", model)
+    assert measured() == first + 1
+    (tmp_path / "test.jsonl").write_text('{"question": "2 + 1 = ?", "answer": "3"}', encoding="utf-8")
+    assert measured() == first + 2
+    assert "accuracy on jsonl:test.jsonl" in succeed(*evaluate).stdout
 
 
 def test_demo_goes_from_nothing_to_an_answer_and_picks_up_what_is_there(tmp_path: Path):

@@ -49,10 +49,11 @@ def test_no_token_text_is_taken_for_markup():
 def test_no_model_name_is_taken_for_markup():
     record = {
         "accuracy": 0.5, "wilson_interval": (0.4, 0.6), "bootstrap_interval": None, "n_prompts": 10,
-        "mean_response_length": 3.0, "truncated_share": 0.0,
+        "mean_response_length": 3.0, "truncated_share": 0.0, "task": "[bold]",
     }  # fmt: skip
     lines = rendered(accuracy_table([{"name": name, **record} for name in HOSTILE]))
     assert all(f"│ {name} " in line for name, line in zip(HOSTILE, lines[4:-1], strict=True))
+    assert "accuracy on [bold]" in lines[0]
 
 
 def test_the_tables_of_a_run(finished: FinishedRun):
@@ -64,5 +65,6 @@ def test_the_tables_of_a_run(finished: FinishedRun):
         cells = [cell.strip() for cell in row.strip("│").split("│")]
         assert cells[1:5] == [visible(token["text"]), str(token["id"]), token["category"], str(token["freq"])]
     accuracies = succeed("evaluate", finished.path, "--checkpoint", "all").stdout
+    assert "accuracy on wordmath" in accuracies
     assert [f"step {step} " in accuracies for step in (0, 2, 4)] == [True] * 3
     assert str(finished.path / "evaluations.json") in accuracies

@@ -13,7 +13,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from rocktokens.errors import RocktokensError
 from rocktokens.interventions.evaluate import bootstrap_interval, evaluate, wilson_interval
 from rocktokens.rollouts.sampler import SampleRequest, TransformersSampler
-from rocktokens.tasks.base import DatasetTask
+from rocktokens.tasks.base import DatasetTask, Task
+from rocktokens.tasks.wordmath import Wordmath
 from rocktokens.types import Prompt
 
 EOS_IDS = frozenset({12, 13})
@@ -43,9 +44,9 @@ PROMPTS = [Prompt(f"p{n}", f"{n % 10} {n // 10}", str(n % 10)) for n in range(24
 TASK = DatasetTask("digits", PROMPTS, "math")
 
 
-def run(num_samples: int, temperature: float = 1.0, seed: int = 5):
+def run(num_samples: int, temperature: float = 1.0, seed: int = 5, task: Task = TASK):
     return evaluate(
-        digits_sampler(), digits_tokenizer(), TASK, PROMPTS, num_samples=num_samples, temperature=temperature,
+        digits_sampler(), digits_tokenizer(), task, PROMPTS, num_samples=num_samples, temperature=temperature,
         max_new_tokens=6, seed=seed, chat_template=False, max_prompt_length=8,
     )  # fmt: skip
 
@@ -106,6 +107,8 @@ def test_an_evaluation_is_what_grading_every_rollout_by_hand_gives(num_samples, 
             truncated.append(completion.token_ids[-1] not in EOS_IDS)
         correct.append(right)
     assert result.correct == correct
+    right = [[answer == prompt.answer for answer in own] for prompt, own in zip(PROMPTS, result.answers, strict=True)]
+    assert [sum(own) for own in right] == correct
     assert result.prompt_ids == [prompt.id for prompt in PROMPTS]
     assert result.accuracy == pytest.approx(sum(correct) / (24 * num_samples))
     assert result.mean_response_length == pytest.approx(np.mean(lengths))
@@ -121,6 +124,13 @@ def test_sampled_evaluations_are_neither_all_right_nor_all_wrong_and_follow_the_
     assert 0 < first.truncated_share < 1
     assert first == again
     assert first.answers != other.answers
+
+
+def test_answers_are_those_the_task_graded():
+    """The model writes digits and never "the answer is": answers to one task, none to the other."""
+    assert any(answer is not None for own in run(1).answers for answer in own)
+    stated = run(1, task=Wordmath())
+    assert (stated.accuracy, stated.answers) == (0, [[None]] * len(PROMPTS))
 
 
 def test_the_record_is_json():

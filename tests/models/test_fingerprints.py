@@ -9,7 +9,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from rocktokens.errors import RocktokensError, TokenizerMismatchError
-from rocktokens.models.fingerprints import directory_fingerprint, same_tokenizer, vocabulary_sha256
+from rocktokens.models.fingerprints import directory_fingerprint, model_identity, same_tokenizer, vocabulary_sha256
+from rocktokens.run_dir import RunDir
 
 
 def tokenizer(swap=False, extra=(), merges=(), prefix_space=False, metaspace_decoder=False):
@@ -64,11 +65,35 @@ def test_a_directory_is_known_by_its_weights(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"weights")
     first = directory_fingerprint(tmp_path)
     (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "optimizer.safetensors").write_bytes(b"moments")
     assert directory_fingerprint(tmp_path) == first
     (tmp_path / "model.safetensors").write_bytes(b"weightt")
     second = directory_fingerprint(tmp_path)
-    (tmp_path / "model.safetensors").rename(tmp_path / "other.safetensors")
+    (tmp_path / "model.safetensors").rename(tmp_path / "model-00001-of-00001.safetensors")
     assert len({first, second, directory_fingerprint(tmp_path)}) == 3
+
+
+def test_an_adapter_is_known_by_its_weights_scale_and_base(tmp_path):
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"low rank")
+    (tmp_path / "adapter_config.json").write_text('{"lora_alpha": 16}')
+    first = directory_fingerprint(tmp_path)
+    (tmp_path / "adapter_config.json").write_text('{"lora_alpha": 32}')
+    assert directory_fingerprint(tmp_path) != first
+
+
+def test_a_model_is_known_by_content_where_it_has_any_here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = RunDir("run")
+    for folder in (run.checkpoint(3), tmp_path / "copy", tmp_path / "pebbles-student"):
+        folder.mkdir(parents=True)
+        (folder / "model.safetensors").write_bytes(b"weights")
+        (folder / "optimizer.safetensors").write_bytes(folder.name.encode())
+    run.adopt([f"checkpoints/step-3/{name}.safetensors" for name in ("model", "optimizer")])
+    fingerprint = directory_fingerprint(tmp_path / "copy")
+    assert model_identity("copy", run) == model_identity("run/checkpoints/step-3", run) == fingerprint
+    (run.checkpoint(3) / "model.safetensors").unlink()
+    assert model_identity("run/checkpoints/step-3", run) == fingerprint
+    assert [model_identity(name, run) for name in ("pebbles-student", "org/model")] == ["pebbles-student", "org/model"]
 
 
 def test_fingerprints_need_no_torch():

@@ -106,6 +106,31 @@ def test_pickled_weights_are_not_read(saved):
         load_model(str(directory), device="cpu")
 
 
+@pytest.mark.parametrize("size", [0, 4, 1000, -1])
+def test_truncated_weights_are_named(saved, tmp_path, size):
+    directory, model = saved
+    save_adapter(model, tmp_path / "adapter", str(directory))
+    for name, weights in (("base", "model.safetensors"), ("adapter", "adapter_model.safetensors")):
+        path = tmp_path / name / weights
+        whole = path.read_bytes()
+        path.write_bytes(whole[:size])
+        with pytest.raises(RocktokensError, match=rf"{name}' cannot be loaded \(.+\): "):
+            load_model(str(tmp_path / name), device="cpu")
+        path.write_bytes(whole)
+
+
+@pytest.mark.parametrize("content", ["{", "[]"])
+def test_a_damaged_adapter_config_is_named(saved, tmp_path, content):
+    save_adapter(saved[1], tmp_path / "adapter", str(saved[0]))
+    (tmp_path / "adapter" / "adapter_config.json").write_text(content)
+    with pytest.raises(RocktokensError, match=r"adapter' cannot be loaded \(.+\): restore it"):
+        load_model(str(tmp_path / "adapter"), device="cpu")
+
+
+def test_the_context_length_is_that_of_the_config(saved):
+    assert load_model(str(saved[0]), device="cpu").context_length == 32
+
+
 @pytest.mark.parametrize("name", ["./no-such-directory", "/no/such/directory"])
 def test_a_path_that_leads_nowhere_is_never_looked_for_on_the_hub(name):
     with pytest.raises(RocktokensError, match=f"model '{name}' is no directory"):

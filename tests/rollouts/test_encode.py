@@ -53,3 +53,24 @@ def test_rollouts_are_prompt_major_numbered_and_what_the_sampler_gives():
         assert np.allclose(rollout.logprobs, alone.logprobs, atol=1e-5)
         assert (rollout.finished, rollout.policy_step) == (alone.finished, 4)
     assert rollouts[4].prompt_ids.tolist() == [40, 41]
+
+
+def test_a_prompt_that_comes_again_is_answered_anew_and_shares_add_up_to_the_whole():
+    sampler = TransformersSampler(make_llama(), EOS_IDS, PAD)
+    prompts = [Prompt("a", "w9 w8"), Prompt("b", "w5"), Prompt("a", "w9 w8"), Prompt("a", "w9 w8"), Prompt("b", "w5")]
+
+    def rollouts(share: range | None):
+        return make_rollouts(
+            sampler, word_tokenizer(), prompts, num_generations=2, policy_step=0, first_rollout_id=10, temperature=1.0,
+            max_new_tokens=20, seed=3, chat_template=True, max_prompt_length=4, share=share,
+        )  # fmt: skip
+
+    whole = rollouts(None)
+    assert [(r.prompt_id, r.sample) for r in whole] == [
+        ("a", 0), ("a", 1), ("b", 0), ("b", 1), ("a", 2), ("a", 3), ("a", 4), ("a", 5), ("b", 2), ("b", 3),
+    ]  # fmt: skip
+    assert len({tuple(r.token_ids) for r in whole if r.prompt_id == "a"}) == 6
+    shared = rollouts(range(2)) + rollouts(range(2, 5))
+    assert [(r.rollout_id, r.prompt_id, r.sample, r.token_ids.tolist()) for r in shared] == [
+        (10 + index, r.prompt_id, r.sample, r.token_ids.tolist()) for index, r in enumerate(whole)
+    ]

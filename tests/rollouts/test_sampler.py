@@ -272,7 +272,9 @@ def test_a_head_that_only_likes_banned_ids_stops_with_a_named_error():
             "all 97 ids are banned",
         ),
         (SampleRequest("q", np.array([], np.int32)), {}, "'q' has no tokens"),
-        (SampleRequest("q", np.full(99, 5)), {}, "'q' has 99 tokens.*30 more.*only 128.*max_completion_length"),
+        (SampleRequest("q", np.full(99, 5)), {}, "'q' has 99 tokens.*30 more.*the model sees only 128.*max_completion"),
+        (SampleRequest("q", np.full(71, 5)), {"max_length": 100}, "'q' has 71 tokens.*the teacher sees only 100"),
+        (SampleRequest("q", np.full(99, 5)), {"max_length": 200}, "'q' has 99 tokens.*the model sees only 128"),
     ],
 )
 def test_impossible_requests_are_refused_in_one_sentence(request_, settings, message):
@@ -281,5 +283,6 @@ def test_impossible_requests_are_refused_in_one_sentence(request_, settings, mes
 
 
 def test_a_prompt_that_just_fits_is_sampled():
-    [completion] = sample([SampleRequest("q", np.full(98, 5))], eos_ids=frozenset())
-    assert len(completion.token_ids) == 30
+    for length, limit in ((98, None), (70, 100)):
+        [completion] = sample([SampleRequest("q", np.full(length, 5))], eos_ids=frozenset(), max_length=limit)
+        assert len(completion.token_ids) == 30

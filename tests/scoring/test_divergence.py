@@ -3,6 +3,8 @@ import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rocktokens.errors import NonFiniteLossError, RocktokensError
@@ -119,12 +121,52 @@ def test_log_probabilities_belong_to_the_predicted_token():
             assert_columns(scores, shifted, atol=1e-2, rtol=1e-2)
 
 
-def test_equal_models_have_no_divergence():
-    h_s, w_s, _, _, ids = example(dtype=torch.float32)
-    for divergence in ("reverse", "forward"):
-        scores = token_scores(h_s, w_s, h_s, w_s, ids, divergence)
+def scores_of_logits(z_s, z_t, divergence):
+    """Scores of a pair with exactly these logits, in their dtype: the states are the rows of the identity."""
+    rows = torch.eye(len(z_s), dtype=z_s.dtype)
+    return token_scores(rows, z_s.T, rows, z_t.T, torch.zeros(len(z_s), dtype=torch.long), divergence)
+
+
+def nearby_logits(seed, n, width, distance):
+    """float32 logits of a student, and of a teacher as far away as that."""
+    generator = torch.Generator().manual_seed(seed)
+    z_s = 3 * torch.randn(n, width, generator=generator)
+    return z_s, z_s + distance * torch.randn(n, width, generator=generator)
+
+
+@pytest.mark.parametrize("divergence", DIVERGENCES)
+def test_equal_models_have_no_divergence(divergence):
+    z, _ = nearby_logits(seed=0, n=3, width=50_000, distance=0.0)
+    scores = scores_of_logits(z, z, divergence)
+    assert (scores.kl >= 0).all() and (scores.kl <= 1e-12).all()
+    assert (scores.grad_norm <= 1e-7).all()
+    if divergence != "jsd":
         assert (scores.kl == 0).all() and (scores.grad_norm == 0).all()
-    torch.testing.assert_close(token_scores(h_s, w_s, h_s, w_s, ids, "jsd").kl, torch.zeros(T), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("divergence", DIVERGENCES)
+@pytest.mark.parametrize("distance", [1e-6, 1e-5, 1e-4, 1e-3])
+def test_the_divergence_of_nearly_equal_models_keeps_its_digits(divergence, distance):
+    z_s, z_t = nearby_logits(seed=1, n=3, width=50_000, distance=distance)
+    kl = scores_of_logits(z_s, z_t, divergence).kl
+    expected = oracle_divergence(z_s.double(), z_t.double(), divergence, 1.0)
+    assert (kl >= 0).all()
+    torch.testing.assert_close(kl.double(), expected, atol=1e-10, rtol=0)
+
+
+@settings(deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    width=st.integers(1, 300),
+    distance=st.floats(-8, 2).map(lambda exponent: 10**exponent),
+    divergence=st.sampled_from(DIVERGENCES),
+)
+def test_no_divergence_is_negative_at_any_distance(seed, width, distance, divergence):
+    z_s, z_t = nearby_logits(seed, 4, width, distance)
+    kl = scores_of_logits(z_s, z_t, divergence).kl
+    assert (kl >= 0).all()
+    expected = oracle_divergence(z_s.double(), z_t.double(), divergence, 1.0)
+    torch.testing.assert_close(kl.double(), expected, atol=1e-10 + 1e-6 * min(distance, 1), rtol=1e-5)
 
 
 @pytest.mark.parametrize("divergence", DIVERGENCES)

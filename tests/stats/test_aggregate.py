@@ -83,6 +83,15 @@ def test_the_same_occurrences_are_recognised_and_others_are_not(tmp_path):
     assert [sums[0].same_occurrences(each) for each in sums] == [True, True, False, False, False]
 
 
+def test_rollout_and_position_cannot_trade_places(tmp_path):
+    table = with_column(random_trace(3).slice(0, 2), "token_id", [4, 4])
+    table = with_column(table, "kl", [1.0, 1.0])
+    given = with_column(with_column(table, "rollout_id", [2, 7]), "position", [5, 7])
+    traded = with_column(with_column(table, "rollout_id", [5, 7]), "position", [2, 7])
+    store = TraceStore(write_trace(tmp_path, {0: given, 1: traded}))
+    assert not type_sums(store.table(0)).same_occurrences(type_sums(store.table(1)))
+
+
 def test_a_sum_that_could_leave_int64_is_refused_and_one_that_cannot_is_exact(tmp_path):
     """2^24 tokens of 2^15 nats would: the bound is checked on rows × largest score, before anything is summed."""
     table = with_column(random_trace(0).slice(0, 1), "kl", [MAX_SCORE])

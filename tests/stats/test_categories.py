@@ -1,8 +1,13 @@
 """Every kind of token that worked solutions are made of, and the same answer from both kinds of tokenizer."""
 
-import pytest
+from pathlib import Path
 
-from rocktokens.stats.categories import DISCOURSE, FUNCTION_WORDS, categorise, normalise_piece
+import pytest
+from tokenizers import Tokenizer, decoders, models
+from trace_oracle import random_trace, write_trace
+
+from rocktokens.stats.categories import DISCOURSE, FUNCTION_WORDS, categorise
+from rocktokens.traces.store import TraceStore
 
 EXAMPLES = {
     "latex_math": [
@@ -127,25 +132,39 @@ def test_examples(text, category):
     assert categorise(text) == category
 
 
-@pytest.mark.parametrize(
-    ("byte_level", "sentencepiece", "text"),
-    [
-        ("Ġthe", "▁the", " the"),
-        ("So", "So", "So"),
-        ("Ċ", "<0x0A>", "\n"),
-        ("ĊĊ", "\n\n", "\n\n"),
-        ("Ġ\\(", "▁\\(", " \\("),
-        ("ĠÃĹ", "▁×", " ×"),
-        ("ĠâĢľ", "▁“", " “"),
-        ("7", "7", "7"),
-        ("Ġ", "▁", " "),
-        ("Ã", "<0xC3>", "�"),
-        ("Ġ**", "▁**", " **"),
-    ],
-)
-def test_both_tokenizers_pieces_mean_the_same(byte_level, sentencepiece, text):
-    assert normalise_piece(byte_level) == normalise_piece(sentencepiece) == text
-    assert categorise(normalise_piece(byte_level)) == categorise(normalise_piece(sentencepiece)) == categorise(text)
+# The same texts as the pieces of a byte-level and of a sentencepiece vocabulary.
+PIECES = [
+    ("Ġthe", "▁the", "function_word"),
+    ("So", "So", "discourse"),
+    ("Ċ", "<0x0A>", "markdown_whitespace"),
+    ("ĊĊ", "\n\n", "markdown_whitespace"),
+    ("ĉ", "<0x09>", "markdown_whitespace"),
+    ("Ġ\\(", "▁\\(", "latex_math"),
+    ("ĠÃĹ", "▁×", "latex_math"),
+    ("ĠâĢľ", "▁“", "punctuation"),
+    ("7", "7", "digit"),
+    ("Ġ", "▁", "markdown_whitespace"),
+    ("Ã", "<0xC3>", "other"),
+    ("Ġ**", "▁**", "markdown_whitespace"),
+]
+
+
+def decoded_categories(run: Path, pieces: list[str], decoder: decoders.Decoder) -> list[str]:
+    """The categories of a vocabulary as a run that has its tokenizer sees them."""
+    tokenizer = Tokenizer(models.BPE(vocab={piece: index for index, piece in enumerate(pieces)}, merges=[]))
+    tokenizer.decoder = decoder
+    (write_trace(run, {0: random_trace(0)}) / "tokenizer").mkdir()
+    tokenizer.save(str(run / "tokenizer" / "tokenizer.json"))
+    return [categorise(text) for text in TraceStore(run).token_texts(range(len(pieces)))]
+
+
+def test_both_kinds_of_tokenizer_get_the_same_answer(tmp_path):
+    byte_level, sentencepiece, expected = map(list, zip(*PIECES, strict=True))
+    byte_fallback = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    assert decoded_categories(tmp_path / "a", byte_level, decoders.ByteLevel()) == expected
+    assert decoded_categories(tmp_path / "b", sentencepiece, byte_fallback) == expected
 
 
 def test_word_lists_do_not_overlap():

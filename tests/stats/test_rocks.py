@@ -10,6 +10,7 @@ import pytest
 from trace_oracle import counted, large_trace, occurrences_of, random_trace, rescored, summed, with_column, write_trace
 
 from rocktokens.errors import RocktokensError
+from rocktokens.run_dir import RunDir
 from rocktokens.stats.rocks import HELD_OUT, NOT_SPLIT, find_rocks, split_prompts, type_table
 from rocktokens.traces.store import TraceStore
 from rocktokens.types import RockSet
@@ -176,12 +177,12 @@ def test_rocks_json_is_the_same_bytes_at_one_and_two_threads_and_for_any_parts(t
     late = large_trace(0)
     tables = {0: rescored(late, 1), 9: late}
     shuffled = {step: table.take(np.random.default_rng(step).permutation(len(late))) for step, table in tables.items()}
-    write_trace(tmp_path / "one" / "run", tables)
-    write_trace(tmp_path / "many" / "run", shuffled, rows_per_part=70_000)
+    write_trace(tmp_path / "one", tables)
+    write_trace(tmp_path / "many", shuffled, rows_per_part=70_000)
     files: dict[tuple[str, int], str] = {}
     for folder in ("one", "many"):
         for threads in (1, 2):
-            rocks = find_rocks(TraceStore(tmp_path / folder / "run", threads=threads), joint=True, k=50)
+            rocks = find_rocks(TraceStore(tmp_path / folder, threads=threads), joint=True, k=50)
             rocks.save(tmp_path / "rocks.json")
             files[folder, threads] = (tmp_path / "rocks.json").read_text()
     assert files["one", 1] == files["one", 2]
@@ -198,10 +199,13 @@ def _without_source(text: str) -> dict:
 def test_criterion_and_source_reproduce_the_rocks(store, tmp_path):
     rocks = find_rocks(store, k=5, seed=8, split=0.3, exclude_top_freq=1)
     assert find_rocks(store, **rocks.criterion) == rocks
-    assert rocks.source == {"run": store.run.path.name, "manifest_sha256": store.manifest_sha256}
+    assert rocks.source == {"manifest_sha256": store.manifest_sha256}
+    unsplit = find_rocks(store, split=None)
+    assert unsplit.criterion["split"] is None
+    assert find_rocks(store, **unsplit.criterion) == unsplit
     rocks.save(tmp_path / "rocks.json")
     assert RockSet.load(tmp_path / "rocks.json") == replace(rocks)
-    assert str(store.run.path.parent) not in (tmp_path / "rocks.json").read_text()
+    assert store.run.path.name not in (tmp_path / "rocks.json").read_text()
 
 
 # Types
@@ -219,6 +223,16 @@ def test_type_table_pairs_the_means_by_occurrence(store, tables):
         assert (row.text, row.category) == (f"<{row.token_id}>", "other")
 
 
+def test_type_table_of_some_prompts(store, tables):
+    prompts = ["p2", "p7", "p9"]
+    frame = type_table(store, prompt_ids=prompts)
+    rows, before = (occurrences_of(tables[step], set(prompts)) for step in (200, 0))
+    assert dict(zip(frame["token_id"], frame["freq"], strict=True)) == counted(rows)
+    for column, side in (("mean_kl", rows), ("mean_kl_baseline", before)):
+        sums = (frame["freq"] * frame[column] * ONE).round().astype(int)
+        assert dict(zip(frame["token_id"], sums, strict=True)) == summed(side)
+
+
 def test_type_table_of_unpaired_checkpoints_has_no_baseline(tmp_path, tables):
     run = write_trace(tmp_path, {0: random_trace(77, vocabulary=40), 200: tables[200]})
     assert type_table(TraceStore(run))["mean_kl_baseline"].isna().all()
@@ -231,12 +245,14 @@ def test_type_table_of_unpaired_checkpoints_has_no_baseline(tmp_path, tables):
     ("options", "sentence"),
     [
         ({"k": 0}, "k = 0 is not valid: give a whole number of at least 1"),
-        ({"k": "auto"}, "k = 'auto' is not valid"),
+        ({"k": "auto"}, "k = 'auto' is not available yet: give a whole number, such as k=100"),
+        ({"k": "all"}, "k = 'all' is not valid"),
         ({"min_freq": 0}, "min_freq = 0 is not valid"),
         ({"exclude_top_freq": -1}, "exclude_top_freq = -1 is not valid"),
         ({"split": 0.0}, "split = 0.0 is not valid"),
         ({"split": 1.5}, "split = 1.5 is not valid"),
-        ({"stage": "context"}, "stage = 'context' is not known: use 'score'"),
+        ({"stage": "context"}, "stage = 'context' is not available yet: use stage='score'"),
+        ({"stage": "late"}, "stage = 'late' is not known: use 'score'"),
         ({"reference": 3}, "reference = 3 is not a traced checkpoint: available are 0, 50, 200"),
         ({"baseline": 3}, "baseline = 3 is not a traced checkpoint: available are 0, 50, 200"),
         ({"reference": 0, "baseline": 200}, "baseline = 200 is later than reference = 0: swap them"),
@@ -250,6 +266,46 @@ def test_bad_parameters_are_named(store, options, sentence):
 def test_a_run_without_replay_traces_says_what_to_do(tmp_path, tables):
     with pytest.raises(RocktokensError, match="no replay traces: run `rocktokens trace`"):
         find_rocks(TraceStore(write_trace(tmp_path, {0: tables[0].slice(0, 0)})))
+
+
+def replayed_store(run, tables, probe="last", checkpoints=(0, 50, 200)) -> TraceStore:
+    """A run of which ``rocktokens trace`` has recorded that it replays these checkpoints."""
+    RunDir(write_trace(run, tables)).update_manifest(
+        replay={"probe": probe, "checkpoints": {str(step): "" for step in checkpoints}}
+    )
+    return TraceStore(run)
+
+
+@pytest.mark.parametrize(
+    ("rows", "found"),
+    [
+        ({0: None}, "checkpoint 50 of 0, 50, 200 has no traces"),
+        ({0: None, 50: None}, "checkpoint 200 of 0, 50, 200 has no traces"),
+        ({0: None, 200: None}, "checkpoint 50 of 0, 50, 200 has no traces"),
+        ({0: None, 50: 90, 200: None}, r"checkpoint 50 of 0, 50, 200 has 90 of \d+ rows"),
+        ({0: None, 50: None, 200: 90}, r"checkpoint 200 of 0, 50, 200 has 90 of \d+ rows"),
+    ],
+)
+def test_an_unfinished_replay_is_refused(tmp_path, tables, rows, found):
+    store = replayed_store(tmp_path, {step: tables[step].slice(0, count) for step, count in rows.items()})
+    for look in (find_rocks, type_table):
+        with pytest.raises(RocktokensError, match=rf"^the replay is not finished \({found}\): run `rocktokens trace`"):
+            look(store)
+
+
+def test_what_an_unfinished_replay_has_finished_can_be_named(tmp_path, tables):
+    store = replayed_store(tmp_path, {0: tables[0], 50: tables[50], 200: tables[200].slice(0, 90)})
+    assert ranking(find_rocks(store, reference=50, baseline=0, split=None)) == oracle_ranking(tables[50])
+    for named in ({"reference": 200, "baseline": 0}, {"reference": 50}, {"baseline": 0}):
+        with pytest.raises(RocktokensError, match="checkpoint 200 of 0, 50, 200 has 90 of"):
+            find_rocks(store, **named)
+
+
+def test_checkpoints_that_each_wrote_their_own_probe_differ_in_rows(tmp_path, tables):
+    parts = {0: tables[0], 50: tables[50].slice(0, 90)}
+    assert find_rocks(replayed_store(tmp_path / "done", parts, "each", (0, 50))).tokens
+    with pytest.raises(RocktokensError, match="checkpoint 200 of 0, 50, 200 has no traces"):
+        find_rocks(replayed_store(tmp_path / "halfway", parts, "each"))
 
 
 def test_one_prompt_cannot_be_split(tmp_path):

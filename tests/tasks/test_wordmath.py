@@ -232,9 +232,31 @@ def test_max_steps_is_the_longest_chain(most: int):
         ("The answer is 42. No: the answer is 7.", False),
         ("The answer is 420.", False),
         ("The answer is 4 2.", False),
+        ("The answer is forty-two (42).", True),
+        ("The answer is $\\boxed{-42}$.", False),
+        ("The answer is $-\\mathbf{42}$.", False),
+        ("The answer is −42.", False),
+        ("The answer is 42.5.", False),
+        ("The answer is 42,000.", False),
+        ("The answer is 42. No: the answer is -42.", False),
         ("42", False),
         ("", False),
     ],
 )
 def test_grading(text: str, right: bool):
     assert Wordmath().grade(Prompt("p", "…", "42"), text) is right
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("The answer is 7, no: the answer is $\\boxed{042}$.", "42"),
+        ("The answer is 000.", "0"),
+        ("The answer is \\(-12\\).", "-12"),
+        ("The answer is 12.5.", "12.5"),
+        ("The answer is 1,200, I think.", "1,200"),
+        ("It is 12.", None),
+    ],
+)
+def test_the_answer_is_the_number_as_stated(text: str, answer: str | None):
+    assert Wordmath().answer(text) == answer

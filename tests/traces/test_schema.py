@@ -69,7 +69,8 @@ def test_lossless_casts_are_made():
     ("name", "values", "sentence"),
     [
         ("token_id", pa.array([1, 2, 2**31], pa.int64()), "column token_id is int64 and does not fit int32"),
-        ("kl", pa.array([0.1, 0.2, 0.3], pa.float64()), "column kl is double and does not fit float"),
+        ("kl", pa.array([0, 1, 2]), "column kl is int64 and does not fit float"),
+        ("kl", pa.array([0, 1e300, 1], pa.float64()), "column kl holds inf"),
         ("position", pa.array(["0", "1", "2"]), "column position is string and does not fit int32"),
         ("position", pa.array([0.0, 1.0, 2.0]), "column position is double and does not fit int32"),
         ("prompt_id", pa.array([1, 2, 3]), "column prompt_id is int64 and does not fit string"),
@@ -91,6 +92,12 @@ def test_ill_formed_columns_are_refused_in_one_sentence(name: str, values: pa.Ar
 def test_rounding_below_zero_and_nulls_are_accepted():
     values = pa.array([-1e-7, None, MAX_SCORE], pa.float32())
     assert validate_table(replaced("kl", values))["kl"].combine_chunks().equals(values)
+
+
+def test_scores_of_a_notebook_are_rounded_to_float32():
+    values = [0.1, None, 1 / 3]
+    valid = validate_table(replaced("kl", pa.array(values, pa.float64())))
+    assert valid["kl"].to_pylist() == [np.float32(0.1), None, np.float32(1 / 3)]
 
 
 def test_missing_unknown_and_doubled_columns_are_named():

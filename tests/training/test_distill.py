@@ -18,7 +18,14 @@ from safetensors.torch import load_file, save_file
 from tiny_pair import byte_tokenizer, tiny_config, tiny_llama, tiny_toml
 
 from rocktokens.config import Config, load_config
-from rocktokens.errors import ConfigError, LengthExplosionError, NonFiniteLossError, RunDirError, TokenizerMismatchError
+from rocktokens.errors import (
+    ConfigError,
+    LengthExplosionError,
+    NonFiniteLossError,
+    RocktokensError,
+    RunDirError,
+    TokenizerMismatchError,
+)
 from rocktokens.models.fingerprints import vocabulary_sha256
 from rocktokens.models.load import load_model
 from rocktokens.rollouts.store import read_rollouts
@@ -112,7 +119,7 @@ def test_the_log_agrees_with_the_trace(finished):
         assert 0 <= record["sampler_gap"] < 1e-4 and 0 < record["overlap16"] < 1 and record["tokens_per_second"] > 0
         assert {"seconds_sample", "seconds_update", "seconds_write"} <= record.keys()
     warm_up = [record["learning_rate"] for *_, record in seen]
-    assert warm_up[:3] == [0.0, 0.005, 0.01] and warm_up[3] < 0.01 and warm_up[5] > 0
+    assert warm_up[:2] == [0.005, 0.01] and warm_up[2] < 0.01 and warm_up[5] > 0
 
 
 def test_training_moves_the_student_to_the_teacher(pair, tmp_path):
@@ -293,6 +300,14 @@ def test_a_padded_student_never_samples_an_id_the_teacher_does_not_have(pair, tm
     assert trace.token_id.max() < 258 and trace.kl.notna().all()
 
 
+def test_a_teacher_that_sees_less_than_the_student_is_the_limit(pair, tmp_path):
+    teacher = shutil.copytree(pair / "teacher", tmp_path / "teacher")
+    settings = json.loads((teacher / "config.json").read_text())
+    (teacher / "config.json").write_text(json.dumps(settings | {"max_position_embeddings": 20}))
+    with pytest.raises(RocktokensError, match=r"but the teacher sees only 20: lower rollouts.max_completion_length"):
+        distill(tiny_config(pair, tmp_path / "run", f"models.teacher={teacher}"))
+
+
 def test_a_tracker_that_is_not_installed_is_named(pair, tmp_path):
     installed = {str(name) for name in get_available_trackers()}
     missing = sorted({"trackio", "wandb", "tensorboard"} - installed)
@@ -308,13 +323,22 @@ def test_generations_must_divide_the_batch(pair, tmp_path):
 
 
 def test_two_processes_train_like_one(pair, tmp_path):
-    """One process with two micro-batches, two processes with one each: the same data, the same updates."""
+    """One process with two micro-batches, two processes with one each: the same data, the same updates.
+
+    The dataset is smaller than a step, so that a prompt comes to both processes.
+    """
     config_file = tmp_path / "config.toml"
     config_file.write_text(tiny_toml(pair, tmp_path / "two"))
-    overrides = ["training.gradient_accumulation_steps=1", "training.max_steps=3"]
+    same = ["training.max_steps=3", "task.limit=3"]
+    overrides = ["training.gradient_accumulation_steps=1", *same]
     run_two_processes(config_file, overrides)
-    result = distill(tiny_config(pair, tmp_path / "one", "training.max_steps=3"))
+    result = distill(tiny_config(pair, tmp_path / "one", *same))
     one, two = RunDir(result.directory), RunDir(tmp_path / "two")
+    steps = [[read_rollouts(run, f"rollouts/training/step-{step}.parquet") for run in (one, two)] for step in range(3)]
+    for ours, theirs in steps:
+        assert len({(each.prompt_id, each.sample) for each in ours}) == len(ours) == 8
+        assert len({(each.prompt_id, tuple(each.token_ids)) for each in ours}) == 8
+        assert [(e.prompt_id, e.sample) for e in ours] == [(e.prompt_id, e.sample) for e in theirs]
     weights = load_file(two.checkpoint(3) / "model.safetensors")
     for name, weight in load_file(result.checkpoint / "model.safetensors").items():
         torch.testing.assert_close(weight, weights[name], atol=1e-6, rtol=0)

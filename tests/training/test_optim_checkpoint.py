@@ -69,16 +69,30 @@ def test_decay_leaves_out_norms_biases_and_embeddings():
         assert value == (0.0 if undecayed else 0.5), name
 
 
-def test_warm_up_then_decay_to_the_end():
-    section = TrainingSection(max_steps=6, warmup_steps=2, learning_rate=1.0, lr_scheduler_type="linear")
+@pytest.mark.parametrize(
+    ("schedule", "warmup", "expected"),
+    [
+        ("linear", 2, [1 / 2, 1, 4 / 5, 3 / 5, 2 / 5, 1 / 5]),
+        ("linear", 1, [1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6]),
+        ("linear", 0, [1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6]),
+        ("linear", 6, [1 / 6, 2 / 6, 3 / 6, 4 / 6, 5 / 6, 1]),
+        ("cosine", 3, [1 / 3, 2 / 3, 1, (2 + 2**0.5) / 4, 1 / 2, (2 - 2**0.5) / 4]),
+        ("cosine", 0, [1, (2 + 3**0.5) / 4, 3 / 4, 1 / 2, 1 / 4, (2 - 3**0.5) / 4]),
+        ("constant", 3, [1 / 3, 2 / 3, 1, 1, 1, 1]),
+        ("constant", 0, [1, 1, 1, 1, 1, 1]),
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_warm_up_from_the_first_update_then_decay_to_the_end(schedule: str, warmup: int, expected: list[float]):
+    section = TrainingSection(max_steps=6, warmup_steps=warmup, learning_rate=1.0, lr_scheduler_type=schedule)  # type: ignore[arg-type]
     optimizer = make_optimizer(tiny_llama(16, 1, seed=0), section)
     scheduler = make_scheduler(optimizer, section)
     rates = []
     for _ in range(6):
-        rates.append(scheduler.get_last_lr()[0])
+        rates.append(optimizer.param_groups[0]["lr"])
         optimizer.step()
         scheduler.step()
-    assert rates == pytest.approx([0.0, 0.5, 1.0, 0.75, 0.5, 0.25])
+    assert rates == pytest.approx(expected)
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from rich.text import Text
 from rocktokens.cli.common import AsJson, Overrides, notes, output, percent, print_json, visible
 from rocktokens.cli.distill import run_distill
 from rocktokens.cli.evaluate import accuracy_table, resolve_models, run_evaluate
-from rocktokens.cli.find import print_summary, rock_table, run_find
+from rocktokens.cli.find import print_summary, rock_table, run_find, split_seed
 from rocktokens.cli.trace import run_trace
 from rocktokens.config import Config, parse_config
 from rocktokens.run_dir import RunDir
@@ -60,7 +60,7 @@ def run_demo(config: Config, *, quiet: bool = False) -> dict[str, Any]:
     notes.rule("2  replay through the checkpoints")
     run_trace(config)
     notes.rule("3  find the rocks")
-    rocks = run_find(run, config.find)
+    rocks = run_find(run, config.find, split_seed(config))
     notes.rule("4  measure accuracy on new problems")
     records = run_evaluate(run, config, resolve_models(run, config, ["teacher", "all"]))
     movement, types = measure_movement(run, rocks)
@@ -68,7 +68,7 @@ def run_demo(config: Config, *, quiet: bool = False) -> dict[str, Any]:
         output.print(accuracy_table(records))
         print_summary(rocks)
         output.print(rock_table(rocks, 20))
-        output.print(movement_table(types, 20))
+        output.print(movement_table(types, 20, movement["prompts"]))
         _print_answer(records, movement, run)
     return {
         "directory": str(run.path),
@@ -79,13 +79,19 @@ def run_demo(config: Config, *, quiet: bool = False) -> dict[str, Any]:
 
 
 def measure_movement(run: RunDir, rocks: RockSet) -> tuple[dict[str, Any], "pd.DataFrame"]:
-    """What training did to the loss: on-policy at its start and end, and by type on the replayed rollouts."""
-    from rocktokens.stats.rocks import type_table
+    """What training did to the loss: on-policy at its start and end, and by type on the replayed rollouts.
+
+    The types are measured on the prompts that had no say in which of them are rocks, as far as there are any.
+    """
+    from rocktokens.stats.aggregate import prompts_of
+    from rocktokens.stats.rocks import split_prompts, type_table
     from rocktokens.traces.store import TraceStore
 
     kl = [json.loads(line)["kl"] for line in run.logs.read_text(encoding="utf-8").splitlines()]
     last = kl[-LAST_STEPS:]
-    types = type_table(TraceStore(run)).assign(
+    store, reference, baseline = TraceStore(run), rocks.criterion["reference"], rocks.criterion["baseline"]
+    split = split_prompts(prompts_of(store.table(reference)), rocks.criterion["split"], rocks.criterion["seed"])
+    types = type_table(store, reference, baseline, split.measuring).assign(
         token_share=lambda frame: frame["freq"] / frame["freq"].sum(),
         kept=lambda frame: frame["mean_kl"] / frame["mean_kl_baseline"],
     )
@@ -95,6 +101,7 @@ def measure_movement(run: RunDir, rocks: RockSet) -> tuple[dict[str, Any], "pd.D
     return {
         "on_policy_kl_first": kl[0],
         "on_policy_kl_last": sum(last) / len(last),
+        "prompts": "all prompts" if split.measuring is None else "held-out prompts",
         "unmoved_rocks": int(unmoved.sum()),
         "unmoved_token_share": float(token_share[unmoved].sum()),
         "unmoved_kl_share": float(kl_mass[unmoved].sum() / kl_mass.sum()),
@@ -102,9 +109,9 @@ def measure_movement(run: RunDir, rocks: RockSet) -> tuple[dict[str, Any], "pd.D
     }, types
 
 
-def movement_table(types: "pd.DataFrame", show: int) -> Table:
-    """The types that hold the most kl, before and after training, on the same tokens."""
-    table = Table(title="kl before and after training, on the same tokens", title_justify="left")
+def movement_table(types: "pd.DataFrame", show: int, prompts: str) -> Table:
+    """The types that hold the most kl, before and after training, on the same tokens of the prompts so named."""
+    table = Table(title=f"kl before and after training, same tokens, {prompts}", title_justify="left")
     for name in ("token", "category", "tokens", "kl before", "kl after", "kept"):
         table.add_column(name, justify="left" if name in ("token", "category") else "right")
     for row in types.head(show).to_dict("records"):
@@ -125,12 +132,12 @@ def _print_answer(records: list[dict[str, Any]], movement: dict[str, Any], run: 
     first, last = movement["on_policy_kl_first"], movement["on_policy_kl_last"]
     output.print(
         f"the student went from {percent(before['accuracy'])} to {percent(after['accuracy'])} (lowest on the way "
-        f"{percent(lowest['accuracy'])}); its on-policy kl fell from {first:.3f} to {last:.3f} "
+        f"{percent(lowest['accuracy'])}); its on-policy kl went from {first:.3f} to {last:.3f} "
         f"({100 * (last / first - 1):+.0f} %)"
     )
+    tokens, digits, kl = (percent(movement[f"unmoved_{name}_share"]) for name in ("token", "digit_token", "kl"))
     output.print(
-        f"{movement['unmoved_rocks']} of the rocks kept more than {100 * KEPT:.0f} % of their kl: they are "
-        f"{percent(movement['unmoved_token_share'])} of the tokens ({percent(movement['unmoved_digit_token_share'])} "
-        f"digits) and {percent(movement['unmoved_kl_share'])} of the kl that is left"
+        f"{movement['prompts']}: {movement['unmoved_rocks']} of the rocks kept more than {100 * KEPT:.0f} % of their "
+        f"kl; they are {tokens} of the tokens ({digits} digits) and {kl} of the kl that is left"
     )
     output.print(f"files: {run.path}", soft_wrap=True, markup=False)

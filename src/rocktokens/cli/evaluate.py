@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -21,9 +22,9 @@ from rocktokens.cli.common import (
     progress_bar,
 )
 from rocktokens.cli.trace import make_sampler
-from rocktokens.config import Config
-from rocktokens.errors import RocktokensError
-from rocktokens.run_dir import RunDir, derive_seed
+from rocktokens.config import Config, JsonlTask, TaskSection, evaluation_task
+from rocktokens.errors import RocktokensError, RunDirError
+from rocktokens.run_dir import RunDir, derive_seed, file_sha256
 
 Record = dict[str, Any]
 
@@ -59,8 +60,8 @@ def resolve_models(run: RunDir, config: Config, names: Sequence[str]) -> dict[st
     for name in names:
         if name in ("teacher", "student"):
             models[name] = getattr(config.models, name)
-        elif name in ("all", "last") or name.isdigit():
-            chosen = {"all": steps, "last": steps[-1:]}.get(name, [int(name)] if name.isdigit() else [])
+        elif name in ("all", "last") or name.isdecimal():
+            chosen = {"all": steps, "last": steps[-1:]}.get(name, [int(name)] if name.isdecimal() else [])
             if not chosen or not set(chosen) <= set(steps):
                 raise RocktokensError(f"checkpoint {name!r} is not in {run.path}: it has the steps {steps}")
             models |= {f"step {step}": str(run.checkpoint(step)) for step in chosen}
@@ -72,18 +73,15 @@ def resolve_models(run: RunDir, config: Config, names: Sequence[str]) -> dict[st
 def run_evaluate(run: RunDir, config: Config, models: dict[str, str]) -> list[Record]:
     """Evaluate each model that has not been evaluated with these settings yet; all records, in the order asked for."""
     with run.lock():
-        return [
-            _kept(run, name, _settings(config, name)) or _measure(run, config, name, models[name]) for name in models
-        ]
+        return [_kept_or_measured(run, config, name, model) for name, model in models.items()]
 
 
-def _kept(run: RunDir, name: str, settings: Record) -> Record | None:
-    found = [record for record in _read(run) if (record["name"], record["settings"]) == (name, settings)]
-    return found[0] if found else None
-
-
-def _measure(run: RunDir, config: Config, name: str, model: str) -> Record:
-    record = {"name": name, "settings": _settings(config, name), **_evaluate_one(config, name, model)}
+def _kept_or_measured(run: RunDir, config: Config, name: str, model: str) -> Record:
+    head = {"name": name, "settings": _settings(run, config, model)}
+    for record in _read(run):
+        if head.items() <= record.items():
+            return record
+    record = head | _evaluate_one(config, name, model)
     text = json.dumps({"schema_version": 1, "evaluations": [*_read(run), record]}, ensure_ascii=False)
     run.commit_text(run.evaluations.name, text + "\n")
     return record
@@ -97,7 +95,7 @@ def _evaluate_one(config: Config, name: str, model: str) -> Record:
 
         loaded = load_model(model, config.models.dtype, config.models.device)
     section, rollouts = config.evaluation, config.rollouts
-    task = make_task(section.task)
+    task = make_task(evaluation_task(config))
     prompts = task.prompts(section.num_prompts, derive_seed(config.run.seed, "evaluation prompts"))
     with progress_bar(f"evaluating {name}", len(prompts) * section.num_samples) as advance:
         return measure(
@@ -115,26 +113,46 @@ def _evaluate_one(config: Config, name: str, model: str) -> Record:
         ).to_record()
 
 
-def _settings(config: Config, name: str) -> Record:
-    """What an accuracy depends on besides the name of the model, and what the config means by that name."""
+def _settings(run: RunDir, config: Config, model: str) -> Record:
+    """What an accuracy depends on: the content of model and data, not where they lie or what they are called."""
+    from rocktokens.models.fingerprints import model_identity
+
+    task = evaluation_task(config)
     return {
-        "model": getattr(config.models, name) if name in ("teacher", "student") else name,
+        "model": model_identity(model, run),
         "dtype": config.models.dtype,
-        "evaluation": config.evaluation.model_dump(mode="json"),
+        "evaluation": config.evaluation.model_dump(mode="json") | {"task": task.model_dump(mode="json")},
+        "data_sha256": _data_sha256(task),
         "rollouts": config.rollouts.model_dump(mode="json"),
         "seed": config.run.seed,
     }
 
 
+def _data_sha256(task: TaskSection) -> str | None:
+    """The hash of a file of prompts; None where there is none, or where loading it will say what is wrong."""
+    if not isinstance(task, JsonlTask) or not Path(task.path).is_file():
+        return None
+    return file_sha256(Path(task.path))
+
+
 def _read(run: RunDir) -> list[Record]:
     if not run.evaluations.exists():
         return []
-    return json.loads(run.evaluations.read_text(encoding="utf-8"))["evaluations"]
+    try:
+        records = json.loads(run.evaluations.read_text(encoding="utf-8"))["evaluations"]
+        if not all({"name", "settings"} <= record.keys() for record in records):
+            raise ValueError("a record has no name or settings")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RunDirError(
+            f"{run.evaluations} is damaged ({type(error).__name__}: {error}): restore it from a copy of the run, or "
+            "remove it to measure again"
+        ) from None
+    return records
 
 
 def accuracy_table(records: Sequence[Record]) -> Table:
-    """One row a model: accuracy with its interval, length, and answers cut off."""
-    table = Table(title="accuracy", title_justify="left")
+    """One row a model, all on one task: accuracy with its interval, length, and answers cut off."""
+    table = Table(title=Text(f"accuracy on {records[0]['task']}"), title_justify="left")
     for name in ("model", "accuracy", "95 % interval", "prompts", "tokens", "cut off"):
         table.add_column(name, justify="left" if name == "model" else "right")
     for record in records:

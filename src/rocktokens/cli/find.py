@@ -9,8 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from rocktokens.cli.common import AsJson, Overrides, RunPath, config_of, output, percent, print_json, visible
-from rocktokens.config import FindSection, parse_config
-from rocktokens.run_dir import RunDir
+from rocktokens.config import Config, FindSection, parse_config
+from rocktokens.run_dir import RunDir, derive_seed
 from rocktokens.types import RockSet
 
 
@@ -21,9 +21,9 @@ def find(
     ] = None,
     baseline: Annotated[int | None, typer.Option(help="Checkpoint to compare with; default the first.")] = None,
     k: Annotated[int | None, typer.Option(help="How many types; default find.k of the run's config.")] = None,
-    show: Annotated[int, typer.Option(help="Rows of the table.")] = 20,
+    show: Annotated[int, typer.Option(min=1, help="Rows of the table.")] = 20,
     threads: Annotated[
-        int | None, typer.Option(help="Threads of the engine; the result does not depend on it.")
+        int | None, typer.Option(min=1, help="Threads of the engine; the result does not depend on it.")
     ] = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
@@ -34,7 +34,8 @@ def find(
     """
     run = RunDir(run_path).require()
     chosen = [*(overrides or []), *([] if k is None else [f"find.k={k}"])]
-    rocks = run_find(run, _section(run, chosen), reference=reference, baseline=baseline, threads=threads)
+    section, seed = _settings(run, chosen)
+    rocks = run_find(run, section, seed, reference=reference, baseline=baseline, threads=threads)
     if as_json:
         return print_json(asdict(rocks))
     print_summary(rocks)
@@ -45,13 +46,13 @@ def find(
 def run_find(
     run: RunDir,
     section: FindSection,
+    seed: int,
     *,
     reference: int | None = None,
     baseline: int | None = None,
     threads: int | None = None,
-    seed: int = 0,
 ) -> RockSet:
-    """Find the rocks and commit rocks.json."""
+    """Find the rocks, prompts split by ``seed``, and commit rocks.json."""
     from rocktokens.stats.rocks import find_rocks
     from rocktokens.traces.store import TraceStore
 
@@ -70,11 +71,18 @@ def run_find(
     return rocks
 
 
-def _section(run: RunDir, overrides: list[str]) -> FindSection:
-    """The run's own settings; the defaults for a folder that holds nothing but traces."""
+def split_seed(config: Config) -> int:
+    """What divides the prompts of a run into those that choose its rocks and those that are held out."""
+    return derive_seed(config.run.seed, "split")
+
+
+def _settings(run: RunDir, overrides: list[str]) -> tuple[FindSection, int]:
+    """The run's own settings and seed; the defaults and 0 for a folder that holds nothing but traces."""
     if run.config.exists():
-        return config_of(run, overrides).find
-    return parse_config("", [*overrides, f"run.directory={json.dumps(str(run.path))}"], name=str(run.path)).find
+        config = config_of(run, overrides)
+        return config.find, split_seed(config)
+    config = parse_config("", [*overrides, f"run.directory={json.dumps(str(run.path))}"], name=str(run.path))
+    return config.find, 0
 
 
 def print_summary(rocks: RockSet) -> None:
@@ -103,8 +111,9 @@ def _signed(change: float | None) -> str:
 
 
 def rock_table(rocks: RockSet, show: int) -> Table:
-    """The first rocks, whitespace visible."""
-    table = Table(title=f"top {min(show, len(rocks.tokens))} rocks", title_justify="left")
+    """The first rocks with the numbers they were selected by, whitespace visible."""
+    title = f"top {min(show, len(rocks.tokens))} rocks (freq, mean kl, score: selection half)"
+    table = Table(title=title, title_justify="left")
     for name, justify in _COLUMNS:
         table.add_column(name, justify=justify)
     for token in rocks.tokens[:show]:

@@ -16,6 +16,11 @@ from rocktokens.errors import RocktokensError
 
 INTERRUPTED = 130
 AGAIN = "run the same command again (distill: with --resume)"
+REMEDIES = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "free some space"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "make it readable and writable"),
+}
+"""What the system may refuse about a run directory that is no mistake in a command, and what helps."""
 _RUST_ERROR = re.compile(r"\(os error (\d+)\)")
 """How safetensors and tokenizers, which raise no OSError, name the cause."""
 
@@ -45,18 +50,18 @@ def main() -> None:
             raise
         _stop(f"interrupted; what was committed is kept, {AGAIN}", INTERRUPTED)
     except Exception as error:
-        reason = _no_room(error)
-        if reason is None:
+        number = _system_error(error)
+        if number not in REMEDIES:
             raise
-        _stop(f"the run directory cannot be written ({reason}): free some space; nothing is lost, {AGAIN}", 2)
+        reason = os.strerror(number).lower()
+        _stop(f"the run directory cannot be written ({reason}): {REMEDIES[number]}; nothing is lost, {AGAIN}", 2)
 
 
-def _no_room(error: Exception) -> str | None:
-    """What the system says when a file cannot grow, None for any other error."""
-    number = error.errno if isinstance(error, OSError) else None
+def _system_error(error: Exception) -> int | None:
+    """The system's number for what went wrong, None for an error that did not come from the system."""
     if found := _RUST_ERROR.search(str(error)):
-        number = int(found.group(1))
-    return os.strerror(number).lower() if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else None
+        return int(found.group(1))
+    return error.errno if isinstance(error, OSError) else None
 
 
 def _stop(sentence: str, code: int) -> None:

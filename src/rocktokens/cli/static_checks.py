@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rocktokens.cli.findings import Finding, check_disk, check_ends, check_widths, or_fail, warn_if
-from rocktokens.config import Config
+from rocktokens.config import Config, evaluation_task
 from rocktokens.errors import RocktokensError
 from rocktokens.models.fingerprints import SAMPLES, same_tokenizer, vocabulary_sha256
 from rocktokens.run_dir import RunDir, derive_seed
@@ -102,7 +102,7 @@ def check_data(
     config: Config, task: "Task", lengths: Mapping[str, int], student: "LoadedModel", teacher: "LoadedModel"
 ) -> list[Finding]:
     """Training prompts, the layout of a step, and evaluation prompts with answers."""
-    contexts = {"student": _context(student), "teacher": _context(teacher)}
+    contexts = {"student": student.context_length, "teacher": teacher.context_length}
     return [
         check_batch(config),
         check_prompts(config, task, lengths, contexts),
@@ -164,7 +164,8 @@ def check_evaluation(config: Config, contexts: Mapping[str, int | None], tokeniz
 
     asked = config.evaluation.num_prompts
     try:
-        prompts = make_task(config.evaluation.task).prompts(asked, derive_seed(config.run.seed, "evaluation prompts"))
+        task = make_task(evaluation_task(config))
+        prompts = task.prompts(asked, derive_seed(config.run.seed, "evaluation prompts"))
         problem = misfit(config, _lengths(config, prompts, tokenizer), contexts)
     except RocktokensError as error:
         return Finding("evaluation", "warn", "not possible", str(error))
@@ -176,11 +177,6 @@ def check_evaluation(config: Config, contexts: Mapping[str, int | None], tokeniz
     value = f"{asked:,} prompts asked for, {len(prompts):,} there, {len(prompts) - unanswered:,} with an answer"
     measured = {"asked": asked, "available": len(prompts), "answered": len(prompts) - unanswered}
     return warn_if(problem, "evaluation", value, measured)
-
-
-def _context(loaded: "LoadedModel") -> int | None:
-    """Tokens the model can see, None where its config names no limit."""
-    return getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None)
 
 
 def _lengths(config: Config, prompts: Sequence[Prompt], tokenizer: Any) -> dict[str, int]:

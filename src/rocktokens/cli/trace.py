@@ -4,19 +4,29 @@
 2. One of them writes the probe rollouts (the last, by default); they are stored, and a resumed replay reads them back.
 3. Every checkpoint scores the same rollouts, ``rollouts_per_part`` to a part. Parts that are committed are not made
    again, so a killed replay goes on where it was and ends with the same bytes.
+
+Nothing is written before checkpoints are found and the teacher and the first student to write a probe have loaded.
 """
 
 import re
+import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rocktokens.cli.common import AsJson, ConfigPath, Overrides, notes, output, print_json, progress_bar
+from rocktokens.cli.replay_record import (
+    begin_record,
+    has_replay,
+    replay_settings,
+    require_same_replay,
+    require_vocabulary,
+)
 from rocktokens.config import Config, load_config
-from rocktokens.errors import ConfigError, RocktokensError, RunDirError
+from rocktokens.errors import ConfigError, RunDirError
 from rocktokens.run_dir import RunDir, derive_seed
 from rocktokens.types import Rollout
 
@@ -61,21 +71,23 @@ def run_trace(config: Config, *, restart: bool = False) -> dict[str, Any]:
         from rocktokens.models.load import load_model
 
     run = RunDir(config.run.directory)
-    with run.lock():
+    with ExitStack() as stack:
+        if run.exists():
+            stack.enter_context(run.lock())
         checkpoints = find_checkpoints(run, config)
+        settings = replay_settings(run, config, {checkpoint.step: checkpoint.model for checkpoint in checkpoints})
         if not restart:
-            _require_same_replay(run, config, checkpoints)
+            require_same_replay(run, settings)
         teacher = load_model(config.models.teacher, config.models.dtype, config.models.device)
-        if restart:
-            run.drop(_replay_files(run))
-        run.update_manifest(replay=_replay_settings(config, checkpoints))
-        _describe_run(run, config, teacher)
-        tokens = _replay(run, config, checkpoints, teacher)
-    count = config.trace.num_prompts * config.trace.num_generations
+        require_vocabulary(run, teacher)
+        if restart or not has_replay(run):
+            _begin(run, config, checkpoints, teacher, settings)
+        stack.enter_context(run.lock())
+        rollouts, tokens = _replay(run, config, checkpoints, teacher)
     return {
         "directory": str(run.path),
         "checkpoints": [checkpoint.step for checkpoint in checkpoints],
-        "rollouts": count if config.trace.probe != "each" else count * len(checkpoints),
+        "rollouts": rollouts,
         "tokens": tokens,
     }
 
@@ -103,16 +115,28 @@ def find_checkpoints(run: RunDir, config: Config) -> list[Checkpoint]:
     return found
 
 
-def _replay(run: RunDir, config: Config, checkpoints: list[Checkpoint], teacher: "LoadedModel") -> int:
-    count = config.trace.num_prompts * config.trace.num_generations
-    tokens = 0
-    with progress_bar("replaying", count * len(checkpoints)) as advance:
+def _begin(
+    run: RunDir, config: Config, checkpoints: list[Checkpoint], teacher: "LoadedModel", settings: dict[str, Any]
+) -> None:
+    """Replace whatever replay is there by the first probe of a new one, once the student that writes it has loaded."""
+    writer = _probe_writer(config, checkpoints[0], checkpoints)
+    student = load_checkpoint(config, writer, teacher)
+    with run.lock():
+        begin_record(run, config, teacher, settings)
+        _write_probe(run, config, writer, checkpoints, student, teacher)
+
+
+def _replay(run: RunDir, config: Config, checkpoints: list[Checkpoint], teacher: "LoadedModel") -> tuple[int, int]:
+    """Score every probe under its checkpoints; how many different rollouts that were, and their tokens."""
+    tokens_of: dict[int, list[int]] = {}
+    first = _probe(run, config, _probe_writer(config, checkpoints[0], checkpoints), checkpoints, teacher)
+    with progress_bar("replaying", len(first) * len(checkpoints)) as advance:
         for checkpoint in checkpoints:
-            writer_of_probe = _probe_writer(config, checkpoint, checkpoints)
-            rollouts = _probe(run, config, writer_of_probe, checkpoints, teacher)
-            tokens += sum(len(rollout.token_ids) for rollout in rollouts)
+            writer = _probe_writer(config, checkpoint, checkpoints)
+            rollouts = _probe(run, config, writer, checkpoints, teacher)
+            tokens_of[writer.step] = [len(rollout.token_ids) for rollout in rollouts]
             _replay_one(run, config, checkpoint, teacher, rollouts, advance)
-    return tokens
+    return sum(map(len, tokens_of.values())), sum(map(sum, tokens_of.values()))
 
 
 def _probe_writer(config: Config, checkpoint: Checkpoint, checkpoints: list[Checkpoint]) -> Checkpoint:
@@ -122,15 +146,31 @@ def _probe_writer(config: Config, checkpoint: Checkpoint, checkpoints: list[Chec
 def _probe(
     run: RunDir, config: Config, writer: Checkpoint, checkpoints: list[Checkpoint], teacher: "LoadedModel"
 ) -> list[Rollout]:
-    """The rollouts ``writer`` answers the probe prompts with, stored so that they are written once."""
+    """The rollouts ``writer`` answers the probe prompts with, written if they are not there yet."""
+    from rocktokens.rollouts.store import read_rollouts
+
+    relative = _probe_file(writer)
+    if not run.files(relative):
+        _write_probe(run, config, writer, checkpoints, load_checkpoint(config, writer, teacher), teacher)
+    return read_rollouts(run, relative)
+
+
+def _probe_file(writer: Checkpoint) -> str:
+    return f"rollouts/probe/checkpoint={writer.step}.parquet"
+
+
+def _write_probe(
+    run: RunDir,
+    config: Config,
+    writer: Checkpoint,
+    checkpoints: list[Checkpoint],
+    student: "LoadedModel",
+    teacher: "LoadedModel",
+) -> None:
     from rocktokens.rollouts.encode import make_rollouts
-    from rocktokens.rollouts.store import read_rollouts, write_rollouts
+    from rocktokens.rollouts.store import write_rollouts
     from rocktokens.tasks import make_task
 
-    relative = f"rollouts/probe/checkpoint={writer.step}.parquet"
-    if run.files(relative):
-        return read_rollouts(run, relative)
-    student = load_checkpoint(config, writer, teacher)
     seed = config.run.seed
     prompts = make_task(config.task).prompts(config.trace.num_prompts, derive_seed(seed, "probe prompts"))
     count = len(prompts) * config.trace.num_generations
@@ -149,8 +189,7 @@ def _probe(
             max_prompt_length=config.rollouts.max_prompt_length,
             on_done=advance,
         )
-    write_rollouts(run, relative, rollouts)
-    return rollouts
+    write_rollouts(run, _probe_file(writer), rollouts)
 
 
 def _replay_one(
@@ -161,13 +200,16 @@ def _replay_one(
     rollouts: list[Rollout],
     advance: Callable[[int], None],
 ) -> None:
-    """Score all rollouts under one checkpoint, a part at a time, passing over parts that are committed."""
+    """Score all rollouts under one checkpoint, a part at a time, passing over parts that are committed.
+
+    The parts tell how many rollouts are done, so the writer may not cut them by rows.
+    """
     from rocktokens.scoring.score import score_rollouts
     from rocktokens.traces.schema import trace_table
     from rocktokens.traces.writer import TraceWriter
 
     size, scoring = config.trace.rollouts_per_part, config.scoring
-    with TraceWriter(run, checkpoint=checkpoint.step) as traces:
+    with TraceWriter(run, checkpoint=checkpoint.step, rows_per_part=sys.maxsize) as traces:
         done = min(traces.parts * size, len(rollouts))
         advance(done)
         if done == len(rollouts):
@@ -211,44 +253,5 @@ def make_sampler(config: Config, student: "LoadedModel", teacher: "LoadedModel |
         student.pad_id,
         batch_size=config.rollouts.batch_size,
         vocab_size=min(widths),
+        max_length=None if teacher is None else teacher.context_length,
     )
-
-
-def _replay_files(run: RunDir) -> list[str]:
-    return [entry.path for prefix in ("traces/checkpoint=", "rollouts/probe/") for entry in run.files(prefix)]
-
-
-def _replay_settings(config: Config, checkpoints: list[Checkpoint]) -> dict[str, Any]:
-    """What the rows of a replay depend on."""
-    return {
-        "checkpoints": {str(checkpoint.step): Path(checkpoint.model).name for checkpoint in checkpoints},
-        "probe": config.trace.probe,
-        "num_prompts": config.trace.num_prompts,
-        "num_generations": config.trace.num_generations,
-        "rollouts_per_part": config.trace.rollouts_per_part,
-        "teacher": config.models.teacher,
-        "seed": config.run.seed,
-        "task": config.task.model_dump(mode="json"),
-        "rollouts": config.rollouts.model_dump(mode="json"),
-        "scoring": config.scoring.model_dump(mode="json"),
-    }
-
-
-def _require_same_replay(run: RunDir, config: Config, checkpoints: list[Checkpoint]) -> None:
-    """Refuse to mix replays made with different settings."""
-    settings, recorded = _replay_settings(config, checkpoints), run.manifest().get("replay")
-    if not recorded or recorded == settings or not _replay_files(run):
-        return
-    changed = next(key for key in settings if settings[key] != recorded.get(key))
-    raise RocktokensError(
-        f"{run.path} holds replays made with {changed} = {recorded.get(changed)!r}, now it is "
-        f"{settings[changed]!r}: give --restart to replace them, or another run.directory"
-    )
-
-
-def _describe_run(run: RunDir, config: Config, teacher: "LoadedModel") -> None:
-    """Give a run that only replays what a distilled one has: its config, tokenizer and seeds."""
-    from rocktokens.training.start import describe_run
-
-    if not run.files(run.config.name):
-        describe_run(run, config, teacher.tokenizer, command="trace")

@@ -20,7 +20,6 @@ from rocktokens.rollouts.encode import make_rollouts
 from rocktokens.rollouts.sampler import Sampler
 from rocktokens.run_dir import derive_seed
 from rocktokens.tasks.base import Task
-from rocktokens.tasks.grading import extract_answer
 from rocktokens.types import Prompt
 
 if TYPE_CHECKING:
@@ -52,7 +51,7 @@ class Evaluation:
     correct: list[int]
     """Right answers per prompt, in the order of ``prompt_ids``."""
     answers: list[list[str | None]]
-    """The final answers per prompt, as extracted from the text; None where there was none."""
+    """The final answers per prompt, as the task reads them; None where there was none."""
 
     def to_record(self) -> dict[str, Any]:
         """Plain lists, numbers and strings, for JSON."""
@@ -106,7 +105,7 @@ def evaluate(
         seed=seed,
         prompt_ids=[prompt.id for prompt in prompts],
         correct=correct,
-        answers=[[extract_answer(text) for text in own] for own in texts_of],
+        answers=[[task.answer(text) for text in own] for own in texts_of],
     )
 
 

@@ -3,14 +3,18 @@
 import hashlib
 import json
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rocktokens.errors import RocktokensError, TokenizerMismatchError
+from rocktokens.run_dir import RunDir, file_sha256
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+WEIGHTS = ("model*.safetensors", "adapter_model*.safetensors", "adapter_config.json")
+"""What a model's output depends on: weights, and for an adapter also its scale and base; not an optimizer's moments."""
 SAMPLES = (
     "So, 3 + 4 = 7.\n\nTherefore, the answer is \\(7\\).",
     "  Two spaces,\ttabs\tand\r\nline ends  ",
@@ -27,14 +31,35 @@ def vocabulary_sha256(vocab: Mapping[str, int]) -> str:
 
 def directory_fingerprint(path: str | Path) -> str:
     """Hex SHA-256 over the names and bytes of a model directory's weight files."""
-    files = sorted(Path(path).glob("*.safetensors"))
+    files = [file for file in Path(path).iterdir() if _is_weights(file.name)]
     if not files:
-        raise RocktokensError(f"{path} has no *.safetensors file: give the directory of a saved model")
-    total = hashlib.sha256()
-    for file in files:
-        with file.open("rb") as stream:
-            total.update(f"{file.name} {hashlib.file_digest(stream, 'sha256').hexdigest()}\n".encode())
-    return total.hexdigest()
+        raise RocktokensError(f"{path} has no model*.safetensors file: give the directory of a saved model")
+    return _fingerprint({file.name: file_sha256(file) for file in files})
+
+
+def model_identity(name: str, run: RunDir) -> str:
+    """What results of a model are filed under: the fingerprint of a directory, wherever it lies, else the name.
+
+    Checkpoints of ``run`` are known by what its manifest lists, so that they need not be read, nor kept.
+    """
+    from rocktokens.models.load import EMBEDDED
+
+    directory = Path(name)
+    if directory.parent == run.checkpoint(0).parent:
+        entries = run.files(f"{directory.relative_to(run.path).as_posix()}/")
+        listed = {Path(entry.path).name: entry.sha256 for entry in entries if _is_weights(Path(entry.path).name)}
+        if listed:
+            return _fingerprint(listed)
+    return directory_fingerprint(directory) if name not in EMBEDDED and directory.is_dir() else name
+
+
+def _is_weights(name: str) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in WEIGHTS)
+
+
+def _fingerprint(sha256_of: Mapping[str, str]) -> str:
+    lines = "".join(f"{name} {sha256_of[name]}\n" for name in sorted(sha256_of))
+    return hashlib.sha256(lines.encode()).hexdigest()
 
 
 def same_tokenizer(student: "PreTrainedTokenizerBase", teacher: "PreTrainedTokenizerBase") -> None:

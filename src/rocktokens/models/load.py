@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from rocktokens.errors import RocktokensError
@@ -22,6 +23,8 @@ from rocktokens.models import smollm2
 
 PEBBLES: dict[str, Literal["student", "teacher"]] = {"pebbles-student": "student", "pebbles-teacher": "teacher"}
 EMBEDDED = (*PEBBLES, smollm2.MODEL_ID)
+CANNOT_LOAD = (OSError, ValueError, SafetensorError)
+"""What transformers and PEFT raise over files that are missing, damaged or of something else."""
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -44,6 +47,11 @@ class LoadedModel:
         """The tokenizer's padding id; any id will do where it has none, since masks come from lengths."""
         pad_id = self.tokenizer.pad_token_id
         return min(self.eos_ids, default=0) if pad_id is None else pad_id
+
+    @property
+    def context_length(self) -> int | None:
+        """Tokens the model can see, None where its config names no limit."""
+        return getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
 
 
 def load_model(name: str, dtype: str = "float32", device: str = "auto") -> LoadedModel:
@@ -110,11 +118,10 @@ def _from_transformers(name: str, dtype: torch.dtype) -> tuple[Any, Any]:
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
         model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, use_safetensors=True, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__).rstrip(".")
+    except CANNOT_LOAD as error:
         raise RocktokensError(
-            f"model {name!r} cannot be loaded ({reason}): give a directory, a hub id that is cached or reachable, "
-            f"or one of {', '.join(EMBEDDED)}"
+            f"model {name!r} cannot be loaded ({_first_line(error)}): give a directory, a hub id that is cached or "
+            f"reachable, or one of {', '.join(EMBEDDED)}"
         ) from error
     return model, tokenizer
 
@@ -131,7 +138,7 @@ def _with_adapter(directory: Path, dtype: torch.dtype) -> tuple[Any, Any]:
     from peft import PeftModel
 
     _refuse_other_weights(directory)
-    base = json.loads((directory / "adapter_config.json").read_text(encoding="utf-8")).get("base_model_name_or_path")
+    base = _base_of(directory)
     try:
         model, tokenizer = _load(base or "", dtype)
     except RocktokensError as error:
@@ -139,6 +146,28 @@ def _with_adapter(directory: Path, dtype: torch.dtype) -> tuple[Any, Any]:
             f"the adapter {str(directory)!r} names the base model {base!r}, which does not load: correct "
             f"base_model_name_or_path in its adapter_config.json ({error})"
         ) from error
-    if (directory / "tokenizer_config.json").is_file():
-        tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
-    return PeftModel.from_pretrained(model, str(directory)).merge_and_unload(), tokenizer
+    try:
+        if (directory / "tokenizer_config.json").is_file():
+            tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
+        return PeftModel.from_pretrained(model, str(directory)).merge_and_unload(), tokenizer
+    except CANNOT_LOAD as error:
+        raise _damaged_adapter(directory, error) from error
+
+
+def _base_of(adapter: Path) -> str | None:
+    try:
+        config = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
+        return config.get("base_model_name_or_path")
+    except (OSError, ValueError, AttributeError) as error:
+        raise _damaged_adapter(adapter, error) from error
+
+
+def _damaged_adapter(directory: Path, error: Exception) -> RocktokensError:
+    return RocktokensError(
+        f"the adapter {str(directory)!r} cannot be loaded ({_first_line(error)}): restore it, or save it anew with "
+        "save_pretrained"
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__).rstrip(".")

@@ -1,10 +1,12 @@
 """From prompts to rollouts: encode each prompt once, sample, and number what came back.
 
 1. A prompt becomes ids through the tokenizer's chat template (generation prompt included) or as plain text.
-2. Every prompt is sampled ``num_generations`` times; sample s of a prompt has noise of its own.
+2. Every prompt is sampled ``num_generations`` times; sample s of a prompt has noise of its own. A prompt that comes
+   again goes on with its sample numbers, so that no two rollouts share their noise.
 3. Rollouts are numbered consecutively, prompt after prompt, sample after sample.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -51,6 +53,7 @@ def make_rollouts(
     seed: int,
     chat_template: bool,
     max_prompt_length: int,
+    share: range | None = None,
     on_done: Callable[[int], None] | None = None,
 ) -> list[Rollout]:
     """Sample every prompt ``num_generations`` times; prompt-major, with consecutive rollout ids.
@@ -58,29 +61,32 @@ def make_rollouts(
     Args:
         sampler: writes the completions.
         tokenizer: the sampler's model's.
-        prompts: what to complete; a prompt id given twice gets the same completions twice.
+        prompts: what to complete; a prompt id given twice gets ``2 * num_generations`` different completions.
         num_generations: samples of each prompt.
         policy_step: the training step of the sampler's weights.
-        first_rollout_id: id of the first rollout.
+        first_rollout_id: id of the first rollout of ``prompts``.
         temperature: of the sampling; 0 is greedy.
         max_new_tokens: longest response.
         seed: of the noise.
         chat_template: whether prompts go through the tokenizer's chat template, if it has one.
         max_prompt_length: in tokens; a longer prompt is an error.
+        share: places in ``prompts`` to make the rollouts of, numbered as in the whole list; default: all.
         on_done: called with the number of completions that have ended since the last call.
     """
-    encoded = [encode_prompt(tokenizer, prompt, chat_template, max_prompt_length) for prompt in prompts]
+    share = range(len(prompts)) if share is None else share
+    earlier = _earlier_occurrences(prompts)
+    encoded = {place: encode_prompt(tokenizer, prompts[place], chat_template, max_prompt_length) for place in share}
     requests = [
-        SampleRequest(prompt.id, ids_P, sample)
-        for prompt, ids_P in zip(prompts, encoded, strict=True)
-        for sample in range(num_generations)
+        SampleRequest(prompts[place].id, ids_P, earlier[place] * num_generations + generation)
+        for place, ids_P in encoded.items()
+        for generation in range(num_generations)
     ]
     completions = sampler.sample(
         requests, temperature=temperature, max_new_tokens=max_new_tokens, seed=seed, on_done=on_done
     )
     return [
         Rollout(
-            rollout_id=first_rollout_id + index,
+            rollout_id=first_rollout_id + share.start * num_generations + index,
             prompt_id=request.prompt_id,
             sample=request.sample,
             prompt_ids=request.prompt_ids,
@@ -91,3 +97,13 @@ def make_rollouts(
         )
         for index, (request, completion) in enumerate(zip(requests, completions, strict=True))
     ]
+
+
+def _earlier_occurrences(prompts: Sequence[Prompt]) -> list[int]:
+    """How often the id of each prompt came before it in the list."""
+    seen: Counter[str] = Counter()
+    earlier = []
+    for prompt in prompts:
+        earlier.append(seen[prompt.id])
+        seen[prompt.id] += 1
+    return earlier

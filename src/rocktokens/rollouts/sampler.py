@@ -78,6 +78,7 @@ class TransformersSampler:
         pad_id: int,
         batch_size: int = 64,
         vocab_size: int | None = None,
+        max_length: int | None = None,
     ) -> None:
         """Wrap a model.
 
@@ -87,6 +88,7 @@ class TransformersSampler:
             pad_id: any valid id; padding is masked.
             batch_size: sequences decoded together.
             vocab_size: head columns from here on are padding and are never sampled; default: the head has none.
+            max_length: prompt and response tokens that the teacher, who reads them next, can see; default: any number.
         """
         text_config = model.config.get_text_config()
         self.model = model
@@ -94,7 +96,10 @@ class TransformersSampler:
         self.pad_id = pad_id
         self.batch_size = batch_size
         self.vocab_size: int = min(vocab_size or text_config.vocab_size, text_config.vocab_size)
-        self.max_length: int | None = getattr(text_config, "max_position_embeddings", None)
+        self.context_lengths: dict[str, int | None] = {
+            "model": getattr(text_config, "max_position_embeddings", None),
+            "teacher": max_length,
+        }
 
     def sample(
         self,
@@ -125,11 +130,12 @@ class TransformersSampler:
         name, length = f"prompt {request.prompt_id!r}", len(request.prompt_ids)
         if length == 0:
             raise RocktokensError(f"{name} has no tokens: give it at least one")
-        if self.max_length is not None and length + max_new_tokens > self.max_length:
-            raise RocktokensError(
-                f"{name} has {length} tokens and may be answered by {max_new_tokens} more, but the model sees only "
-                f"{self.max_length}: lower rollouts.max_completion_length or shorten the prompt"
-            )
+        for reader, context in self.context_lengths.items():
+            if context is not None and length + max_new_tokens > context:
+                raise RocktokensError(
+                    f"{name} has {length} tokens and may be answered by {max_new_tokens} more, but the {reader} sees "
+                    f"only {context}: lower rollouts.max_completion_length or shorten the prompt"
+                )
         if ends := request.banned & self.eos_ids:
             raise RocktokensError(f"{name}: end token {min(ends)} is banned, so no response could end: unban it")
         if outside := {token for token in request.banned if not 0 <= token < self.vocab_size}:

@@ -1,7 +1,6 @@
 r"""What kind of text a token is: rocks are mostly structure, and this says which (METHOD 4.9).
 
-1. The text is the token decoded alone; leading spaces do not matter. ``normalise_piece`` turns a raw vocabulary piece
-   of a byte-level (``Ġthe``) or sentencepiece (``▁the``) tokenizer into that text.
+1. The text is the token decoded alone; leading spaces do not matter, as some tokenizers decode them away.
 2. The patterns below are tried in order and the first match names the category: special and undecodable tokens, LaTeX,
    Markdown and whitespace, operators, digits, punctuation.
 3. What is left is a word, without its surrounding punctuation: by list a discourse marker or a function word, else
@@ -65,7 +64,6 @@ _PATTERNS: tuple[tuple[Category, re.Pattern[str]], ...] = (
 )
 _LETTER = re.compile(r"[^\W\d_]")
 _EDGES = re.compile(r"^[^\w']+|[^\w']+$")
-_BYTE_PIECE = re.compile(r"^<0x([0-9A-Fa-f]{2})>$")
 
 
 def categorise(text: str) -> Category:
@@ -81,22 +79,3 @@ def categorise(text: str) -> Category:
     if forms & FUNCTION_WORDS:
         return "function_word"
     return "content_word" if _LETTER.search(word) else "other"
-
-
-def normalise_piece(piece: str) -> str:
-    """The text of a raw vocabulary piece: byte-level alphabet or sentencepiece marks undone."""
-    if match := _BYTE_PIECE.match(piece):
-        return bytes([int(match.group(1), 16)]).decode("utf-8", errors="replace")
-    if all(character in _BYTE_OF for character in piece):
-        return bytes(_BYTE_OF[character] for character in piece).decode("utf-8", errors="replace")
-    return piece.replace("▁", " ")
-
-
-def _byte_level_alphabet() -> dict[str, int]:
-    """GPT-2's map of characters to bytes: printable bytes stand for themselves, the rest follow from U+0100 on."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(0x100 + n): byte for n, byte in enumerate(others)}
-
-
-_BYTE_OF = _byte_level_alphabet()

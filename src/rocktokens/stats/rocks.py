@@ -72,8 +72,7 @@ def find_rocks(
     reference, baseline = resolve_checkpoints(store, reference, baseline)
     if joint and reference == baseline:
         raise RocktokensError(f"joint needs two checkpoints, both are {reference}: trace another or leave joint out")
-    share = 1.0 if split is None else float(split)
-    prompts = split_prompts(prompts_of(store.table(reference)), share, seed)
+    prompts = split_prompts(prompts_of(store.table(reference)), split, seed)
 
     selection = type_sums(occurrences(store.table(reference), prompts.selection))
     score = selection.kl
@@ -91,17 +90,28 @@ def find_rocks(
             "min_freq": int(min_freq),
             "exclude_top_freq": int(exclude_top_freq),
             "joint": joint,
-            "split": share,
+            "split": None if split is None else float(split),
             "seed": seed,
         },
-        source={"run": store.run.path.resolve().name, "manifest_sha256": store.manifest_sha256},
+        source={"manifest_sha256": store.manifest_sha256},
         summary=_summary(store, reference, baseline, prompts, selection.token_id[order]),
         tokens=_tokens(store, selection, score, order),
     )
 
 
-def type_table(store: TraceStore, reference: int | None = None, baseline: int | None = None) -> "pd.DataFrame":
-    """Every type used, by summed kl at the reference checkpoint: what training did to it, on all prompts.
+def type_table(
+    store: TraceStore,
+    reference: int | None = None,
+    baseline: int | None = None,
+    prompt_ids: list[str] | None = None,
+) -> "pd.DataFrame":
+    """Every type used, by summed kl at the reference checkpoint: what training did to it.
+
+    Args:
+        store: replay traces of a run.
+        reference: the later checkpoint; default the last.
+        baseline: the earlier checkpoint; default the first.
+        prompt_ids: the prompts to look at; default all.
 
     Returns:
         Columns token_id, text, category, freq, mean_kl, mean_kl_baseline. The last is the mean over the same
@@ -110,7 +120,7 @@ def type_table(store: TraceStore, reference: int | None = None, baseline: int | 
     import pandas as pd
 
     reference, baseline = resolve_checkpoints(store, reference, baseline)
-    now, before = _sums(store, reference), _sums(store, baseline)
+    now, before = _sums(store, reference, prompt_ids), _sums(store, baseline, prompt_ids)
     texts = store.token_texts(now.token_id)
     paired = now.same_occurrences(before)
     frame = pd.DataFrame(
@@ -131,6 +141,7 @@ def resolve_checkpoints(store: TraceStore, reference: int | None, baseline: int 
     available = store.checkpoints
     if not available:
         raise RocktokensError(f"{store.run.path} has no replay traces: run `rocktokens trace`")
+    _require_finished(store, [step for step in (reference, baseline) if step is not None])
     resolved = {
         "reference": available[-1] if reference is None else reference,
         "baseline": available[0] if baseline is None else baseline,
@@ -146,12 +157,26 @@ def resolve_checkpoints(store: TraceStore, reference: int | None, baseline: int 
     return resolved["reference"], resolved["baseline"]
 
 
-def split_prompts(prompt_ids: list[str], share: float, seed: int) -> PromptSplit:
-    """Divide sorted prompt ids by a seeded permutation; both sides get at least one."""
+def _require_finished(store: TraceStore, named: list[int]) -> None:
+    """Refuse a replay that was interrupted, unless both checkpoints are named and it is done with them."""
+    steps = sorted(map(int, store.replay.get("checkpoints", {})))
+    rows = {step: store.rows(step) for step in steps}
+    paired = store.replay.get("probe") != "each"
+    for step in steps if len(named) < 2 else sorted(set(steps) & set(named)):
+        if not rows[step] or (paired and rows[step] < max(rows.values())):
+            found = f"{rows[step]} of {max(rows.values())} rows" if rows[step] else "no traces"
+            raise RocktokensError(
+                f"the replay is not finished (checkpoint {step} of {', '.join(map(str, steps))} has {found}): "
+                "run `rocktokens trace` again"
+            )
+
+
+def split_prompts(prompt_ids: list[str], share: float | None, seed: int) -> PromptSplit:
+    """Divide sorted prompt ids by a seeded permutation, both sides getting at least one; None or 1 does not divide."""
     count = len(prompt_ids)
     if not count:
         raise RocktokensError("no row of the trace has a kl: trace again, with a student that is scored at every token")
-    if share >= 1:
+    if share is None or share >= 1:
         return PromptSplit(None, None, count)
     if count < 2:
         raise RocktokensError(f"split = {share} needs at least 2 prompts, the trace has {count}: give split = 1")
@@ -161,9 +186,13 @@ def split_prompts(prompt_ids: list[str], share: float, seed: int) -> PromptSplit
     return PromptSplit(selection, measuring, count - cut)
 
 
-def _require_valid(k: int, stage: str, min_freq: int, exclude_top_freq: int, split: float | None) -> None:
+def _require_valid(k: int | str, stage: str, min_freq: int, exclude_top_freq: int, split: float | None) -> None:
+    if stage == "context":
+        raise RocktokensError("stage = 'context' is not available yet: use stage='score'")
     if stage != "score":
         raise RocktokensError(f"stage = {stage!r} is not known: use 'score'")
+    if k == "auto":
+        raise RocktokensError("k = 'auto' is not available yet: give a whole number, such as k=100")
     for name, value, least in (("k", k, 1), ("min_freq", min_freq, 1), ("exclude_top_freq", exclude_top_freq, 0)):
         if not isinstance(value, int | np.integer) or value < least:
             raise RocktokensError(f"{name} = {value!r} is not valid: give a whole number of at least {least}")

@@ -14,7 +14,7 @@ import numpy as np
 
 from rocktokens.errors import RocktokensError
 from rocktokens.run_dir import derive_seed
-from rocktokens.tasks.grading import is_correct
+from rocktokens.tasks.grading import extract_answer, is_correct
 from rocktokens.types import Prompt
 
 
@@ -32,6 +32,10 @@ class Task(Protocol):
 
     def batch(self, step: int, size: int, seed: int) -> list[Prompt]:
         """The ``size`` prompts of one training step, the same for the same arguments."""
+        ...
+
+    def answer(self, text: str) -> str | None:
+        """The final answer that a response gives, which ``grade`` looks at; None if it gives none."""
         ...
 
     def grade(self, prompt: Prompt, text: str) -> bool:
@@ -61,6 +65,10 @@ class DatasetTask:
                 epochs[epoch] = self._epoch(epoch, seed)
             batch.append(self.items[epochs[epoch][offset]])
         return batch
+
+    def answer(self, text: str) -> str | None:
+        """The final answer in ``text``, as ``is_correct`` extracts it."""
+        return extract_answer(text)
 
     def grade(self, prompt: Prompt, text: str) -> bool:
         """Whether the final answer in ``text`` is the prompt's."""

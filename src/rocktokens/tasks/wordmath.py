@@ -107,7 +107,8 @@ DELIMITERS = (("\\(", "\\)"), ("$", "$"))
 BREAKS = ("\n", "\n\n")
 EMPHASES = ("\\boxed{{{answer}}}", "\\mathbf{{{answer}}}")
 OPERATORS = {"+": "+", "-": "-", "*": "\\times ", "/": "\\div "}
-ANSWER_PATTERN = re.compile(r"answer is\D{0,16}(\d+)")
+ANSWER_PATTERN = re.compile(r"answer is(\D{0,16})(\d+(?:[.,]\d+)*)")
+MINUS = re.compile(r"(?<!\w)[-−]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,9 +152,13 @@ class Wordmath:
         """The prompts of one training step: the stream is endless, no prompt comes twice."""
         return [self._prompt(seed, step * size + index) for index in range(size)]
 
+    def answer(self, text: str) -> str | None:
+        """The number the text states as its answer."""
+        return stated_answer(text)
+
     def grade(self, prompt: Prompt, text: str) -> bool:
         """Whether the text states the right answer."""
-        return stated_answer(text) == prompt.answer
+        return self.answer(text) == prompt.answer
 
     def _prompt(self, seed: int, index: int) -> Prompt:
         problem = make_problem(self.split, seed, index, self.max_steps)
@@ -187,9 +192,13 @@ def write_solution(problem: Problem, style: Style, writer: Writer, rng: random.R
 
 
 def stated_answer(text: str) -> str | None:
-    """The number a solution gives as its answer (the last such statement), or None."""
+    """The number a solution gives as its answer (the last such statement), all of it, or None."""
     found = ANSWER_PATTERN.findall(text)
-    return str(int(found[-1])) if found else None
+    if not found:
+        return None
+    before, number = found[-1]
+    sign = "-" if MINUS.search(before) else ""
+    return sign + (number.lstrip("0") or "0" if number.isdecimal() else number)
 
 
 def _draw_steps(rng: random.Random, max_steps: int) -> tuple[Step, ...]:

@@ -2,8 +2,9 @@
 
 1. ``trace_table`` lays scored rollouts out as rows, keyed by the *predicted* token; a NaN score (a position that a
    policy froze, so that it never reached a head) becomes a null.
-2. ``validate_table`` is the gate every part passes: the columns of the schema, exact types or lossless casts to them,
-   no nulls in keys, and ``kl`` and ``grad_norm`` within the range that fixed-point sums are exact in.
+2. ``validate_table`` is the gate every part passes: the columns of the schema, cast to its types (scores are rounded to
+   float32, a key must not change), no nulls in keys, and ``kl`` and ``grad_norm`` within the range that fixed-point
+   sums are exact in.
 3. The schema's version travels in the metadata of every file; a newer one is refused.
 """
 
@@ -77,7 +78,7 @@ def trace_table(rollouts: Sequence[Rollout], scores: TokenScores, weights: np.nd
 def validate_table(table: pa.Table) -> pa.Table:
     """The table in the schema's column order and types, or one sentence that says what is wrong with it."""
     chosen = _chosen_fields(table.column_names)
-    columns = [_lossless_cast(table.column(column.name), column) for column in chosen]
+    columns = [_cast(table.column(column.name), column) for column in chosen]
     valid = pa.Table.from_arrays(columns, schema=_schema(chosen))
     for column in chosen:
         if not column.nullable and valid.column(column.name).null_count:
@@ -128,21 +129,16 @@ def _chosen_fields(names: Sequence[str]) -> list[pa.Field]:
     return [column for column in known if column.name in names]
 
 
-def _lossless_cast(values: pa.ChunkedArray, column: pa.Field) -> pa.ChunkedArray:
-    """The values in the column's type, provided that none of them changes."""
-    if values.type == column.type:
-        return values
+def _cast(values: pa.ChunkedArray, column: pa.Field) -> pa.ChunkedArray:
+    """The values in the column's type: floats rounded to it, anything else unchanged or refused."""
     try:
         if not _same_kind(values.type, column.type):
             raise pa.ArrowTypeError("of another kind")
-        cast = values.cast(column.type)
-        if pa.types.is_floating(column.type) and cast.cast(values.type) != values:
-            raise pa.ArrowInvalid("values that need more digits")
+        return values.cast(column.type)
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
         raise TraceError(
             f"column {column.name} is {values.type} and does not fit {column.type} without loss: cast it first"
         ) from None
-    return cast
 
 
 def _same_kind(given: pa.DataType, wanted: pa.DataType) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import ibis
 import ibis.expr.types as ir
@@ -67,6 +68,11 @@ class TraceStore:
         return hashlib.sha256(entries.encode()).hexdigest()
 
     @property
+    def replay(self) -> dict[str, Any]:
+        """What ``rocktokens trace`` recorded of the replay; empty where the rows were written without it."""
+        return self._manifest.get("replay", {})
+
+    @property
     def tokenizer_sha256(self) -> str:
         """The run's vocabulary hash, "" when it was recorded without a tokenizer."""
         return self._manifest.get("tokenizer_sha256", "")
@@ -75,6 +81,11 @@ class TraceStore:
     def vocab_size(self) -> int | None:
         """Entries of the run's tokenizer, None when it has none."""
         return self._tokenizer.get_vocab_size(with_added_tokens=True) if self._tokenizer else None
+
+    def rows(self, checkpoint: int) -> int:
+        """How many rows a replayed checkpoint has; 0 when it has no traces."""
+        folder = parts_folder("replay", checkpoint)
+        return sum(part.rows for part in self._parts if part.path.startswith(folder))
 
     def table(self, checkpoint: int | None = None) -> ir.Table:
         """The rows of one replayed checkpoint (or, in a training store, of the whole training run)."""

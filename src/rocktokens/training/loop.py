@@ -147,19 +147,19 @@ def _sample_share(session: Session, step: int) -> list[Rollout]:
     size, per_prompt = global_batch(config, accelerator.num_processes), config.rollouts.num_generations
     prompts = session.task.batch(step, size // per_prompt, derive_seed(config.run.seed, "prompts"))
     rank, ranks = accelerator.process_index, accelerator.num_processes
-    first, end = len(prompts) * rank // ranks, len(prompts) * (rank + 1) // ranks
     return make_rollouts(
         session.sampler,
         session.tokenizer,
-        prompts[first:end],
+        prompts,
         num_generations=per_prompt,
         policy_step=step,
-        first_rollout_id=step * size + first * per_prompt,
+        first_rollout_id=step * size,
         temperature=config.rollouts.temperature,
         max_new_tokens=config.rollouts.max_completion_length,
         seed=derive_seed(config.run.seed, "rollouts", step),
         chat_template=config.rollouts.chat_template,
         max_prompt_length=config.rollouts.max_prompt_length,
+        share=range(len(prompts) * rank // ranks, len(prompts) * (rank + 1) // ranks),
     )
 
 

@@ -1,5 +1,6 @@
 """The optimizer and its learning-rate schedule: AdamW and transformers' schedules, nothing of our own."""
 
+import warnings
 from typing import Any
 
 import torch
@@ -29,9 +30,21 @@ def make_optimizer(student: nn.Module, section: TrainingSection) -> torch.optim.
 
 
 def make_scheduler(optimizer: torch.optim.Optimizer, section: TrainingSection) -> LRScheduler:
-    """Warm-up, then the configured decay over the remaining steps."""
+    """Warm-up to the full rate at update ``warmup_steps``, then the configured decay over the remaining updates.
+
+    A schedule of transformers that warms up begins with a rate of 0, which would waste the rollouts of the first
+    update: here it is one step longer and begins at its second rate.
+    """
     name = "constant_with_warmup" if section.lr_scheduler_type == "constant" else section.lr_scheduler_type
-    return get_scheduler(name, optimizer, num_warmup_steps=section.warmup_steps, num_training_steps=section.max_steps)
+    skipped = int(section.warmup_steps > 0)
+    scheduler = get_scheduler(
+        name, optimizer, num_warmup_steps=section.warmup_steps, num_training_steps=section.max_steps + skipped
+    )
+    if skipped:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step", category=UserWarning)
+            scheduler.step()
+    return scheduler
 
 
 def restore_scheduler(scheduler: LRScheduler, state: dict[str, Any]) -> None:

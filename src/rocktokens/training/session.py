@@ -115,7 +115,12 @@ def make_session(
         optimizer=optimizer,
         scheduler=scheduler,
         sampler=TransformersSampler(
-            student.model, student.eos_ids, pad_id, batch_size=config.rollouts.batch_size, vocab_size=min(widths)
+            student.model,
+            student.eos_ids,
+            pad_id,
+            batch_size=config.rollouts.batch_size,
+            vocab_size=min(widths),
+            max_length=teacher.context_length,
         ),
         task=task,
         policy=_policy(config.policy, sha256),
