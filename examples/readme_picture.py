@@ -4,6 +4,7 @@
 """
 
 import argparse
+import re
 from pathlib import Path
 
 from rich.console import Console
@@ -12,6 +13,8 @@ from rich.terminal_theme import DIMMED_MONOKAI
 from rocktokens.cli.demo import measure_movement, movement_table
 from rocktokens.run_dir import RunDir
 from rocktokens.types import RockSet
+
+_FONT_FROM_THE_NET = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
 
 
 def main() -> None:
@@ -25,7 +28,8 @@ def main() -> None:
     movement, types = measure_movement(arguments.run, rocks)
     console.print(movement_table(types, 16, movement["prompts"]))
     arguments.svg.parent.mkdir(parents=True, exist_ok=True)
-    console.save_svg(str(arguments.svg), title="rocktokens demo", theme=DIMMED_MONOKAI)
+    svg = console.export_svg(title="rocktokens demo", theme=DIMMED_MONOKAI)
+    arguments.svg.write_text(_FONT_FROM_THE_NET.sub("", svg), encoding="utf-8")
 
 
 if __name__ == "__main__":
