@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -357,14 +358,22 @@ def test_two_processes_train_like_one(pair, tmp_path):
         distill(load_config(config_file, overrides), resume=True)
 
 
+def free_port() -> int:
+    """A port below those the system hands to outgoing connections, so that none of them takes it meanwhile."""
+    for port in random.SystemRandom().sample(range(20_000, 30_000), 100):
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)):
+                return port
+    raise AssertionError("no free port")
+
+
 def run_two_processes(config_file: Path, overrides: list[str]) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     script = (
         "import sys, torch; torch.set_num_threads(1)\n"
         "from rocktokens.config import load_config; from rocktokens.training.loop import distill\n"
         "distill(load_config(sys.argv[1], sys.argv[2:]), resume=True)\n"
+        "from accelerate import PartialState; PartialState().destroy_process_group()\n"
     )
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "ACCELERATE_USE_CPU": "true"}
     processes = [

@@ -32,6 +32,8 @@ def distill(
 def run_distill(config: Config, *, resume: bool) -> dict[str, Any]:
     """Train with a progress bar and return the result as a record."""
     with notes.status("loading"):
+        from accelerate import PartialState
+
         from rocktokens.training.loop import distill as train
 
     with progress_bar("distilling", config.training.max_steps) as advance:
@@ -46,6 +48,7 @@ def run_distill(config: Config, *, resume: bool) -> dict[str, Any]:
 
         result = train(config, resume=resume, progress=show)
         advance(config.training.max_steps - made)
+    PartialState().destroy_process_group()
     return {
         "directory": str(result.directory),
         "checkpoint": str(result.checkpoint),

@@ -77,6 +77,7 @@ def distill(config: Config, *, resume: bool = False, progress: Progress | None =
             if accelerator.is_main_process:
                 _make_ready(session, run, state)
             state = _train(session, run, state, progress or _silent)
+            accelerator.wait_for_everyone()  # nobody leaves while the main process still writes
     return TrainingResult(run.path, run.checkpoint(state.step), state.step, state.tokens_seen, not left)
 
 
