@@ -1,17 +1,27 @@
 r"""What kind of text a token is: rocks are mostly structure, and this says which (METHOD 4.9).
 
-1. The text is the token decoded alone; leading spaces do not matter, as some tokenizers decode them away.
-2. The patterns below are tried in order and the first match names the category: special and undecodable tokens, LaTeX,
-   Markdown and whitespace, operators, digits, punctuation.
-3. What is left is a word, without its surrounding punctuation: by list a discourse marker or a function word, else
-   content.
+1. The text is the token as it stands inside a text; its leading spaces say whether it starts a word, nothing else.
+2. The text is reduced to its shape: ASCII as it is, any other character by what it is (a letter, a digit, a mark of
+   mathematics, …) as one ASCII character. The patterns below are tried in order and the first match names the
+   category: special and undecodable tokens, LaTeX, Markdown and whitespace, operators, digits, punctuation.
+3. What is left is a word, without its surrounding punctuation: by list (English) a discourse marker or a function word,
+   else content.
+4. The vocabulary tells what a lone text cannot. Where it marks the start of a word by a space (" the" is a token), a
+   token that begins with a letter goes on with a word: "the" is a piece of "other", "so" of "also", "IN" of "TRAINING",
+   "a" a piece or a variable. They are content. A capitalised one ("So", "The", "I") starts a line and stays what it is.
 
 A lone ``-`` or ``*`` is a Markdown mark, not an operator: without its context a token cannot tell, and in worked
-solutions it mostly is one.
+solutions it mostly is one. For the same reason a brace, a caret or a backslash is LaTeX unless a quote beside it shows
+that it is code.
 """
 
 import re
-from typing import Literal
+import unicodedata
+from collections.abc import Container, Iterable
+from functools import lru_cache
+from typing import Literal, get_args
+
+from rocktokens.traces.store import TraceStore
 
 Category = Literal[
     "latex_math",
@@ -23,6 +33,7 @@ Category = Literal[
     "content_word",
     "other",
 ]
+CATEGORIES: tuple[Category, ...] = get_args(Category)
 
 
 def _words(text: str) -> frozenset[str]:
@@ -32,50 +43,131 @@ def _words(text: str) -> frozenset[str]:
 DISCOURSE = _words(
     """
     so wait therefore then thus hence now first firstly secondly thirdly next however let let's lets but finally
-    alternatively actually also again okay ok well hmm hm alright oh yes indeed since because although though instead
-    meanwhile moreover furthermore additionally otherwise consequently similarly likewise overall lastly maybe perhaps
-    suppose assume recall note notice remember
+    alternatively actually also again okay ok well hmm hm alright ah oh oops yes indeed since because although
+    though instead meanwhile moreover furthermore additionally otherwise consequently accordingly subsequently similarly
+    likewise conversely nevertheless nonetheless anyway overall lastly maybe perhaps suppose assume consider recall note
+    notice remember
     """
 )
 FUNCTION_WORDS = _words(
     """
-    a an the this that these those each every either neither some any all both no none not nor and or if as than when
-    while where why how what which who whom whose whether until unless once
+    a an the this that these those each every either neither some any all both several no none not nor and or if else as
+    than when whenever while whereas where wherever why how what whatever which whichever who whom whose whether until
+    unless once
     i me my mine myself you your yours yourself he him his himself she her hers herself it its itself we us our ours
     ourselves they them their theirs themselves one ones there here
+    something anything everything nothing someone anyone everyone somebody anybody everybody nobody
     am is are was were be been being do does did done doing have has had having will would shall should can could may
-    might must ought
-    of in on at by for from to into onto with without within about above below over under between among through during
-    before after against along across around behind beside besides beyond near off out per toward towards up down
-    upon via
+    might must ought cannot
+    of in on at by for from to into onto with without within about above below over under between among through
+    throughout during before after against along across around behind beside besides beyond despite except near off out
+    per toward towards up down upon via
     too very just only even still yet more most much many few less least other another such same own
     's 't 'd 'm 're 've 'll don't doesn't didn't isn't aren't wasn't won't can't it's i'm i'll i've we'll we're we've
     you're that's there's
+    don doesn didn isn aren wasn weren hasn haven hadn couldn wouldn shouldn
     """
 )
+OTHER_WORDS = _words("US IT AM WHO HM OH i")
+"""Spelled exactly like this they are not the listed words: abbreviations, and a variable."""
 
+SYMBOL, LETTER, DIGIT, MATH, MARK, STOP = "\0", "a", "0", "^", "#", ","
+"""The shapes of characters beyond ASCII; a symbol is what is none of the others, such as an emoji."""
+_CONTROLS = {code: SYMBOL for code in (*range(32), 127) if chr(code) not in "\t\n\v\f\r"}
+_SHAPES = {"L": LETTER, "M": LETTER, "N": DIGIT, "P": STOP, "Sc": STOP, "Sk": STOP, "Sm": MATH, "Z": " "}
+
+_SPECIAL = re.compile(r"<[^<>\s]*\w[^<>\s]*>|\[/?[A-Z]{3,}\]")
+_GREEK_LETTER = re.compile("[\u0391-\u03a9\u03b1-\u03c1\u03c3-\u03c9\u03d1\u03d5\u03f5]")
 _PATTERNS: tuple[tuple[Category, re.Pattern[str]], ...] = (
-    ("other", re.compile(r"^\Z|\ufffd|^<[^<>\s]*\w[^<>\s]*>\Z|^\[/?[A-Z]+\]\Z")),
-    ("latex_math", re.compile(r"[\\${}^]")),
-    ("markdown_whitespace", re.compile(r"^\s+\Z|^\W*(?:[\n\r\t#`|•◦]|\*\*)\W*\Z|^:?[-*]+:?\s*\Z")),
-    ("latex_math", re.compile(r"^[-+*/=<>_~×÷·±∓−²³≤≥≠≈≡→⇒⇔∞∑∏∫√∂∈∉⊂⊆∪∩∀∃∧∨πθαβγδλμσω]+\s*\Z")),
-    ("digit", re.compile(r"^[\W\d]*[\d½¼¾⅓⅔][\W\d]*(?:st|nd|rd|th)?\Z")),
-    ("punctuation", re.compile(r"^[!-/:-@\[-`{-~¡¿«»§¶‐-‧‰-⁞、-〃〈-】，．：；？！（）\s]+\Z")),
+    ("other", re.compile(r"|.*\0.*", re.DOTALL)),
+    ("latex_math", re.compile(r"[^'\"]*[\\${}^][^'\"]*")),
+    (
+        "markdown_whitespace",
+        re.compile(
+            r"""
+            \s+ | [^A-Za-z0-9]* [\n\r\t] [^A-Za-z0-9]*                   # blanks and line ends, with what they follow
+            | [^A-Za-z0-9'"]* (?: [#`|] | \*\* ) [^A-Za-z0-9'"]*         # headings, code, tables, bold
+            | :? [-*]+ :? \s* | (?: __ | ~~ | ([-+*/=<>_~]) \1\1+ ) \s*  # bullets, emphasis, rules
+            """,
+            re.VERBOSE,
+        ),
+    ),
+    (
+        "latex_math",
+        re.compile(
+            r"""
+            [()\[\]]*
+            (?: [+/<>~_] | [-+*/!:<>~]?==? | \+\+ | \+/?- | =- | << | >> | <?[-=]+> | <[-=]+ )
+            [()\[\]]* \s*
+            """,
+            re.VERBOSE,
+        ),
+    ),
+    ("digit", re.compile(r"[^A-Za-z]*[0-9][^A-Za-z]*(?:st|nd|rd|th)?")),
+    ("punctuation", re.compile(r"[^A-Za-z0-9]+")),
 )
-_LETTER = re.compile(r"[^\W\d_]")
 _EDGES = re.compile(r"^[^\w']+|[^\w']+$")
 
 
 def categorise(text: str) -> Category:
-    """The category of one decoded token."""
+    """The category of a text that is one token."""
     bare = text.lstrip(" ") or text
+    if _SPECIAL.fullmatch(bare):
+        return "other"
+    if _GREEK_LETTER.fullmatch(bare):
+        return "latex_math"
+    shape = _shape(bare)
     for category, pattern in _PATTERNS:
-        if pattern.search(bare):
+        if pattern.fullmatch(shape):
             return category
-    word = _EDGES.sub("", bare.replace("’", "'")).lower()
-    forms = {word, word.strip("'")}
+    return _kind_of_word(bare)
+
+
+def categorise_all(texts: Iterable[str], vocabulary: Container[str]) -> list[Category]:
+    """The categories of tokens, given the texts of all the tokens there are."""
+    marks_word_starts = any(f" {word}" in vocabulary for word in FUNCTION_WORDS | DISCOURSE)
+    return [_categorise_spaced(text) if marks_word_starts else categorise(text) for text in texts]
+
+
+def store_categories(store: TraceStore, token_ids: Iterable[int]) -> list[Category]:
+    """The categories of types of a run, as its tokenizer tells them."""
+    ids = [int(token_id) for token_id in token_ids]
+    categories = categorise_all(store.token_texts(ids), store.vocabulary)
+    return [
+        "other" if store.vocabulary.is_special(token_id) else category
+        for token_id, category in zip(ids, categories, strict=True)
+    ]
+
+
+def _categorise_spaced(text: str) -> Category:
+    """The category in a vocabulary whose words begin with a space."""
+    category = categorise(text)
+    goes_on_with_a_word = text[:1].isalpha() and text != text.capitalize()
+    return "content_word" if goes_on_with_a_word and category in ("discourse", "function_word") else category
+
+
+def _kind_of_word(text: str) -> Category:
+    spelled = _EDGES.sub("", text.replace("’", "'"))
+    forms = {spelled.lower(), spelled.lower().strip("'")}
+    if spelled in OTHER_WORDS or spelled not in (spelled.lower(), spelled.capitalize(), spelled.upper()):
+        return "content_word"
     if forms & DISCOURSE:
         return "discourse"
-    if forms & FUNCTION_WORDS:
-        return "function_word"
-    return "content_word" if _LETTER.search(word) else "other"
+    return "function_word" if forms & FUNCTION_WORDS else "content_word"
+
+
+def _shape(text: str) -> str:
+    return "".join(char if char.isascii() else _shape_of(char) for char in text.translate(_CONTROLS))
+
+
+@lru_cache(maxsize=4096)
+def _shape_of(char: str) -> str:
+    kind = unicodedata.category(char)
+    raised = kind == "No" and unicodedata.decomposition(char).startswith(("<super>", "<sub>"))
+    if raised or char in "°′″·" or "\U0001d400" <= char <= "\U0001d7ff":  # the last are letters of formulas
+        return MATH
+    if char in "•◦●○▪■‣" or "\u2500" <= char <= "\u259f":  # box drawing
+        return MARK
+    if "\ufe00" <= char <= "\ufe0f" or (kind == "Sk" and char > "\uffff"):  # what emoji are modified by
+        return SYMBOL
+    return _SHAPES.get(kind) or _SHAPES.get(kind[0]) or SYMBOL

@@ -1,0 +1,85 @@
+"""The text of a token as it stands inside a text, whatever kind of tokenizer it belongs to.
+
+1. A special or added token is its literal text, and a byte-fallback piece (``<0x0A>``) its byte: the replacement
+   character where that is only part of a character.
+2. Any other token is decoded behind an anchor, a token that ends in a letter or digit, and its text is what that adds:
+   decoders take the space off the start of a text, so alone "▁so" and "so" would read alike.
+3. An id outside the vocabulary is ``<id>``; no text is empty.
+"""
+
+import re
+from itertools import islice
+
+from tokenizers import Tokenizer, pre_tokenizers
+
+SPACE_MARK = "▁"
+_BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_BYTE_LEVEL = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+
+
+class Vocabulary:
+    """Texts of a tokenizer's tokens, and which texts are tokens; without a tokenizer every token is ``<id>``.
+
+    Example: ``vocabulary.text(279) == " the"`` and ``" the" in vocabulary``.
+    """
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        self._tokenizer = tokenizer
+        self._added = tokenizer.get_added_tokens_decoder() if tokenizer else {}
+        self._anchor = _find_anchor(tokenizer) if tokenizer else []
+
+    def text(self, token_id: int) -> str:
+        """The text of one token inside a text."""
+        piece = self._tokenizer.id_to_token(token_id) if self._tokenizer and token_id >= 0 else None
+        if not self._tokenizer or not piece:
+            return f"<{token_id}>"
+        if token_id in self._added:
+            return _literal(self._added[token_id].content)
+        if byte := _BYTE_PIECE.fullmatch(piece):
+            return bytes.fromhex(byte.group(1)).decode("utf-8", errors="replace")
+        return self._decoded(self._tokenizer, token_id) or piece.replace(SPACE_MARK, " ")
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether the token controls the model and is no text at all, such as an end of sequence."""
+        return token_id in self._added and self._added[token_id].special
+
+    def __contains__(self, text: object) -> bool:
+        """Whether some token has exactly this text."""
+        return isinstance(text, str) and any(self._is_spelled(text, piece) for piece in _spellings(text))
+
+    def _is_spelled(self, text: str, piece: str) -> bool:
+        token_id = self._tokenizer.token_to_id(piece) if self._tokenizer else None
+        return token_id is not None and self.text(token_id) == text
+
+    def _decoded(self, tokenizer: Tokenizer, token_id: int) -> str:
+        if tokenizer.decoder is None:  # decode would put a space between any two tokens
+            return ""
+        before = _decode(tokenizer, self._anchor)
+        return _decode(tokenizer, [*self._anchor, token_id]).removeprefix(before)
+
+
+def _find_anchor(tokenizer: Tokenizer) -> list[int]:
+    """The first token that ends in a whole character, which no neighbour can melt into; none in an odd vocabulary."""
+    ids = range(tokenizer.get_vocab_size(with_added_tokens=True))
+    found = (token_id for token_id in ids if _ends_whole(tokenizer.id_to_token(token_id) or ""))
+    return list(islice(found, 1))
+
+
+def _ends_whole(piece: str) -> bool:
+    return piece[-1:].isascii() and piece[-1:].isalnum()
+
+
+def _decode(tokenizer: Tokenizer, token_ids: list[int]) -> str:
+    return tokenizer.decode(token_ids, skip_special_tokens=False)
+
+
+def _literal(content: str) -> str:
+    """An added token's own text; runs of spaces are added with sentencepiece's mark, which is part of other names."""
+    return content if content.strip(SPACE_MARK) else content.replace(SPACE_MARK, " ")
+
+
+def _spellings(text: str) -> set[str]:
+    """How the pieces of the known kinds of vocabulary may spell a text: as it is, sentencepiece, byte-level, a byte."""
+    byte_level = "".join(piece for piece, _ in _BYTE_LEVEL.pre_tokenize_str(text))
+    spellings = {text, text.replace(" ", SPACE_MARK), byte_level}
+    return spellings | {f"<0x{ord(text):02X}>"} if len(text) == 1 and text.isascii() else spellings
