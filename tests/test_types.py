@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocktokens.errors import RocktokensError, TokenizerMismatchError
-from rocktokens.types import RockSet, RockToken, TokenScores
+from rocktokens.types import ControlDraw, ControlSet, RockSet, RockToken, TokenScores
 
 numbers = st.floats(allow_nan=False, allow_infinity=False)
 intervals = st.none() | st.tuples(numbers, numbers)
@@ -29,18 +29,30 @@ rock_tokens = st.builds(
     verdict=st.sampled_from(["untested", "pillar", "stumbling", "neutral", "undecided"]),
     delta=st.none() | numbers,
     delta_interval=intervals,
+    n_persistent=st.none() | st.integers(0),
+    ccr_interval=intervals,
+    held_out_mean_kl=st.none() | numbers,
 )
 records = st.dictionaries(st.text(), st.none() | st.booleans() | st.integers() | numbers | st.text(), max_size=3)
-rock_sets = st.builds(RockSet, st.text(), records, records, records, st.lists(rock_tokens, max_size=3))
+windows = st.none() | st.fixed_dictionaries({"max_each_side": st.integers(0), "min_kl": numbers})
+rock_sets = st.builds(RockSet, st.text(), records, records, records, st.lists(rock_tokens, max_size=3), windows)
 
 
-@given(rock_sets)
-def test_a_saved_set_loads_equal_and_saves_to_the_same_bytes(tmp_path_factory, rocks):
-    folder = tmp_path_factory.mktemp("rocks")
-    rocks.save(folder / "a.json")
-    loaded = RockSet.load(folder / "a.json")
+@st.composite
+def control_sets(draw) -> ControlSet:
+    size = draw(st.integers(0, 3))
+    whole = st.lists(st.integers(0, 2**31), min_size=size, max_size=size)
+    draws = st.lists(st.builds(ControlDraw, whole, whole, st.integers(0), numbers, numbers), max_size=3)
+    return ControlSet(draw(st.text()), draw(records), draw(records), draw(whole), draw(whole), draw(draws))
+
+
+@given(rock_sets | control_sets())
+def test_a_saved_set_loads_equal_and_saves_to_the_same_bytes(tmp_path_factory, saved):
+    folder = tmp_path_factory.mktemp("sets")
+    saved.save(folder / "a.json")
+    loaded = type(saved).load(folder / "a.json")
     loaded.save(folder / "b.json")
-    assert loaded == rocks
+    assert loaded == saved
     assert (folder / "a.json").read_bytes() == (folder / "b.json").read_bytes()
 
 
@@ -100,6 +112,18 @@ def test_json_that_is_no_rock_set_is_refused(tmp_path, content):
         RockSet.load(tmp_path / "rocks.json")
 
 
+def test_files_without_windows_and_the_later_fields_of_tokens_still_load(tmp_path):
+    path = tmp_path / "rocks.json"
+    one_rock().save(path)
+    record = json.loads(path.read_text())
+    del record["windows"]
+    for token in record["tokens"]:
+        for name in ("n_persistent", "ccr_interval", "held_out_mean_kl"):
+            del token[name]
+    path.write_text(json.dumps(record))
+    assert RockSet.load(path) == one_rock()
+
+
 def test_a_folder_in_the_place_of_the_file_is_refused(tmp_path):
     with pytest.raises(RocktokensError, match=r"cannot be read \(Is a directory\): give the rocks\.json"):
         RockSet.load(tmp_path)
@@ -109,3 +133,40 @@ def test_scores_are_named_in_the_order_of_the_trace():
     columns = ["kl", "logp_student", "logp_teacher", "entropy_student", "entropy_teacher", "grad_norm"]
     scores = TokenScores(**{name: index for index, name in enumerate(columns)})
     assert list(scores.items()) == [(name, index) for index, name in enumerate(columns)]
+
+
+# controls.json
+
+
+def two_draws() -> ControlSet:
+    first, second = ControlDraw([5, 6], [9, 20], 29, -0.03, 0.1), ControlDraw([6, 5], [20, 9], 29, -0.03, 1.0)
+    return ControlSet("f" * 64, {"seed": 0}, {"run": "a"}, [17, 3], [10, 20], [first, second])
+
+
+def test_controls_are_their_draws_and_the_order_of_partners_makes_no_other_control():
+    controls = two_draws()
+    assert list(controls) == controls.draws
+    assert len(controls) == 2
+    assert controls.ids(1).tolist() == [6, 5]
+    assert controls.ids(1).dtype == np.int64
+    assert controls.n_distinct == 1
+    assert replace(controls, draws=[*controls.draws, ControlDraw([5, 7], [9, 21], 30, 0.0, 0.1)]).n_distinct == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"schema_version": 2}, "has schema_version 2, this rocktokens reads 1"),
+        ({"rock_freq": [10]}, r"lacks fields of controls\.json or has others \(lists of different lengths\)"),
+        ({"more": 1}, r"lacks fields of controls\.json or has others"),
+        ({"draws": [{"ids": [5, 6]}]}, r"lacks fields of controls\.json or has others"),
+    ],
+)
+def test_files_that_hold_no_controls_are_refused(tmp_path, change, sentence):
+    path = tmp_path / "controls.json"
+    with pytest.raises(RocktokensError, match="does not exist: run `match_controls` first"):
+        ControlSet.load(path)
+    two_draws().save(path)
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(RocktokensError, match=rf"controls\.json {sentence}.*: .*write it anew with `match_controls`"):
+        ControlSet.load(path)

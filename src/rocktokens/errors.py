@@ -1,5 +1,7 @@
 """Errors a user can act on: one sentence that names the field, the value and the remedy; the command exits with 2."""
 
+from collections.abc import Iterable
+
 
 class RocktokensError(Exception):
     """The input or the state of a run is wrong in a way the user can mend."""
@@ -15,6 +17,19 @@ class RunDirError(RocktokensError):
 
 class TokenizerMismatchError(RocktokensError):
     """Two things that must share a tokenizer do not."""
+
+
+class ControlMatchError(RocktokensError):
+    """Types that are not rocks cannot stand in for the rocks at their frequencies.
+
+    Args:
+        message: the sentence.
+        unmatched: ids of the rocks left without a partner; none when only the total is off.
+    """
+
+    def __init__(self, message: str, unmatched: Iterable[int] = ()) -> None:
+        super().__init__(message)
+        self.unmatched = list(unmatched)
 
 
 class TrainingStoppedError(RocktokensError):

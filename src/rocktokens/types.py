@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 ROCKS_SCHEMA_VERSION = 1
+CONTROLS_SCHEMA_VERSION = 1
 Verdict = Literal["untested", "pillar", "stumbling", "neutral", "undecided"]
 
 
@@ -101,6 +102,14 @@ class RockToken:
     verdict: Verdict = "untested"
     delta: float | None = None
     delta_interval: tuple[float, float] | None = None
+    n_persistent: int | None = None
+    """Occurrences whose kl was high before and after."""
+    ccr_interval: tuple[float, float] | None = None
+    """None where ``ccr`` is exact."""
+    held_out_mean_kl: float | None = None
+    """Mean kl on the prompts the rocks were not selected by."""
+    held_out_change: float | None = None
+    """By which share that changed from the baseline checkpoint to the reference, over the same tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +122,8 @@ class RockSet:
     source: dict[str, Any]
     summary: dict[str, Any]
     tokens: list[RockToken] = field(default_factory=list)
+    windows: dict[str, Any] | None = None
+    """``max_each_side`` and ``min_kl``: the rule that makes windows (rocktokens.windows); None when there is none."""
 
     @property
     def ids(self) -> np.ndarray:
@@ -129,32 +140,12 @@ class RockSet:
 
     def save(self, path: str | Path) -> None:
         """Write rocks.json, byte for byte the same for the same content."""
-        record = {"schema_version": ROCKS_SCHEMA_VERSION, **asdict(self)}
-        text = json.dumps(record, indent=1, ensure_ascii=False, sort_keys=True, allow_nan=False)
-        Path(path).write_text(text + "\n", encoding="utf-8")
+        _write_record(path, {"schema_version": ROCKS_SCHEMA_VERSION, **asdict(self)})
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """Read rocks.json; a newer schema or a damaged file is refused by name."""
-        path = Path(path)
-        try:
-            record = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise RocktokensError(f"{path} does not exist: run `rocktokens find` first") from None
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise RocktokensError(f"{path} is not valid JSON ({error}): write it anew with `rocktokens find`") from None
-        except OSError as error:
-            raise RocktokensError(
-                f"{path} cannot be read ({error.strerror}): give the rocks.json that `rocktokens find` wrote"
-            ) from None
-        if not isinstance(record, dict):
-            raise RocktokensError(f"{path} is not a JSON object: write it anew with `rocktokens find`")
-        version = record.pop("schema_version", None)
-        if version != ROCKS_SCHEMA_VERSION:
-            raise RocktokensError(
-                f"{path} has schema_version {version!r}, this rocktokens reads {ROCKS_SCHEMA_VERSION}: "
-                "use the version that wrote it, or write it anew with `rocktokens find`"
-            )
+        record = _read_record(path, "rocks.json", "`rocktokens find`", ROCKS_SCHEMA_VERSION)
         try:
             tokens = [_rock_token(entry) for entry in record.pop("tokens")]
             return cls(tokens=tokens, **record)
@@ -170,8 +161,99 @@ class RockSet:
         return pd.DataFrame([asdict(token) for token in self.tokens], columns=[f.name for f in fields(RockToken)])
 
 
+@dataclass(frozen=True, slots=True)
+class ControlDraw:
+    """One set of control types, the partners of the rocks in the order of ``ControlSet.rock_ids``."""
+
+    ids: list[int]
+    freq: list[int]
+    total: int
+    """Occurrences of all of them."""
+    total_gap: float
+    """By how much that differs from the rocks' total, as a share of it."""
+    max_gap: float
+    """The largest difference between a partner's frequency and its rock's, as a share of the rock's."""
+
+
+@dataclass(frozen=True, slots=True)
+class ControlSet:
+    """Types as frequent as the rocks that are no rocks, drawn several times."""
+
+    tokenizer_sha256: str
+    criterion: dict[str, Any]
+    source: dict[str, Any]
+    rock_ids: list[int]
+    rock_freq: list[int]
+    draws: list[ControlDraw]
+
+    def __iter__(self) -> Iterator[ControlDraw]:
+        return iter(self.draws)
+
+    def __len__(self) -> int:
+        return len(self.draws)
+
+    def ids(self, draw: int) -> np.ndarray:
+        """int64 (K,): the control types of one draw, in the order of ``rock_ids``."""
+        return np.array(self.draws[draw].ids, dtype=np.int64)
+
+    @property
+    def n_distinct(self) -> int:
+        """How many draws hold different types: fewer than ``len`` where the vocabulary leaves little choice."""
+        return len({frozenset(draw.ids) for draw in self.draws})
+
+    def save(self, path: str | Path) -> None:
+        """Write controls.json, byte for byte the same for the same content."""
+        _write_record(path, {"schema_version": CONTROLS_SCHEMA_VERSION, **asdict(self)})
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read controls.json; a newer schema or a damaged file is refused by name."""
+        record = _read_record(path, "controls.json", "`match_controls`", CONTROLS_SCHEMA_VERSION)
+        try:
+            draws = [ControlDraw(**entry) for entry in record.pop("draws")]
+            controls = cls(draws=draws, **record)
+            aligned = [controls.rock_freq, *(column for draw in draws for column in (draw.ids, draw.freq))]
+            if any(len(column) != len(controls.rock_ids) for column in aligned):
+                raise TypeError("lists of different lengths")
+            return controls
+        except (KeyError, TypeError, AttributeError) as error:
+            raise RocktokensError(
+                f"{path} lacks fields of controls.json or has others ({error}): write it anew with `match_controls`"
+            ) from None
+
+
+def _write_record(path: str | Path, record: dict[str, Any]) -> None:
+    text = json.dumps(record, indent=1, ensure_ascii=False, sort_keys=True, allow_nan=False)
+    Path(path).write_text(text + "\n", encoding="utf-8")
+
+
+def _read_record(path: str | Path, name: str, maker: str, schema_version: int) -> dict[str, Any]:
+    """The JSON object in a file, without its schema version; one sentence where it is not such a file."""
+    path = Path(path)
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RocktokensError(f"{path} does not exist: run {maker} first") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise RocktokensError(f"{path} is not valid JSON ({error}): write it anew with {maker}") from None
+    except OSError as error:
+        raise RocktokensError(f"{path} cannot be read ({error.strerror}): give the {name} that {maker} wrote") from None
+    if not isinstance(record, dict):
+        raise RocktokensError(f"{path} is not a JSON object: write it anew with {maker}")
+    version = record.pop("schema_version", None)
+    if version != schema_version:
+        raise RocktokensError(
+            f"{path} has schema_version {version!r}, this rocktokens reads {schema_version}: "
+            f"use the version that wrote it, or write it anew with {maker}"
+        )
+    return record
+
+
+_INTERVALS = ("score_interval", "delta_interval", "ccr_interval")
+
+
 def _rock_token(entry: dict[str, Any]) -> RockToken:
-    intervals = {name: tuple(entry[name]) for name in ("score_interval", "delta_interval") if entry.get(name)}
+    intervals = {name: tuple(entry[name]) for name in _INTERVALS if entry.get(name)}
     token = RockToken(**{**entry, **intervals})
     if not math.isfinite(token.score):
         raise RocktokensError(f"rock {token.id} has score {token.score}: rocks.json is damaged, run `rocktokens find`")
