@@ -6,6 +6,7 @@ An unknown key is an error that names the nearest valid key; every error is one 
 
 import difflib
 import json
+import re
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -15,6 +16,9 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, Validatio
 from rocktokens.errors import ConfigError
 
 Divergence = Literal["reverse", "forward", "jsd"]
+GAMMA, ETA = 0.85, 0.2
+"""When contexts are similar, and how many similar ones make an occurrence consistent (docs/decisions.md says why)."""
+_STEP = re.compile(r"(?:step|checkpoint|global_step)[-_](\d+)$")
 
 
 class Section(BaseModel):
@@ -184,10 +188,27 @@ class TraceSection(Section):
 class FindSection(Section):
     """Which types are rocks (METHOD 4)."""
 
-    k: int = Field(default=100, ge=1)
+    k: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        default=100, description="how many; auto: where coverage of the kl meets stability of the set"
+    )
+    stage: Literal["context", "score"] = Field(
+        default="context", description="score: by frequency × mean kl alone, without looking at contexts"
+    )
     min_freq: int = Field(default=2, ge=1)
     exclude_top_freq: int = Field(default=0, ge=0)
     joint: bool = False
+    min_score: float | None = Field(default=None, description="of the first k, only those that reach it")
+    window: int = Field(default=5, ge=1, description="tokens on each side that are the context of an occurrence")
+    tau: float = Field(default=0.8, ge=0, le=1, description="quantile of kl that a persistent occurrence reaches twice")
+    tau_nats: tuple[float, float] | None = Field(
+        default=None, description="thresholds at baseline and reference in nats, instead of the quantile"
+    )
+    gamma: float = Field(default=GAMMA, gt=0, le=1, description="least cosine of similar contexts")
+    eta: float = Field(default=ETA, gt=0, le=1, description="least share of similar contexts of a kept occurrence")
+    encoder: Literal["embeddings", "hidden"] = Field(
+        default="embeddings", description="hidden: the student's last state before the token; needs the student"
+    )
+    max_pairs: int = Field(default=400_000_000, ge=2, description="pairs of contexts; beyond it types are sampled")
     split: float = Field(
         default=0.5, gt=0, le=1, description="share of prompts used for selection; 1 uses them all for both"
     )
@@ -230,6 +251,12 @@ def evaluation_task(config: Config) -> TaskSection:
         f"evaluation.task is not set, and the run's task is {config.task.name}: set [evaluation.task] to held-out "
         "prompts with answers"
     )
+
+
+def checkpoint_steps(names: list[str]) -> list[int]:
+    """What ``trace.checkpoints`` are filed under: the steps in their names if all have one, else their places."""
+    found = [_STEP.search(name.rstrip("/")) for name in names]
+    return [int(match.group(1)) if all(found) and match else index for index, match in enumerate(found)]
 
 
 def load_config(path: str | Path, overrides: list[str] | None = None) -> Config:

@@ -8,7 +8,6 @@
 Nothing is written before checkpoints are found and the teacher and the first student to write a probe have loaded.
 """
 
-import re
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -25,15 +24,13 @@ from rocktokens.cli.replay_record import (
     require_same_replay,
     require_vocabulary,
 )
-from rocktokens.config import Config, load_config
+from rocktokens.config import Config, checkpoint_steps, load_config
 from rocktokens.errors import ConfigError, RunDirError
 from rocktokens.run_dir import RunDir, derive_seed
 from rocktokens.types import Rollout
 
 if TYPE_CHECKING:
     from rocktokens.models.load import LoadedModel
-
-_STEP = re.compile(r"(?:step|checkpoint|global_step)[-_](\d+)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,16 +100,10 @@ def find_checkpoints(run: RunDir, config: Config) -> list[Checkpoint]:
                 f"{run.path} has no checkpoints: run `rocktokens distill` first, or list students in trace.checkpoints"
             )
         return [Checkpoint(step, str(run.checkpoint(step))) for step in steps]
-    named = [_STEP.search(name.rstrip("/")) for name in config.trace.checkpoints]
-    numbered = all(named)
-    found = [
-        Checkpoint(int(match.group(1)) if numbered and match else index, name)
-        for index, (name, match) in enumerate(zip(config.trace.checkpoints, named, strict=True))
-    ]
-    steps = [checkpoint.step for checkpoint in found]
+    steps = checkpoint_steps(config.trace.checkpoints)
     if steps != sorted(set(steps)):
         raise ConfigError(f"trace.checkpoints has the steps {steps}: list each checkpoint once, oldest first")
-    return found
+    return [Checkpoint(step, name) for step, name in zip(steps, config.trace.checkpoints, strict=True)]
 
 
 def _begin(
