@@ -1,0 +1,48 @@
+"""Token text for people: a token is any bytes a model was taught, and must not be able to act on what shows it.
+
+1. Whitespace gets a mark; every character that cannot be seen, or that moves others about (control and bidi
+   characters, escapes, fillers, lone surrogates), is written as its code point.
+2. A combining mark at the start sits on a dotted circle, not on whatever is printed before it.
+3. Long texts are cut, never inside a code point that was written out.
+"""
+
+import unicodedata
+
+MAX_LENGTH = 24
+_MARKS = {" ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍"}
+_FILLERS = (0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x2800, 0x3164, 0xFFA0)
+_VARIATION_SELECTORS = (*range(0x180B, 0x1810), *range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0))
+_NOT_SEEN = frozenset(map(chr, (*_FILLERS, *_VARIATION_SELECTORS, ord("·"))))
+"""Printable by the book, but they show nothing; a middle dot would be taken for a space."""
+
+
+def visible(text: str, max_length: int = MAX_LENGTH) -> str:
+    """Token text on one line, at most ``max_length`` characters, with whitespace and control characters visible."""
+    if text and unicodedata.category(text[0]) in ("Mn", "Me", "Mc") and _is_seen(text[0]):
+        text = "◌" + text
+    # A character shows as at least one, so what lies beyond the limit need not be looked at.
+    shown = [_shown(character) for character in text[: max_length + 1]]
+    if sum(map(len, shown)) <= max_length:
+        return "".join(shown) or "∅"
+    while sum(map(len, shown)) > max_length - 1:
+        shown.pop()
+    return "".join(shown) + "…"
+
+
+def printable(text: str) -> str:
+    """A name or a path on one line: spaces and letters as they are, what cannot be printed as its code point."""
+    return "".join(c if c.isprintable() else _code_point(c) for c in text)
+
+
+def _shown(character: str) -> str:
+    mark = _MARKS.get(character)
+    return mark or (character if _is_seen(character) else _code_point(character))
+
+
+def _is_seen(character: str) -> bool:
+    return character.isprintable() and character not in _NOT_SEEN
+
+
+def _code_point(character: str) -> str:
+    code = ord(character)
+    return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
