@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOME_OF = {
+    "ControlSet": "rocktokens.types",
     "Prompt": "rocktokens.types",
     "Rollout": "rocktokens.types",
     "RockSet": "rocktokens.types",
@@ -17,10 +18,12 @@ _HOME_OF = {
     "TraceWriter": "rocktokens.traces.writer",
     "find_rocks": "rocktokens.stats.rocks",
     "make_policy": "rocktokens.policies",
+    "match_controls": "rocktokens.stats.controls",
     "token_scores": "rocktokens.scoring.divergence",
     "weighted_kl": "rocktokens.scoring.divergence",
 }
 __all__ = [
+    "ControlSet",
     "Prompt",
     "RockSet",
     "Rollout",
@@ -30,6 +33,7 @@ __all__ = [
     "__version__",
     "find_rocks",
     "make_policy",
+    "match_controls",
     "token_scores",
     "weighted_kl",
 ]
@@ -37,10 +41,11 @@ __all__ = [
 if TYPE_CHECKING:
     from rocktokens.policies import make_policy
     from rocktokens.scoring.divergence import token_scores, weighted_kl
+    from rocktokens.stats.controls import match_controls
     from rocktokens.stats.rocks import find_rocks
     from rocktokens.traces.store import TraceStore
     from rocktokens.traces.writer import TraceWriter
-    from rocktokens.types import Prompt, RockSet, Rollout, TokenScores
+    from rocktokens.types import ControlSet, Prompt, RockSet, Rollout, TokenScores
 
 
 def __getattr__(name: str) -> Any:
