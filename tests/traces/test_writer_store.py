@@ -1,5 +1,6 @@
 """What was written is what is read, whatever the parts, and nothing half written counts."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sample_traces import sample_table
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from trace_oracle import large_trace, write_trace
 
 from rocktokens.errors import RocktokensError, RunDirError
 from rocktokens.run_dir import RunDir
@@ -273,10 +275,64 @@ def test_folder_names_are_names_not_patterns(tmp_path):
 
 
 def test_unknown_engine_and_missing_run_are_refused(tmp_path):
-    with pytest.raises(RocktokensError, match="engine = 'spark' is not known: use one of duckdb"):
-        TraceStore(tmp_path, engine="spark")
     with pytest.raises(RunDirError, match="is not a run directory"):
         TraceStore(tmp_path / "nowhere")
+    write(tmp_path, sample_table(1))
+    with pytest.raises(RocktokensError, match="engine = 'pandas' is not known: use one of duckdb, spark"):
+        TraceStore(tmp_path, engine="pandas")
+    with pytest.raises(RocktokensError, match="threads = 0 is not valid: give at least 1"):
+        TraceStore(tmp_path, threads=0)
+
+
+# Memory
+
+
+@pytest.fixture(scope="module")
+def large_run(tmp_path_factory) -> Path:
+    return write_trace(tmp_path_factory.mktemp("large"), {0: large_trace(0)})
+
+
+@pytest.fixture
+def temporary(tmp_path, monkeypatch) -> Path:
+    """The system's temporary folder, for a test that looks into it from another working directory."""
+    (folder := tmp_path / "temporary").mkdir()
+    (elsewhere := tmp_path / "elsewhere").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    monkeypatch.chdir(elsewhere)
+    return folder
+
+
+def by_occurrence(rows) -> pa.Table:
+    """As many groups as rows."""
+    sums = rows.group_by("rollout_id", "position").agg(rows=rows.count(), kl=(rows.kl.cast("float64") * 2**24).sum())
+    return sums.order_by("rollout_id", "position").to_pyarrow()
+
+
+def test_a_query_beyond_the_memory_spills_into_the_temporary_folder_and_changes_no_bit(large_run, temporary):
+    files = sorted(large_run.rglob("*"))
+    expected = by_occurrence(TraceStore(large_run).table(0))
+    assert not list(temporary.glob("*/*"))
+
+    rows = TraceStore(large_run, memory="20MiB", threads=1).table(0)
+    assert by_occurrence(rows).equals(expected)
+    assert list(temporary.glob("*/*")), "20 MiB held all of it: the test needs more rows"
+    assert sorted(large_run.rglob("*")) == files
+    assert not list(Path.cwd().iterdir())
+    del rows
+    gc.collect()
+    assert not list(temporary.iterdir())
+
+
+def test_memory_that_is_no_size_or_too_little_is_refused(large_run):
+    with pytest.raises(
+        RocktokensError, match="memory = 'much' is not a size: give a number and a unit, such as '1GiB'"
+    ):
+        TraceStore(large_run, memory="much")
+    with pytest.raises(RocktokensError, match="memory = '1MiB' is too little for any query: give at least 16MiB"):
+        TraceStore(large_run, memory="1MiB")
+    rows = TraceStore(large_run, memory="16MiB", threads=4).table(0)
+    with pytest.raises(RocktokensError, match=r"memory = 16\.0MiB is too little for this query: give more, or fewer"):
+        by_occurrence(rows)
 
 
 # Texts
@@ -314,7 +370,7 @@ def test_sentencepiece_texts(tmp_path):
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
     save_tokenizer(tmp_path, tokenizer)
-    assert TraceStore(tmp_path).token_texts([0, 1, 2]) == ["the", " ", "\n"]
+    assert TraceStore(tmp_path).token_texts([0, 1, 2]) == [" the", " ", "\n"]
 
 
 def test_reading_needs_no_torch(tmp_path):
@@ -322,6 +378,7 @@ def test_reading_needs_no_torch(tmp_path):
     script = (
         "import sys; from rocktokens.traces.store import TraceStore; from rocktokens.stats.rocks import find_rocks\n"
         "import rocktokens.policies, rocktokens.config\n"
-        "find_rocks(TraceStore(sys.argv[1]), split=None); assert not {'torch', 'transformers'} & set(sys.modules)"
+        "find_rocks(TraceStore(sys.argv[1]), stage='score', split=None)\n"
+        "assert not {'torch', 'transformers'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, env=os.environ)

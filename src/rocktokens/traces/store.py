@@ -1,8 +1,8 @@
-"""Reads the trace parts of a run through ibis, on an embedded DuckDB.
+"""Reads the trace parts of a run through ibis, on an embedded DuckDB or on Spark.
 
 1. The manifest says which parts exist; stray files do not, and a listed part that is missing or cut short is an error.
 2. Every part's footer is checked (schema version, row count) when its checkpoint is first asked for.
-3. Statistics are ibis expressions over ``table(checkpoint)``; integer sums make them the same at any thread count.
+3. Statistics are ibis expressions over ``table(checkpoint)``; integer sums make them the same on any engine.
 """
 
 import hashlib
@@ -14,7 +14,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import ibis
 import ibis.expr.types as ir
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,10 +21,11 @@ from tokenizers import Tokenizer
 
 from rocktokens.errors import RocktokensError, RunDirError
 from rocktokens.run_dir import FileEntry, RunDir
+from rocktokens.traces.engines import DEFAULT_MEMORY, open_engine
 from rocktokens.traces.schema import require_readable
+from rocktokens.traces.token_text import Vocabulary
 from rocktokens.traces.writer import Source, parts_folder
 
-ENGINES = ("duckdb",)
 _CHECKPOINT = re.compile(r"traces/checkpoint=(\d+)/")
 
 
@@ -34,9 +34,12 @@ class TraceStore:
 
     Args:
         run_dir: the run's folder.
-        engine: what evaluates the expressions; "duckdb" is in-process.
+        engine: what evaluates the expressions: "duckdb" in this process, or "spark" on the session this process has,
+            else on this machine.
         threads: of the engine; None lets it use every core.
         source: "replay" (rows by checkpoint, paired) or "training" (on-policy rows, no checkpoints).
+        memory: what the engine may hold before it spills into the system's temporary folder, such as "4GiB". A Spark
+            session that is there already keeps its own threads and memory.
     """
 
     def __init__(
@@ -45,14 +48,13 @@ class TraceStore:
         engine: str = "duckdb",
         threads: int | None = None,
         source: Source = "replay",
+        memory: str = DEFAULT_MEMORY,
     ) -> None:
-        if engine not in ENGINES:
-            raise RocktokensError(f"engine = {engine!r} is not known: use one of {', '.join(ENGINES)}")
         self.run = (run_dir if isinstance(run_dir, RunDir) else RunDir(run_dir)).require()
         self.source: Source = source
         self._manifest = self.run.manifest()
         self._parts = [part for part in self.run.files("traces/") if _belongs(part, source)]
-        self._connection = ibis.duckdb.connect(**({} if threads is None else {"threads": threads}))
+        self._read_parquet = open_engine(engine, threads, memory)
         self._tables: dict[str, ir.Table] = {}
 
     @property
@@ -105,15 +107,13 @@ class TraceStore:
         return found
 
     def token_texts(self, ids: Iterable[int]) -> list[str]:
-        """The decoded text of each id alone, special tokens kept; ``<id>`` where there is nothing to decode with."""
-        return [self._token_text(int(token_id)) for token_id in ids]
+        """The text of each id as it stands inside a text; ``<id>`` where there is nothing to decode with."""
+        return [self.vocabulary.text(int(token_id)) for token_id in ids]
 
-    def _token_text(self, token_id: int) -> str:
-        piece = self._tokenizer.id_to_token(token_id) if self._tokenizer else None
-        if self._tokenizer is None or piece is None:
-            return f"<{token_id}>"
-        # A decoder that strips the leading space of a text leaves nothing of a lone space.
-        return self._tokenizer.decode([token_id], skip_special_tokens=False) or piece.replace("▁", " ")
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """What the run's tokens read."""
+        return Vocabulary(self._tokenizer)
 
     @cached_property
     def _tokenizer(self) -> Tokenizer | None:
@@ -123,9 +123,7 @@ class TraceStore:
     def _read(self, parts: list[FileEntry], checkpoint: int | None) -> ir.Table:
         if not parts:
             raise RocktokensError(self._absent(checkpoint))
-        paths = [_glob_escape(str(self._checked(part))) for part in parts]
-        # The folder name "checkpoint=N" is ours to read, and not every part need have the optional columns.
-        return self._connection.read_parquet(paths, hive_partitioning=False, union_by_name=True)
+        return self._read_parquet([self._checked(part) for part in parts])
 
     def _absent(self, checkpoint: int | None) -> str:
         if self.source == "training":
@@ -155,8 +153,3 @@ class TraceStore:
 
 def _belongs(part: FileEntry, source: Source) -> bool:
     return part.path.startswith(parts_folder("training", None)) == (source == "training")
-
-
-def _glob_escape(path: str) -> str:
-    """DuckDB reads every path as a pattern; a character class of one is that character."""
-    return re.sub(r"[*?\[]", r"[\g<0>]", path)

@@ -1,0 +1,106 @@
+"""What evaluates the expressions of a store: DuckDB inside this process, or Spark where one machine is not enough.
+
+1. An engine reads an explicit list of Parquet files as one table: names are names, not patterns, and a column that
+   some files lack is null there.
+2. It is bounded: ``memory`` is what it holds before it spills into a folder of its own in the system's temporary one.
+3. Rows come in no particular order: a query whose order matters says ``order_by``.
+
+Integer sums make the results the same bits on any engine, at any number of threads and with any memory.
+"""
+
+import re
+import shutil
+import tempfile
+import warnings
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import ibis.expr.types as ir
+import pyarrow as pa
+from ibis.backends.duckdb import Backend
+from pydantic import ByteSize, TypeAdapter, ValidationError
+
+from rocktokens.errors import RocktokensError
+
+ENGINES = ("duckdb", "spark")
+DEFAULT_MEMORY = "1GiB"
+LEAST_MEMORY = 16 << 20
+ReadParquet = Callable[[Sequence[Path]], ir.Table]
+
+
+def open_engine(engine: str, threads: int | None, memory: str) -> ReadParquet:
+    """Start an engine (or join the Spark session there is); what comes back reads files as one of its tables."""
+    if threads is not None and threads < 1:
+        raise RocktokensError(f"threads = {threads} is not valid: give at least 1")
+    limit = _size(memory)
+    if engine == "duckdb":
+        return _open_duckdb(threads, limit)
+    if engine == "spark":
+        return _open_spark(threads, limit)
+    raise RocktokensError(f"engine = {engine!r} is not known: use one of {', '.join(ENGINES)}")
+
+
+def _open_spark(threads: int | None, memory: ByteSize) -> ReadParquet:
+    with warnings.catch_warnings():
+        # Tables go to and from Spark as Arrow, so what it supports of pandas does not matter.
+        warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
+        try:
+            from rocktokens.traces.spark import open_spark
+        except ModuleNotFoundError as error:
+            raise RocktokensError(
+                f"engine = 'spark' needs {error.name}, which is not installed: "
+                "pip install 'rocktokens[spark]', with Java 17 or newer"
+            ) from None
+        return open_spark(threads, memory)
+
+
+def _size(memory: str) -> ByteSize:
+    try:
+        size = TypeAdapter(ByteSize).validate_python(memory)
+    except ValidationError:
+        raise RocktokensError(f"memory = {memory!r} is not a size: give a number and a unit, such as '1GiB'") from None
+    if size < LEAST_MEMORY:
+        raise RocktokensError(f"memory = {memory!r} is too little for any query: give at least 16MiB")
+    return size
+
+
+class _BoundedDuckDB(Backend):
+    """DuckDB whose refusal to go beyond its memory is a sentence about ``memory``."""
+
+    memory: ByteSize
+
+    def to_pyarrow(self, expr: ir.Expr, /, **options: Any) -> pa.Table | pa.ChunkedArray | pa.Scalar:
+        try:
+            return super().to_pyarrow(expr, **options)
+        except duckdb.OutOfMemoryException:
+            raise RocktokensError(
+                f"memory = {self.memory.human_readable()} is too little for this query: give more, or fewer threads"
+            ) from None
+
+
+def _open_duckdb(threads: int | None, memory: ByteSize) -> ReadParquet:
+    spill = tempfile.mkdtemp(prefix="rocktokens-")
+    connection = _BoundedDuckDB(
+        memory_limit=f"{memory:d}B",
+        temp_directory=spill,
+        preserve_insertion_order=False,
+        **({} if threads is None else {"threads": threads}),
+    )
+    weakref.finalize(connection, shutil.rmtree, spill, ignore_errors=True)
+    connection.memory = memory
+    connection.reconnect()
+
+    def read_parquet(paths: Sequence[Path]) -> ir.Table:
+        names = [_duckdb_name(path) for path in paths]
+        # The folder name "checkpoint=N" is ours to read.
+        return connection.read_parquet(names, hive_partitioning=False, union_by_name=True)
+
+    return read_parquet
+
+
+def _duckdb_name(path: Path) -> str:
+    """DuckDB reads every path as a pattern; a character class of one is that character."""
+    return re.sub(r"[*?\[]", r"[\g<0>]", str(path))
