@@ -12,7 +12,7 @@ import pytest
 import rocktokens
 
 SOURCE = Path(rocktokens.__file__).parent
-BASE = {"errors", "types", "config", "run_dir"}
+BASE = {"errors", "types", "config", "run_dir", "windows"}
 """Every module may import these."""
 MAY_IMPORT: dict[str, set[str]] = {
     **dict.fromkeys(BASE, BASE),
@@ -22,6 +22,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "scoring": BASE | {"tasks", "rollouts", "models"},
     "traces": BASE,
     "stats": BASE | {"traces"},
+    "report": BASE | {"traces", "stats"},
     "policies": BASE,
     "interventions": BASE | {"tasks", "rollouts", "stats", "models"},
     "training": BASE | {"tasks", "rollouts", "scoring", "traces.writer", "traces.schema", "policies", "models"},
@@ -32,16 +33,18 @@ EXCEPTIONS = {
     "models.pebbles.train": {"tasks.wordmath"},
 }
 """Training the embedded models needs the corpus they are made from; nothing that loads a model imports that script."""
-WITHOUT_TORCH = ("types", "config", "run_dir", "errors", "stats", "policies", "traces", "cli")
+WITHOUT_TORCH = ("types", "config", "run_dir", "errors", "windows", "stats", "policies", "traces", "report", "cli")
 LIGHT_MODULES = (
     "rocktokens",
     "rocktokens.types",
     "rocktokens.config",
     "rocktokens.run_dir",
+    "rocktokens.windows",
     "rocktokens.policies",
     "rocktokens.traces.writer",
     "rocktokens.traces.store",
     "rocktokens.stats.rocks",
+    "rocktokens.stats.controls",
     "rocktokens.cli.main",
 )
 HEAVY = ("torch", "transformers", "accelerate", "peft")

@@ -1,16 +1,17 @@
 """``find`` is the same wherever a run lies and refuses half a replay; what it says of rocks is of other prompts."""
 
+import json
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-from command_line import FinishedRun, refuse, rocktokens, succeed
+from command_line import FinishedRun, changed, refuse, rocktokens, snapshot, succeed
 
 from rocktokens.cli.demo import KEPT, _print_answer, measure_movement, movement_table
 from rocktokens.run_dir import RunDir, derive_seed
-from rocktokens.stats.rocks import split_prompts
+from rocktokens.stats.evidence import split_prompts
 from rocktokens.traces.store import TraceStore
 from rocktokens.types import RockSet
 
@@ -51,7 +52,9 @@ def test_counts_are_at_least_one(finished: FinishedRun, option: str):
 
 
 def test_the_table_says_which_prompts_its_numbers_are_of(finished: FinishedRun):
-    assert "top 3 rocks (freq, mean kl, score: selection half)" in succeed("find", finished.path, "--show", "3").stdout
+    shown = succeed("find", finished.path, "--show", "3").stdout
+    assert "top 3 rocks (held out, change: on prompts that did not select them)" in shown
+    assert "measured on the held-out half (4 prompts), with 95 % intervals over prompts" in " ".join(shown.split())
 
 
 def kept_by_type(store: TraceStore, prompts: list[str]) -> pd.DataFrame:
@@ -92,3 +95,123 @@ def test_the_answer_names_its_prompts_and_does_not_take_a_fall_for_granted(capsy
     answer = " ".join(capsys.readouterr().out.split())
     assert "its on-policy kl went from 0.500 to 0.600 (+20 %)" in answer
     assert "held-out prompts: 3 of the rocks kept more than 75 % of their kl" in answer
+
+
+# The analysis
+
+
+def test_json_has_everything_that_is_printed(finished: FinishedRun):
+    record = finished.outcomes["find"].record
+    analysis = record["analysis"]
+    assert analysis == json.loads((finished.path / "find.json").read_text(encoding="utf-8"))
+    parts = {"funnel", "persistence", "trajectory", "cutoff", "sample_size", "selectors", "sensitivity"}
+    assert parts | {"categories", "positions", "controls", "schema_version"} == analysis.keys()
+    assert set(record["summary"]["intervals"]) >= {"token_share", "kl_share", "grad_share", "token_share_median"}
+    shares = {name: record["summary"][name] for name in ("token_share", "kl_share", "grad_share")}
+    assert all(low <= shares[name] <= high for name in shares for low, high in [record["summary"]["intervals"][name]])
+    assert {row["parameter"] for row in analysis["sensitivity"]} >= {"window", "gamma", "eta", "tau"}
+    assert {(row["checkpoint"], row["half"]) for row in analysis["trajectory"]} == {
+        (step, half) for step in (0, 2, 4) for half in ("selection half", "held-out half")
+    }
+    rocks = {
+        i
+        for i, group in zip(analysis["funnel"]["token_id"], analysis["funnel"]["group"], strict=True)
+        if group == "rock"
+    }
+    assert rocks == {token["id"] for token in record["tokens"]}
+
+
+def test_the_terminal_answers_in_words(finished: FinishedRun):
+    shown = " ".join(succeed("find", finished.path).stdout.split())
+    for words in (
+        "token types that hold the most loss (kl to the teacher, in nats)",
+        "P(K): how often it is among the first K when prompts are drawn again",
+        "mean kl (nats)",
+        "occurrences (log scale)",
+        "Did training move them?",
+        "regression to the mean",
+        "Coverage: share of all kl that the top K hold",
+        "1.00 means the same rocks",
+        "Is there anything to compare them with?",
+    ):
+        assert words in shown
+
+
+def test_figures_are_part_of_the_run(finished: FinishedRun):
+    for name in ("funnel", "cutoff", "loss", "sensitivity"):
+        assert (finished.path / "figures" / f"{name}.png").read_bytes().startswith(b"\x89PNG\r\n")
+
+
+def test_k_can_be_left_to_the_data(copy: Path):
+    record = succeed("find", copy, "--k", "auto", "--json").record
+    assert record["criterion"]["k"] == "auto"
+    assert len(record["tokens"]) == record["summary"]["k"] == record["analysis"]["cutoff"]["auto"]["k"]
+    refuse("find", copy, "--k", "many", naming=("find.k", "many"))
+
+
+def test_the_score_stage_needs_no_contexts(copy: Path):
+    record = succeed("find", copy, "--set", "find.stage=score", "--json").record
+    assert {token["ccr"] for token in record["tokens"]} == {None}
+    assert "P(K)" in succeed("find", copy, "--set", "find.stage=score").stdout
+
+
+def test_contexts_can_be_the_students_states(copy: Path):
+    by_state = succeed("find", copy, "--set", "find.encoder=hidden", "--json").record
+    assert by_state["criterion"]["encoder"] == "hidden"
+    assert "window" not in {row["parameter"] for row in by_state["analysis"]["sensitivity"]}
+    by_words = succeed("find", copy, "--json").record
+    number = {token["id"]: token["n_persistent"] for token in by_words["tokens"]}
+    assert all(number[token["id"]] == token["n_persistent"] for token in by_state["tokens"] if token["id"] in number)
+    assert [t["ccr"] for t in by_state["tokens"]] != [t["ccr"] for t in by_words["tokens"]]
+    run = RunDir(copy)
+    run.drop([entry.path for entry in run.files("rollouts/probe/")])
+    refuse("find", copy, "--set", "find.encoder=hidden", naming=("find.encoder = 'hidden'", "use 'embeddings'"))
+
+
+def test_a_student_that_is_no_folder_lends_its_embeddings(finished: FinishedRun, tmp_path: Path):
+    run = tmp_path / "by id"
+    students = f'["pebbles-student", "{finished.path}/checkpoints/step-4"]'
+    options = changed(f"run.directory={json.dumps(str(run))}", f"trace.checkpoints={students}")
+    succeed("trace", finished.config, *options)
+    assert succeed("find", run, "--reference", "0", "--json").record["criterion"]["reference"] == 0
+
+
+def test_another_student_of_the_same_number_is_not_taken(copy: Path):
+    other = shutil.copytree(copy / "checkpoints/step-2", copy.parent / "students/step-4")
+    students = f'["{copy}/checkpoints/step-0", "{other}"]'
+    options = changed(f"run.directory={json.dumps(str(copy))}", f"trace.checkpoints={students}")
+    succeed("trace", copy / "config.toml", "--restart", *options)
+    refuse("find", copy, naming=("checkpoint 4 was traced with another student", "find.stage = 'score'"))
+    succeed("find", copy, "--set", "find.stage=score")
+
+
+def test_without_a_student_the_sentence_says_what_to_do(copy: Path):
+    shutil.rmtree(copy / "checkpoints")
+    refuse("find", copy, naming=("input embeddings of the student", "stage='score'"))
+    succeed("find", copy, "--set", "find.stage=score")
+
+
+# Two runs
+
+
+def test_two_checkpoints_side_by_side(copy: Path):
+    before = snapshot(copy)
+    record = succeed("find", f"{copy}@2", copy, "--compare", "--json").record
+    assert (record["a"], record["b"]) == (f"{copy}@2", str(copy))
+    assert 0 <= record["jaccard"] <= 1 and record["n_rocks"] == [10, 10]
+    same = succeed("find", copy, copy, "--compare", "--json").record
+    assert same["jaccard"] == 1 and same["only_a"] == []
+    shown = " ".join(succeed("find", f"{copy}@2", copy, "--compare", "--show", "3").stdout.split())
+    assert "Jaccard of the rocks" in shown and "by chance" in shown and "what moved most of" in shown
+    assert snapshot(copy) == before
+
+
+def test_comparing_needs_two_runs_of_one_vocabulary(copy: Path, tmp_path: Path):
+    refuse("find", copy, "--compare", naming=("--compare takes two runs, 1 given",))
+    refuse("find", copy, copy, naming=("find takes one run, 2 were given", "--compare"))
+    refuse("find", f"{copy}@late", copy, "--compare", naming=("checkpoint 'late'", "give a step"))
+    refuse("find", f"{copy}@3", copy, "--compare", naming=("reference = 3", "0, 2, 4"))
+    refuse("find", copy, tmp_path / "nowhere", "--compare", naming=("nowhere", "not a run directory"))
+    other = shutil.copytree(copy, tmp_path / "other")
+    RunDir(other).update_manifest(tokenizer_sha256="0" * 64)
+    refuse("find", copy, other, "--compare", naming=("different tokenizers", "one vocabulary"))

@@ -105,6 +105,7 @@ def test_a_full_disk_stops_trace_find_and_evaluate(
     assert stopped_for(rocktokens("evaluate", run, "--checkpoint", "student"), "no space left on device")
     assert snapshot(run) == before
     (disk / "ballast").unlink()
+    resize(4 * MEGABYTE)
     found = succeed("find", run, "--json").record
     assert found["tokens"] == finished.outcomes["find"].record["tokens"]
     succeed("evaluate", run, "--checkpoint", "student")

@@ -1,20 +1,27 @@
 """Tables for people: whitespace can be seen, and no token text can break or colour what is around it."""
 
 import io
+import shutil
+from pathlib import Path
 
 import pytest
 from command_line import FinishedRun, succeed
 from rich.console import Console
 from rich.table import Table
 
-from rocktokens.cli.common import visible
 from rocktokens.cli.evaluate import accuracy_table
-from rocktokens.cli.find import rock_table
+from rocktokens.cli.find_tables import rock_table
+from rocktokens.report.text import visible
 from rocktokens.types import RockSet, RockToken
 
 HOSTILE = ["[bold]", "[/]", "[/bold]", "\\[", "\\", "\\]", "[red]x", "[link=http://x]", ":smile:", "[", "a[b]c\\"]
 CONTROL = {"\x1b[31m": "\\u001b[31m", "\r": "␍", "\x00": "\\u0000", "\x07": "\\u0007", "\u202e": "\\u202e"}
 WHITESPACE = {" ": "·", "\n\n": "⏎⏎", "\t": "⇥", " So": "·So", "": "∅", "\u3000": "\\u3000", "a\u200bb": "a\\u200bb"}
+
+
+@pytest.fixture
+def copy(finished: FinishedRun, tmp_path: Path) -> Path:
+    return shutil.copytree(finished.path, tmp_path / "copy")
 
 
 def rendered(table: Table) -> list[str]:
@@ -26,7 +33,7 @@ def rendered(table: Table) -> list[str]:
 
 def rocks(texts: list[str]) -> RockSet:
     tokens = [RockToken(id, text, id + 1, 2, 0.5, 1.0, None, None, "other") for id, text in enumerate(texts)]
-    return RockSet("", {}, {}, {}, tokens)
+    return RockSet("", {"stage": "score"}, {}, {}, tokens)
 
 
 @pytest.mark.parametrize(("text", "shown"), [*CONTROL.items(), *WHITESPACE.items()])
@@ -39,11 +46,11 @@ def test_no_token_text_is_taken_for_markup():
     texts = [*HOSTILE, *CONTROL, *WHITESPACE]
     lines = rendered(rock_table(rocks(texts), len(texts)))
     plain = rendered(rock_table(rocks(["x"] * len(texts)), len(texts)))
-    assert len(lines) == len(plain) == len(texts) + 5
-    for text, line in zip(texts, lines[4:-1], strict=True):
-        assert f"│ {visible(text)} " in line
+    assert len(lines) == len(plain) == len(texts) + 3
+    for text, line in zip(texts, lines[3:], strict=True):
+        assert f" {visible(text)} " in line
         assert "\x1b" not in line
-        assert len(line) == len(lines[4])
+        assert len(line) == len(lines[3])
 
 
 def test_no_model_name_is_taken_for_markup():
@@ -56,14 +63,14 @@ def test_no_model_name_is_taken_for_markup():
     assert "accuracy on [bold]" in lines[0]
 
 
-def test_the_tables_of_a_run(finished: FinishedRun):
-    shown = succeed("find", finished.path, "--show", "10").stdout
-    found = finished.outcomes["find"].record["tokens"]
+def test_the_tables_of_a_run(finished: FinishedRun, copy: Path):
+    by_score = ("--set", "find.stage=score")
+    found = succeed("find", copy, *by_score, "--json").record["tokens"]
+    shown = succeed("find", copy, *by_score, "--show", "10").stdout
     assert len(found) == 10 and any(token["text"].isspace() or " " in token["text"] for token in found)
-    for token in found:
-        row = next(line for line in shown.splitlines() if line.startswith(f"│ {token['rank']:>4} "))
-        cells = [cell.strip() for cell in row.strip("│").split("│")]
-        assert cells[1:5] == [visible(token["text"]), str(token["id"]), token["category"], str(token["freq"])]
+    rows = shown[shown.index("top 10 rocks") :].splitlines()[3:]
+    for token, row in zip(found, rows, strict=False):
+        assert row.split()[:4] == [str(token["rank"]), visible(token["text"]), token["category"], str(token["freq"])]
     accuracies = succeed("evaluate", finished.path, "--checkpoint", "all").stdout
     assert "accuracy on wordmath" in accuracies
     assert [f"step {step} " in accuracies for step in (0, 2, 4)] == [True] * 3

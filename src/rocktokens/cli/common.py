@@ -2,7 +2,8 @@
 
 import json
 import os
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,7 +23,9 @@ Overrides = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 
-output = Console(emoji=False)
+FILE_WIDTH = 104
+"""Columns of tables that go to a file or a pipe; a terminal has its own width."""
+output = Console(emoji=False, width=None if sys.stdout.isatty() else FILE_WIDTH)
 notes = Console(stderr=True, emoji=False)
 
 
@@ -41,9 +44,8 @@ class _Bar(Progress):
         return self.live.stop()
 
 
-@contextmanager
-def progress_bar(label: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A bar with an estimate of the time left, on standard error; yields a function to advance it by some."""
+def progress() -> Progress:
+    """Bars with an estimate of the time left, on standard error; on the first process of several only."""
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
@@ -52,9 +54,15 @@ def progress_bar(label: str, total: int) -> Iterator[Callable[[int], None]]:
         TextColumn("left"),
         TimeRemainingColumn(),
     )
-    with _Bar(*columns, console=notes, disable=os.environ.get("LOCAL_RANK", "0") != "0") as progress:
-        task = progress.add_task(label, total=total)
-        yield lambda steps: progress.update(task, advance=steps)
+    return _Bar(*columns, console=notes, disable=os.environ.get("LOCAL_RANK", "0") != "0")
+
+
+@contextmanager
+def progress_bar(label: str, total: int) -> Iterator[Callable[[int], None]]:
+    """One bar; yields a function to advance it by some."""
+    with progress() as bars:
+        task = bars.add_task(label, total=total)
+        yield lambda steps: bars.update(task, advance=steps)
 
 
 def config_of(run: RunDir, overrides: list[str] | None) -> Config:
@@ -63,17 +71,11 @@ def config_of(run: RunDir, overrides: list[str] | None) -> Config:
     return load_config(run.config, [*(overrides or []), f"run.directory={json.dumps(str(run.path))}"])
 
 
-def visible(text: str) -> str:
-    """Token text with its whitespace and control characters made visible."""
-    marks = {" ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍"}
-    return "".join(marks.get(c, c if c.isprintable() else f"\\u{ord(c):04x}") for c in text) or "∅"
-
-
 def percent(share: float | None) -> str:
     """A share as a percentage, or a dash where there is none."""
     return "—" if share is None else f"{100 * share:.1f} %"
 
 
-def percent_interval(interval: tuple[float, float]) -> str:
-    """An interval of shares in percent."""
-    return f"[{100 * interval[0]:.1f}, {100 * interval[1]:.1f}]"
+def percent_interval(interval: Sequence[float] | None) -> str:
+    """An interval of shares in percent, or nothing where there is none."""
+    return "" if interval is None else f"[{100 * interval[0]:.1f}, {100 * interval[1]:.1f}]"

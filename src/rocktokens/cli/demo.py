@@ -18,12 +18,14 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from rocktokens.cli.common import AsJson, Overrides, notes, output, percent, print_json, visible
+from rocktokens.cli.common import AsJson, Overrides, notes, output, percent, print_json
 from rocktokens.cli.distill import run_distill
 from rocktokens.cli.evaluate import accuracy_table, resolve_models, run_evaluate
-from rocktokens.cli.find import print_summary, rock_table, run_find, split_seed
+from rocktokens.cli.find import run_find, split_seed
+from rocktokens.cli.find_tables import print_summary, rock_table
 from rocktokens.cli.trace import run_trace
 from rocktokens.config import Config, parse_config
+from rocktokens.report.text import visible
 from rocktokens.run_dir import RunDir
 from rocktokens.types import RockSet
 
@@ -60,7 +62,7 @@ def run_demo(config: Config, *, quiet: bool = False) -> dict[str, Any]:
     notes.rule("2  replay through the checkpoints")
     run_trace(config)
     notes.rule("3  find the rocks")
-    rocks = run_find(run, config.find, split_seed(config))
+    rocks = run_find(run, config.find, split_seed(config)).rocks
     notes.rule("4  measure accuracy on new problems")
     records = run_evaluate(run, config, resolve_models(run, config, ["teacher", "all"]))
     movement, types = measure_movement(run, rocks)
@@ -84,7 +86,8 @@ def measure_movement(run: RunDir, rocks: RockSet) -> tuple[dict[str, Any], "pd.D
     The types are measured on the prompts that had no say in which of them are rocks, as far as there are any.
     """
     from rocktokens.stats.aggregate import prompts_of
-    from rocktokens.stats.rocks import split_prompts, type_table
+    from rocktokens.stats.evidence import split_prompts
+    from rocktokens.stats.rocks import type_table
     from rocktokens.traces.store import TraceStore
 
     kl = [json.loads(line)["kl"] for line in run.logs.read_text(encoding="utf-8").splitlines()]
@@ -140,4 +143,5 @@ def _print_answer(records: list[dict[str, Any]], movement: dict[str, Any], run: 
         f"{movement['prompts']}: {movement['unmoved_rocks']} of the rocks kept more than {100 * KEPT:.0f} % of their "
         f"kl; they are {tokens} of the tokens ({digits} digits) and {kl} of the kl that is left"
     )
-    output.print(f"files: {run.path}", soft_wrap=True, markup=False)
+    output.print(f"files: {run.path}, figures in {run.path / 'figures'}", soft_wrap=True, markup=False)
+    output.print(f"how sure is all this? rocktokens find {run.path}", soft_wrap=True, markup=False)

@@ -1,74 +1,110 @@
-"""``rocktokens find``: the rocks of a run, in rocks.json and as a table."""
+"""``rocktokens find``: the rocks of a run, how sure that is, and how two runs compare.
+
+1. Search and describe (rocks.json), look at the finding from all sides (find.json), draw it (figures/).
+2. ``--compare`` sets two searches side by side instead and writes nothing.
+"""
 
 import json
-from dataclasses import asdict
-from typing import Annotated, Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
-from rich.text import Text
 
-from rocktokens.cli.common import AsJson, Overrides, RunPath, config_of, output, percent, print_json, visible
+from rocktokens.cli.common import AsJson, Overrides, config_of, notes, output, print_json, progress
 from rocktokens.config import Config, FindSection, parse_config
+from rocktokens.errors import RocktokensError
 from rocktokens.run_dir import RunDir, derive_seed
 from rocktokens.types import RockSet
 
+if TYPE_CHECKING:
+    import numpy as np
+
+    from rocktokens.stats.encoding import Encoder
+    from rocktokens.stats.selection import Criterion, Finding
+    from rocktokens.traces.store import TraceStore
+
+FIGURES = ("funnel", "cutoff", "loss", "sensitivity")
+
 
 def find(
-    run_path: RunPath,
+    runs: Annotated[
+        list[str], typer.Argument(metavar="RUN", help="The folder of a run; with --compare two, or RUN@CHECKPOINT.")
+    ],
+    compare: Annotated[bool, typer.Option("--compare", help="Set the rocks of two runs side by side.")] = False,
     reference: Annotated[
         int | None, typer.Option(help="Checkpoint whose loss counts as left; default the last.")
     ] = None,
     baseline: Annotated[int | None, typer.Option(help="Checkpoint to compare with; default the first.")] = None,
-    k: Annotated[int | None, typer.Option(help="How many types; default find.k of the run's config.")] = None,
+    k: Annotated[str | None, typer.Option(help="How many types, or auto; default find.k of the run's config.")] = None,
     show: Annotated[int, typer.Option(min=1, help="Rows of the table.")] = 20,
+    engine: Annotated[str, typer.Option(help="duckdb, or spark; the result does not depend on it.")] = "duckdb",
     threads: Annotated[
         int | None, typer.Option(min=1, help="Threads of the engine; the result does not depend on it.")
     ] = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Rank the vocabulary by the loss that is left and write the top k to RUN/rocks.json.
+    """Find the types that training could not move, say how sure that is, and write RUN/rocks.json.
 
-    Example: [bold]rocktokens find runs/mine --k 50 --set find.joint=true[/bold]
+    Example: [bold]rocktokens find runs/mine --k auto[/bold]
+
+    Two runs, or two checkpoints of one: [bold]rocktokens find runs/a runs/b@200 --compare[/bold]
     """
-    run = RunDir(run_path).require()
     chosen = [*(overrides or []), *([] if k is None else [f"find.k={k}"])]
-    section, seed = _settings(run, chosen)
-    rocks = run_find(run, section, seed, reference=reference, baseline=baseline, threads=threads)
+    options = Options(reference, baseline, engine, threads)
+    if compare:
+        return _compare(runs, chosen, options, show, as_json)
+    if len(runs) != 1:
+        raise RocktokensError(f"find takes one run, {len(runs)} were given: add --compare to set two side by side")
+    run = RunDir(runs[0]).require()
+    section, seed = settings_of(run, chosen)
+    found = run_find(run, section, seed, options)
     if as_json:
-        return print_json(asdict(rocks))
-    print_summary(rocks)
-    output.print(rock_table(rocks, show))
-    output.print(f"all {len(rocks.tokens)} rocks: {run.rocks}", soft_wrap=True, markup=False)
+        return print_json({**asdict(found.rocks), "analysis": found.analysis})
+    from rocktokens.cli.find_tables import print_found
+
+    print_found(found.rocks, found.analysis, show)
+    output.print(f"rocks: {run.rocks}", soft_wrap=True, markup=False)
+    output.print(f"figures: {run.path / 'figures'}", soft_wrap=True, markup=False)
 
 
-def run_find(
-    run: RunDir,
-    section: FindSection,
-    seed: int,
-    *,
-    reference: int | None = None,
-    baseline: int | None = None,
-    threads: int | None = None,
-) -> RockSet:
-    """Find the rocks, prompts split by ``seed``, and commit rocks.json."""
-    from rocktokens.stats.rocks import find_rocks
-    from rocktokens.traces.store import TraceStore
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Where to look and with what."""
 
-    rocks = find_rocks(
-        TraceStore(run, threads=threads),
-        reference=reference,
-        baseline=baseline,
-        k=section.k,
-        min_freq=section.min_freq,
-        exclude_top_freq=section.exclude_top_freq,
-        joint=section.joint,
-        split=section.split,
-        seed=seed,
-    )
-    run.commit("rocks.json", rocks.save)
-    return rocks
+    reference: int | None = None
+    baseline: int | None = None
+    engine: str = "duckdb"
+    threads: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a search left in the run."""
+
+    rocks: RockSet
+    analysis: dict[str, Any]
+
+
+def run_find(run: RunDir, section: FindSection, seed: int, options: Options | None = None) -> Found:
+    """Find the rocks, prompts split by ``seed``; commit rocks.json, find.json and the figures."""
+    from rocktokens.stats.analysis import analyse
+    from rocktokens.stats.rocks import rock_set
+    from rocktokens.stats.sensitivity import other_gammas
+
+    with run.lock():
+        store, finding, encoders = _search(run, section, seed, options or Options(), other_gammas(section.gamma))
+        with notes.status("weighing the evidence"):
+            rocks = rock_set(store, finding)
+            analysis = analyse(store, finding, rocks, encoders.encoder, encoders.with_window)
+            _draw(run, rocks, analysis)
+            text = json.dumps(analysis, ensure_ascii=False, sort_keys=True, allow_nan=False)
+            run.commit_text("find.json", text + "\n")
+            run.commit("rocks.json", rocks.save)
+    return Found(rocks, analysis)
 
 
 def split_seed(config: Config) -> int:
@@ -76,7 +112,7 @@ def split_seed(config: Config) -> int:
     return derive_seed(config.run.seed, "split")
 
 
-def _settings(run: RunDir, overrides: list[str]) -> tuple[FindSection, int]:
+def settings_of(run: RunDir, overrides: list[str]) -> tuple[FindSection, int]:
     """The run's own settings and seed; the defaults and 0 for a folder that holds nothing but traces."""
     if run.config.exists():
         config = config_of(run, overrides)
@@ -85,56 +121,141 @@ def _settings(run: RunDir, overrides: list[str]) -> tuple[FindSection, int]:
     return config.find, 0
 
 
-def print_summary(rocks: RockSet) -> None:
-    """The shares, and which prompts they were measured on."""
-    summary = rocks.summary
-    if not summary["kl_share"]:
-        return output.print("there is no kl to rank: on these tokens the student and the teacher are the same")
-    output.print(
-        f"[bold]{len(rocks.tokens)} rocks[/bold] (checkpoint {rocks.criterion['reference']}, selected on "
-        f"{percent(rocks.criterion['split'])} of the prompts, measured on the {summary['measured_on']})"
+@dataclass(frozen=True, slots=True)
+class Encoders:
+    """What makes vectors of contexts: the one of the search, and others with a wider or narrower window."""
+
+    encoder: "Encoder | None"
+    with_window: "Callable[[int], Encoder] | None"
+
+
+def _search(
+    run: RunDir, section: FindSection, seed: int, options: Options, gammas: tuple[float, ...] = ()
+) -> "tuple[TraceStore, Finding, Encoders]":
+    with notes.status("reading traces"):
+        from rocktokens.stats.evidence import resolve_checkpoints
+        from rocktokens.stats.selection import Criterion, search
+        from rocktokens.traces.store import TraceStore
+
+        store = TraceStore(run, engine=options.engine, threads=options.threads)
+        reference, baseline = resolve_checkpoints(store, options.reference, options.baseline)
+        criterion = Criterion(reference=reference, baseline=baseline, seed=seed, **section.model_dump())
+        encoders = _encoders(store, criterion)
+    with _pairs_bar() as on_pairs:
+        finding = search(store, criterion, encoders.encoder, on_pairs, gammas)
+    return store, finding, encoders
+
+
+@contextmanager
+def _pairs_bar() -> "Iterator[Callable[[int, int], None]]":
+    with progress() as bars:
+        task = bars.add_task("comparing contexts", total=None)
+        yield lambda done, total: bars.update(task, completed=done, total=total)
+
+
+def _encoders(store: "TraceStore", criterion: "Criterion") -> Encoders:
+    from rocktokens.stats.encoding import embedding_encoder
+
+    reference = criterion.reference
+    if criterion.stage != "context" or reference is None:
+        return Encoders(None, None)
+    if criterion.encoder == "hidden":
+        return Encoders(_hidden_encoder(store, reference), None)
+    embeddings = _embeddings(store, reference)
+    return Encoders(
+        embedding_encoder(store.table(reference), embeddings, criterion.window),
+        lambda window: embedding_encoder(store.table(reference), embeddings, window),
     )
-    output.print(
-        f"they are {percent(summary['vocab_share'])} of the types used and {percent(summary['token_share'])} of the "
-        f"tokens (median over outputs {percent(summary['token_share_median'])}), and hold "
-        f"{percent(summary['kl_share'])} of the kl and {percent(summary['grad_share'])} of the logit-gradient norm"
-    )
-    if summary["kl_change_rocks"] is not None:
-        output.print(
-            f"kl from checkpoint {rocks.criterion['baseline']} to {rocks.criterion['reference']} on the same tokens: "
-            f"rocks {_signed(summary['kl_change_rocks'])}, the rest {_signed(summary['kl_change_rest'])}"
+
+
+def _embeddings(store: "TraceStore", checkpoint: int) -> "np.ndarray":
+    """The student's input embeddings from its files, or from the model itself when it has a hub or embedded id."""
+    from rocktokens.stats.embeddings import student_embeddings
+
+    name = _student(store, checkpoint)
+    if Path(name).exists() or name == str(store.run.checkpoint(checkpoint)):
+        return student_embeddings(store, checkpoint)
+    from rocktokens.models.load import load_model
+
+    return load_model(name, device="cpu").model.get_input_embeddings().weight.detach().float().numpy()
+
+
+def _student(store: "TraceStore", checkpoint: int) -> str:
+    """The student that was replayed, if it still is the one the traces are of."""
+    from rocktokens.models.fingerprints import model_identity
+    from rocktokens.stats.embeddings import student_name
+
+    name = student_name(store, checkpoint)
+    traced = store.replay.get("checkpoints", {}).get(str(checkpoint))
+    if traced is not None and model_identity(name, store.run) != traced:
+        raise RocktokensError(
+            f"checkpoint {checkpoint} was traced with another student than {name}: use find.stage = 'score', or "
+            "find_rocks(embeddings=…) with the embeddings of the one that was traced"
         )
+    return name
 
 
-def _signed(change: float | None) -> str:
-    return "—" if change is None else f"{100 * change:+.1f} %"
+def _hidden_encoder(store: "TraceStore", checkpoint: int) -> "Encoder":
+    from rocktokens.models.load import load_model
+    from rocktokens.rollouts.store import read_rollouts
+    from rocktokens.scoring.hidden import hidden_encoder
 
-
-def rock_table(rocks: RockSet, show: int) -> Table:
-    """The first rocks with the numbers they were selected by, whitespace visible."""
-    title = f"top {min(show, len(rocks.tokens))} rocks (freq, mean kl, score: selection half)"
-    table = Table(title=title, title_justify="left")
-    for name, justify in _COLUMNS:
-        table.add_column(name, justify=justify)
-    for token in rocks.tokens[:show]:
-        table.add_row(
-            str(token.rank),
-            Text(visible(token.text)),
-            str(token.id),
-            token.category,
-            str(token.freq),
-            f"{token.mean_kl:.3f}",
-            f"{token.score:.2f}",
+    probes = [entry.path for entry in store.run.files("rollouts/probe/")]
+    if not probes:
+        raise RocktokensError(
+            f"find.encoder = 'hidden' needs the probe rollouts, {store.run.path} has none: use 'embeddings'"
         )
-    return table
+    student = load_model(_student(store, checkpoint))
+    return hidden_encoder(student, [rollout for probe in probes for rollout in read_rollouts(store.run, probe)])
 
 
-_COLUMNS: tuple[tuple[str, Any], ...] = (
-    ("rank", "right"),
-    ("token", "left"),
-    ("id", "right"),
-    ("category", "left"),
-    ("freq", "right"),
-    ("mean kl", "right"),
-    ("score", "right"),
-)
+def _draw(run: RunDir, rocks: RockSet, analysis: dict[str, Any]) -> None:
+    """Commit the figures as PNG."""
+    import pandas as pd
+
+    from rocktokens.report.figures import chart_bytes, cutoff_chart, loss_chart, sensitivity_chart
+    from rocktokens.report.funnel import funnel
+
+    where = f"{run.path.name}, checkpoint {rocks.criterion['reference']}"
+    selected = f"{where}, prompts that selected the rocks"
+    charts = {
+        "funnel": funnel(pd.DataFrame(analysis["funnel"]), selected),
+        "cutoff": cutoff_chart(analysis["cutoff"]["curve"], analysis["cutoff"]["k"], where),
+        "loss": loss_chart(analysis["trajectory"], f"{run.path.name}, same tokens at every checkpoint, 95 % intervals"),
+        "sensitivity": sensitivity_chart(analysis["sensitivity"], selected),
+    }
+    for name in FIGURES:
+        content = chart_bytes(charts[name], "png")
+        run.commit(f"figures/{name}.png", lambda path, content=content: path.write_bytes(content))
+
+
+def _compare(runs: list[str], overrides: list[str], options: Options, show: int, as_json: bool) -> None:
+    from rocktokens.cli.find_tables import print_comparison
+    from rocktokens.stats.compare import compare_findings, require_same_vocabulary
+
+    if len(runs) != 2:
+        raise RocktokensError(f"--compare takes two runs, {len(runs)} given: name two, or one twice as RUN@CHECKPOINT")
+    sides = [_run_at(name, options) for name in runs]
+    section, seed = settings_of(sides[0][0], overrides)
+    require_same_vocabulary(*(run.manifest().get("tokenizer_sha256", "") for run, _ in sides))
+    searched = [_search(run, section, seed, at)[:2] for run, at in sides]
+    (store_a, finding_a), (store_b, finding_b) = searched
+    record = {
+        "a": runs[0],
+        "b": runs[1],
+        "criterion": {"k": section.k, "stage": section.stage},
+        **compare_findings((store_a, store_b), (finding_a, finding_b)),
+    }
+    if as_json:
+        return print_json(record)
+    print_comparison(record, show)
+
+
+def _run_at(name: str, options: Options) -> tuple[RunDir, Options]:
+    """``RUN`` or ``RUN@CHECKPOINT``; a folder whose name has an @ in it is a folder first."""
+    folder, at, checkpoint = name.rpartition("@")
+    if not at or Path(name).exists():
+        return RunDir(name).require(), options
+    if not checkpoint.isdecimal():
+        raise RocktokensError(f"{name!r} names checkpoint {checkpoint!r}: give a step, as in {folder}@200")
+    return RunDir(folder).require(), Options(int(checkpoint), options.baseline, options.engine, options.threads)

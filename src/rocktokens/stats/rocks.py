@@ -1,101 +1,138 @@
-"""Finds the rocks of a run: the types whose loss is still there when training has saturated (METHOD 4.1, 4.7, 4.8).
+"""The rocks of a run as a RockSet: what was selected, how sure that is, and what it amounts to (METHOD 4).
 
-1. Split the prompts at the reference checkpoint, seeded, into a selection half and a measuring half.
-2. On the selection half score every type, R(v) = Freq(v) · mean kl(v) = its summed kl; with ``joint`` the smaller of R
-   at the baseline and at the reference checkpoint.
-3. Drop the ``exclude_top_freq`` most frequent types, then those with Freq < ``min_freq``; the top ``k`` are the rocks,
-   ties in order of token id.
-4. On the measuring half, and nowhere else, state what the set amounts to: shares of tokens, vocabulary, kl and
-   gradient, and the change of its kl from baseline to reference over the same occurrences.
+1. ``find_rocks`` searches on one half of the prompts: sums, persistent occurrences, contexts, ranking (``selection``).
+2. Every score gets a bootstrap interval and every rock the probability that it is among the first k.
+3. Shares of tokens, vocabulary, kl and gradient, and the change of kl from baseline to reference, are measured on the
+   other half, with intervals.
 
 Paper: https://arxiv.org/abs/2605.09253
 """
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from rocktokens.config import ETA, GAMMA
 from rocktokens.errors import RocktokensError
-from rocktokens.stats.aggregate import ONE, TypeSums, occurrences, prompts_of, share_per_rollout, type_sums
-from rocktokens.stats.categories import categorise
+from rocktokens.run_dir import derive_seed
+from rocktokens.stats.aggregate import ONE, TypeSums, occurrences, rollout_shares, type_sums
+from rocktokens.stats.categories import store_categories
+from rocktokens.stats.embeddings import student_embeddings
+from rocktokens.stats.encoding import Encoder, embedding_encoder
+from rocktokens.stats.evidence import HELD_OUT, NOT_SPLIT, resolve_checkpoints
+from rocktokens.stats.scores import Sample
+from rocktokens.stats.selection import MAX_PAIRS, Criterion, Finding, search
+from rocktokens.stats.uncertainty import median_interval, score_uncertainty, share_intervals
 from rocktokens.traces.store import TraceStore
 from rocktokens.types import RockSet, RockToken
+from rocktokens.windows import WindowRule
 
 if TYPE_CHECKING:
     import pandas as pd
-
-HELD_OUT = "held-out half"
-NOT_SPLIT = "selection half (no split)"
-
-
-@dataclass(frozen=True, slots=True)
-class PromptSplit:
-    """Prompts that choose the rocks and prompts that are used to speak about them; None means all of them."""
-
-    selection: list[str] | None
-    measuring: list[str] | None
-    n_measuring: int
 
 
 def find_rocks(
     store: TraceStore,
     reference: int | None = None,
     baseline: int | None = None,
-    k: int = 100,
-    stage: str = "score",
+    k: int | Literal["auto"] = 100,
+    stage: str = "context",
     min_freq: int = 2,
     exclude_top_freq: int = 0,
     joint: bool = False,
+    window: int = 5,
+    tau: float = 0.8,
+    gamma: float = GAMMA,
+    eta: float = ETA,
+    embeddings: np.ndarray | None = None,
     split: float | None = 0.5,
     seed: int = 0,
+    *,
+    tau_nats: tuple[float, float] | None = None,
+    min_score: float | None = None,
+    encoder: str | Encoder = "embeddings",
+    max_pairs: int = MAX_PAIRS,
 ) -> RockSet:
-    """Rank the types by persistent loss and describe the top ``k``.
+    """Rank the types by persistent loss and describe the first ``k``.
 
     Args:
         store: replay traces of a run.
         reference: the checkpoint whose loss counts as what is left; default the last.
         baseline: the checkpoint to compare with; default the first.
-        k: how many types are rocks; fewer if fewer can be ranked.
-        stage: "score" ranks by R(v).
+        k: how many types are rocks (fewer if fewer can be ranked), or "auto": where coverage meets stability.
+        stage: "context" ranks by R_ctx(v) = R(v) · CCR(v), "score" by R(v) alone, as the paper's code does.
         min_freq: types with fewer occurrences in the selection half are not ranked.
         exclude_top_freq: how many of the most frequent types to leave out before ranking.
-        joint: rank by the smaller R of the two checkpoints.
+        joint: replace R by the smaller R of the two checkpoints.
+        window: tokens on each side that make the context of an occurrence.
+        tau: an occurrence is persistent when its kl reaches this quantile at both checkpoints.
+        gamma: the least cosine of similar contexts.
+        eta: the least share of similar contexts of an occurrence that is kept.
+        embeddings: float (V, D), rows by token id; default the input embeddings of the reference student.
         split: share of prompts used for selection; None or 1 uses all prompts for selection and summary alike.
-        seed: of the split.
+        seed: of the split, of samples and of the bootstrap.
+        tau_nats: (baseline, reference) thresholds in nats instead of quantiles.
+        min_score: of the first k, only those whose ranking score reaches this.
+        encoder: "embeddings", or what ``rocktokens.scoring.hidden.hidden_encoder`` makes of a student.
+        max_pairs: pairs of contexts to compare; beyond it types are judged on samples, and CCR gets an interval.
 
     Returns:
-        The rocks. ``freq``, ``mean_kl`` and ``score`` of a token are those it was selected by (reference checkpoint,
-        selection half); ``summary`` says in ``measured_on`` which prompts it speaks of.
+        The rocks. ``freq``, ``mean_kl``, ``score``, ``ccr`` of a token are those it was selected by (selection half);
+        ``held_out_mean_kl`` and ``summary`` are of the prompts that had no say in it.
     """
-    _require_valid(k, stage, min_freq, exclude_top_freq, split)
-    reference, baseline = resolve_checkpoints(store, reference, baseline)
-    if joint and reference == baseline:
-        raise RocktokensError(f"joint needs two checkpoints, both are {reference}: trace another or leave joint out")
-    prompts = split_prompts(prompts_of(store.table(reference)), split, seed)
+    criterion = Criterion(
+        reference=reference,
+        baseline=baseline,
+        k=k,
+        stage=stage,
+        min_freq=min_freq,
+        exclude_top_freq=exclude_top_freq,
+        joint=joint,
+        window=window,
+        tau=tau,
+        tau_nats=tau_nats,
+        gamma=gamma,
+        eta=eta,
+        encoder=encoder if isinstance(encoder, str) else "hidden",
+        max_pairs=max_pairs,
+        min_score=min_score,
+        split=split,
+        seed=seed,
+    )
+    contexts = context_encoder(store, criterion, embeddings, encoder)
+    return rock_set(store, search(store, criterion, contexts))
 
-    selection = type_sums(occurrences(store.table(reference), prompts.selection))
-    score = selection.kl
-    if joint:
-        score = np.minimum(score, _kl_of(selection.token_id, _sums(store, baseline, prompts.selection)))
-    order = _rank(selection, score, k, min_freq, exclude_top_freq)
 
+def context_encoder(
+    store: TraceStore, criterion: Criterion, embeddings: np.ndarray | None, encoder: str | Encoder
+) -> Encoder | None:
+    """What makes vectors of contexts for a search; None where none are compared."""
+    if criterion.stage != "context":
+        return None
+    if not isinstance(encoder, str):
+        return encoder
+    if encoder != "embeddings":
+        raise RocktokensError(
+            f"encoder = {encoder!r} is not known here: use 'embeddings', or give hidden_encoder(student, rollouts)"
+        )
+    reference, _ = resolve_checkpoints(store, criterion.reference, criterion.baseline)
+    vectors = student_embeddings(store, reference) if embeddings is None else embeddings
+    return embedding_encoder(store.table(reference), vectors, criterion.window)
+
+
+def rock_set(store: TraceStore, finding: Finding) -> RockSet:
+    """What a search found, with intervals, as it is written to rocks.json."""
+    record = asdict(finding.criterion)
+    record["tau_nats"] = None if record["tau_nats"] is None else list(record["tau_nats"])
     return RockSet(
         tokenizer_sha256=store.tokenizer_sha256,
-        criterion={
-            "reference": reference,
-            "baseline": baseline,
-            "k": int(k),
-            "stage": stage,
-            "min_freq": int(min_freq),
-            "exclude_top_freq": int(exclude_top_freq),
-            "joint": joint,
-            "split": None if split is None else float(split),
-            "seed": seed,
-        },
+        criterion=record,
         source={"manifest_sha256": store.manifest_sha256},
-        summary=_summary(store, reference, baseline, prompts, selection.token_id[order]),
-        tokens=_tokens(store, selection, score, order),
+        summary=_summary(store, finding),
+        tokens=_tokens(store, finding),
+        windows=WindowRule(finding.criterion.window, finding.thresholds.post).to_dict(),
     )
 
 
@@ -121,13 +158,12 @@ def type_table(
 
     reference, baseline = resolve_checkpoints(store, reference, baseline)
     now, before = _sums(store, reference, prompt_ids), _sums(store, baseline, prompt_ids)
-    texts = store.token_texts(now.token_id)
     paired = now.same_occurrences(before)
     frame = pd.DataFrame(
         {
             "token_id": now.token_id,
-            "text": texts,
-            "category": [categorise(text) for text in texts],
+            "text": store.token_texts(now.token_id),
+            "category": store_categories(store, now.token_id),
             "freq": now.freq,
             "mean_kl": now.kl / (now.freq * ONE),
             "mean_kl_baseline": before.kl / (before.freq * ONE) if paired else np.nan,
@@ -136,143 +172,97 @@ def type_table(
     return frame.iloc[np.lexsort((now.token_id, -now.kl))].reset_index(drop=True)
 
 
-def resolve_checkpoints(store: TraceStore, reference: int | None, baseline: int | None) -> tuple[int, int]:
-    """The last and first replayed checkpoint where none was named; a checkpoint without traces is refused by name."""
-    available = store.checkpoints
-    if not available:
-        raise RocktokensError(f"{store.run.path} has no replay traces: run `rocktokens trace`")
-    _require_finished(store, [step for step in (reference, baseline) if step is not None])
-    resolved = {
-        "reference": available[-1] if reference is None else reference,
-        "baseline": available[0] if baseline is None else baseline,
-    }
-    for role, checkpoint in resolved.items():
-        if checkpoint not in available:
-            steps = ", ".join(map(str, available))
-            raise RocktokensError(f"{role} = {checkpoint} is not a traced checkpoint: available are {steps}")
-    if resolved["baseline"] > resolved["reference"]:
-        raise RocktokensError(
-            "baseline = {baseline} is later than reference = {reference}: swap them".format(**resolved)
-        )
-    return resolved["reference"], resolved["baseline"]
-
-
-def _require_finished(store: TraceStore, named: list[int]) -> None:
-    """Refuse a replay that was interrupted, unless both checkpoints are named and it is done with them."""
-    steps = sorted(map(int, store.replay.get("checkpoints", {})))
-    rows = {step: store.rows(step) for step in steps}
-    paired = store.replay.get("probe") != "each"
-    for step in steps if len(named) < 2 else sorted(set(steps) & set(named)):
-        if not rows[step] or (paired and rows[step] < max(rows.values())):
-            found = f"{rows[step]} of {max(rows.values())} rows" if rows[step] else "no traces"
-            raise RocktokensError(
-                f"the replay is not finished (checkpoint {step} of {', '.join(map(str, steps))} has {found}): "
-                "run `rocktokens trace` again"
-            )
-
-
-def split_prompts(prompt_ids: list[str], share: float | None, seed: int) -> PromptSplit:
-    """Divide sorted prompt ids by a seeded permutation, both sides getting at least one; None or 1 does not divide."""
-    count = len(prompt_ids)
-    if not count:
-        raise RocktokensError("no row of the trace has a kl: trace again, with a student that is scored at every token")
-    if share is None or share >= 1:
-        return PromptSplit(None, None, count)
-    if count < 2:
-        raise RocktokensError(f"split = {share} needs at least 2 prompts, the trace has {count}: give split = 1")
-    order = np.random.Generator(np.random.PCG64(seed)).permutation(count)
-    cut = min(max(int(share * count + 0.5), 1), count - 1)
-    selection, measuring = (sorted(prompt_ids[i] for i in half) for half in (order[:cut], order[cut:]))
-    return PromptSplit(selection, measuring, count - cut)
-
-
-def _require_valid(k: int | str, stage: str, min_freq: int, exclude_top_freq: int, split: float | None) -> None:
-    if stage == "context":
-        raise RocktokensError("stage = 'context' is not available yet: use stage='score'")
-    if stage != "score":
-        raise RocktokensError(f"stage = {stage!r} is not known: use 'score'")
-    if k == "auto":
-        raise RocktokensError("k = 'auto' is not available yet: give a whole number, such as k=100")
-    for name, value, least in (("k", k, 1), ("min_freq", min_freq, 1), ("exclude_top_freq", exclude_top_freq, 0)):
-        if not isinstance(value, int | np.integer) or value < least:
-            raise RocktokensError(f"{name} = {value!r} is not valid: give a whole number of at least {least}")
-    if split is not None and not 0 < split <= 1:
-        raise RocktokensError(f"split = {split} is not valid: give a share above 0 and up to 1")
-
-
 def _sums(store: TraceStore, checkpoint: int, prompt_ids: list[str] | None = None) -> TypeSums:
     return type_sums(occurrences(store.table(checkpoint), prompt_ids))
 
 
-def _kl_of(token_ids: np.ndarray, sums: TypeSums) -> np.ndarray:
-    """Fixed-point kl of the given types in other sums, 0 for a type that does not occur there."""
-    kl_by_id = dict(zip(sums.token_id.tolist(), sums.kl.tolist(), strict=True))
-    return np.array([kl_by_id.get(token_id, 0) for token_id in token_ids.tolist()], dtype=np.int64)
-
-
-def _rank(sums: TypeSums, score: np.ndarray, k: int, min_freq: int, exclude_top_freq: int) -> np.ndarray:
-    """Indices into ``sums`` of the rocks, in rank order."""
-    eligible = sums.freq >= min_freq
-    eligible[np.lexsort((sums.token_id, -sums.freq))[:exclude_top_freq]] = False
-    order = np.lexsort((sums.token_id, -score))
-    return order[eligible[order]][:k]
-
-
-def _tokens(store: TraceStore, sums: TypeSums, score: np.ndarray, order: np.ndarray) -> list[RockToken]:
-    texts = store.token_texts(sums.token_id[order])
+def _tokens(store: TraceStore, finding: Finding) -> list[RockToken]:
+    selection, measuring = finding.evidence.selection, finding.evidence.measuring
+    freq, kl = selection.totals("freq"), selection.totals("kl")
+    held_freq, held_kl = measuring.totals("freq"), measuring.totals("kl")
+    seed = derive_seed(finding.criterion.seed, "bootstrap")
+    rules = finding.criterion.rules(max(finding.k, 1))
+    sure = score_uncertainty(selection, finding.criterion.selector, rules, seed=seed)
+    ids = selection.token_ids[finding.columns]
+    context = _context_fields(finding)
     return [
         RockToken(
-            id=int(sums.token_id[i]),
+            id=int(ids[rank - 1]),
             text=text,
             rank=rank,
-            freq=int(sums.freq[i]),
-            mean_kl=int(sums.kl[i]) / (int(sums.freq[i]) * ONE),
-            score=int(score[i]) / ONE,
-            ccr=None,
-            score_ctx=None,
-            category=categorise(text),
+            freq=int(freq[i]),
+            mean_kl=int(kl[i]) / (int(freq[i]) * ONE),
+            score=float(finding.score_U[i]),
+            category=category,
+            score_interval=sure.interval(i),
+            p_in_top_k=float(sure.p_in_top_k[i]),
+            held_out_mean_kl=int(held_kl[i]) / (int(held_freq[i]) * ONE) if held_freq[i] else None,
+            held_out_change=_kl_change(measuring, np.array([i]), finding.evidence.paired),
+            **context(i),
         )
-        for rank, (i, text) in enumerate(zip(order, texts, strict=True), start=1)
+        for rank, (i, text, category) in enumerate(
+            zip(finding.columns, store.token_texts(ids), store_categories(store, ids), strict=True), start=1
+        )
     ]
 
 
-def _summary(
-    store: TraceStore, reference: int, baseline: int, prompts: PromptSplit, rock_ids: np.ndarray
-) -> dict[str, Any]:
+def _context_fields(finding: Finding) -> Callable[[int], dict[str, Any]]:
+    """What the context stage says of a type, by column."""
+    if finding.context is None or finding.persistent is None:
+        return lambda _: {"ccr": None, "score_ctx": None}
+    criterion, freq = finding.criterion, finding.evidence.selection.totals("freq")
+    number = np.bincount(finding.persistent.columns, minlength=len(freq))
+    exact = finding.context.exact
+    interval = (
+        finding.context.kept_share_interval(criterion.gamma, criterion.eta) * (number / np.maximum(freq, 1))[:, None]
+    )
+    ccr = finding.consistency
+
+    def fields(i: int) -> dict[str, Any]:
+        return {
+            "ccr": None if np.isnan(ccr[i]) else float(ccr[i]),
+            "score_ctx": float(finding.ranking_U[i]),
+            "n_persistent": int(number[i]),
+            "ccr_interval": None if exact[i] else (float(interval[i, 0]), float(interval[i, 1])),
+        }
+
+    return fields
+
+
+def _summary(store: TraceStore, finding: Finding) -> dict[str, Any]:
     """What the rocks amount to on the measuring prompts."""
-    rows = occurrences(store.table(reference), prompts.measuring)
-    now = type_sums(rows)
-    is_rock = np.isin(now.token_id, rock_ids)
+    evidence, is_rock = finding.evidence, finding.is_rock
+    sample, seed = evidence.measuring, derive_seed(finding.criterion.seed, "bootstrap")
+    freq, used = sample.totals("freq"), sample.totals("freq") > 0
+    rows = occurrences(store.table(evidence.reference), evidence.prompts.measuring)
+    shares, clusters = rollout_shares(rows, sample.token_ids[is_rock], evidence.clusters)
+    clusters = clusters - (evidence.selection.n_clusters if evidence.is_split else 0)
+    intervals = share_intervals(sample, is_rock, evidence.paired, seed=seed)
+    intervals["token_share_median"] = median_interval(shares, clusters, sample.n_clusters, seed=seed)
     return {
-        "measured_on": NOT_SPLIT if prompts.measuring is None else HELD_OUT,
-        "n_prompts": prompts.n_measuring,
-        "n_occurrences": int(now.freq.sum()),
-        "n_types": len(now.token_id),
-        "n_rock_occurrences": int(now.freq[is_rock].sum()),
-        "n_rock_types": int(is_rock.sum()),
-        "token_share": _share(now.freq, is_rock),
-        "token_share_median": float(np.median(share_per_rollout(rows, rock_ids))),
-        "vocab_share": float(is_rock.mean()),
-        "kl_share": _share(now.kl, is_rock),
-        "grad_share": _share(now.grad_norm, is_rock),
-        "mean_kl": _mean_kl(now, np.ones_like(is_rock)),
-        "mean_kl_rocks": _mean_kl(now, is_rock),
-        "mean_kl_rest": _mean_kl(now, ~is_rock),
-        **_paired_change(now, is_rock, _sums(store, baseline, prompts.measuring) if baseline != reference else None),
+        "measured_on": HELD_OUT if evidence.is_split else NOT_SPLIT,
+        "k": finding.k,
+        "n_prompts": evidence.prompts.n_measuring,
+        "n_clusters": sample.n_clusters,
+        "n_occurrences": int(freq.sum()),
+        "n_types": int(used.sum()),
+        "n_rock_occurrences": int(freq[is_rock].sum()),
+        "n_rock_types": int((used & is_rock).sum()),
+        "token_share": _share(freq, is_rock),
+        "token_share_median": float(np.median(shares)),
+        "vocab_share": _share(used.astype(np.int64), is_rock),
+        "kl_share": _share(sample.totals("kl"), is_rock),
+        "grad_share": _share(sample.totals("grad_norm"), is_rock),
+        "mean_kl": _mean_kl(sample, np.ones_like(is_rock)),
+        "mean_kl_rocks": _mean_kl(sample, is_rock),
+        "mean_kl_rest": _mean_kl(sample, ~is_rock),
+        "paired": evidence.paired,
+        "kl_change_rocks": _kl_change(sample, is_rock, evidence.paired),
+        "kl_change_rest": _kl_change(sample, ~is_rock, evidence.paired),
+        "tau_pre_nats": finding.thresholds.pre,
+        "tau_post_nats": finding.thresholds.post,
+        "intervals": {name: None if ends is None else list(ends) for name, ends in intervals.items()},
     }
-
-
-def _paired_change(now: TypeSums, is_rock: np.ndarray, before: TypeSums | None) -> dict[str, Any]:
-    """Relative change of the summed kl from baseline to reference; None unless both scored the same occurrences."""
-    paired = before is not None and now.same_occurrences(before)
-
-    def change(chosen: np.ndarray) -> float | None:
-        if before is None or not paired or not before.kl[chosen].sum() > 0:
-            return None
-        start, end = int(before.kl[chosen].sum()), int(now.kl[chosen].sum())
-        return (end - start) / start
-
-    return {"paired": paired, "kl_change_rocks": change(is_rock), "kl_change_rest": change(~is_rock)}
 
 
 def _share(values: np.ndarray, chosen: np.ndarray) -> float | None:
@@ -280,6 +270,12 @@ def _share(values: np.ndarray, chosen: np.ndarray) -> float | None:
     return int(values[chosen].sum()) / total if total else None
 
 
-def _mean_kl(sums: TypeSums, chosen: np.ndarray) -> float | None:
-    freq = int(sums.freq[chosen].sum())
-    return int(sums.kl[chosen].sum()) / (freq * ONE) if freq else None
+def _mean_kl(sample: Sample, chosen: np.ndarray) -> float | None:
+    freq = int(sample.totals("freq")[chosen].sum())
+    return int(sample.totals("kl")[chosen].sum()) / (freq * ONE) if freq else None
+
+
+def _kl_change(sample: Sample, chosen: np.ndarray, paired: bool) -> float | None:
+    """Relative change of the summed kl from baseline to reference; None unless both scored the same occurrences."""
+    start = int(sample.totals("kl_before")[chosen].sum()) if paired else 0
+    return (int(sample.totals("kl")[chosen].sum()) - start) / start if start > 0 else None
