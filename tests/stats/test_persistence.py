@@ -45,7 +45,7 @@ ONE = 2**24
 
 @pytest.fixture(scope="module")
 def tables():
-    late = random_trace(31, prompts=18, vocabulary=40)
+    late = random_trace(31, prompts=18, vocabulary=90)
     return {0: shuffled(rescored(late, 1), 1), 9: late}
 
 
@@ -178,6 +178,7 @@ def test_groups_are_chosen_on_the_selection_half(evidence, tables):
     mean = {v: total[v] / freq[v] for v in others}
     assert groups[ROCK] == sorted(rocks)
     assert groups[RARE] == sorted(naive_ranking(mean, others, min_freq=2)[:4])
+    assert groups[RARE] != sorted(naive_ranking(mean, others, min_freq=1)[:4]), "some type occurs but once"
     assert len(set(groups[RANDOM])) == 4
     assert set(groups[RANDOM]) <= {v for v in others if freq[v] >= 4}
     again = type_groups(evidence.selection, columns, 4, seed=0)

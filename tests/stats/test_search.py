@@ -242,11 +242,14 @@ CROWDED = random_embeddings(0, 30, 2)
 IN_A_CROWD = {"tau": 0.3, "gamma": 0.9, "eta": 0.05, "window": 1, "split": None, "k": 3}
 
 
-def test_types_that_cannot_be_rocks_are_passed_over(crowded, monkeypatch):
+@pytest.mark.parametrize("k", [2, 5])
+def test_types_that_cannot_be_rocks_are_passed_over(crowded, monkeypatch, k):
+    """Only as many types as rocks are compared at first, which is too few to be sure."""
     store, pairs = crowded
-    monkeypatch.setattr(selection, "MANY", 2)
-    monkeypatch.setattr(selection, "PER_ROCK", 2)
-    whole, part = (find(store, CROWDED, **IN_A_CROWD, max_pairs=limit) for limit in (pairs, pairs - 1))
+    monkeypatch.setattr(selection, "MANY", 1)
+    monkeypatch.setattr(selection, "PER_ROCK", 1)
+    options = {**IN_A_CROWD, "k": k, "gamma": 0.99, "eta": 0.2}
+    whole, part = (find(store, CROWDED, **options, max_pairs=limit) for limit in (pairs, pairs - 1))
     assert whole.context is not None
     assert part.context is not None
     assert part.context.exact.all(), "what was compared was compared in full"
