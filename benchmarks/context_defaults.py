@@ -79,7 +79,7 @@ def report(run: Path, wanted: Sequence[int] | None, splits: int) -> None:
     ks = wanted or sorted({int(load_config(RunDir(run).config).find.k), FEW_ROCKS})
     pairs = [search_halves(store, criterion, encoder, ks, seed) for seed in range(splits)]
     for k in ks:
-        print(f"\n## K = {k}, mean over {splits} halvings of the prompts\n")
+        print(f"\n## K = {k}, mean (± standard deviation) over {splits} halvings of the prompts\n")
         _print_grid(chance, pairs, k)
 
 
@@ -105,7 +105,7 @@ def search_halves(
 
 def _search(store: TraceStore, evidence: Evidence, criterion: Criterion, encoder: Encoder, ks: Sequence[int]) -> Half:
     sample, persistent = evidence.selection, _persistent(store, evidence, criterion)
-    context = compare_contexts(sample, persistent, criterion, encoder, gammas=GAMMAS)
+    context = compare_contexts(sample, persistent, criterion, len(sample.token_ids), encoder, gammas=GAMMAS)
     if not context.exact.all():
         raise SystemExit(f"{store.run.path} has more pairs of contexts than are compared in full: take a smaller run")
     scores: dict[Setting | None, np.ndarray] = {None: score_types(sample, selector_of("score", joint=False))}
@@ -117,7 +117,9 @@ def _search(store: TraceStore, evidence: Evidence, criterion: Criterion, encoder
     return Half(
         rocks={k: {at: _first(score, freq, criterion, k) for at, score in scores.items()} for k in ks},
         kept=_kept_shares(context),
-        kept_by_chance=_kept_shares(compare_contexts(sample, dealt, criterion, encoder, gammas=GAMMAS)),
+        kept_by_chance=_kept_shares(
+            compare_contexts(sample, dealt, criterion, len(sample.token_ids), encoder, gammas=GAMMAS)
+        ),
     )
 
 
@@ -178,29 +180,30 @@ def _print_cosines(unrelated: np.ndarray, same_type: np.ndarray) -> dict[float, 
 
 
 def _print_grid(chance: dict[float, float], pairs: Sequence[tuple[Half, Half]], k: int) -> None:
-    rows = []
-    for gamma, eta in GRID:
-        kept, by_chance, number, agreement, steady, plain = _row(pairs, k, (gamma, eta))
-        shares = (chance[gamma], kept, by_chance, agreement, steady, plain)
-        rows.append((f"{gamma}", f"{eta}", *(f"{share:.3f}" for share in shares[:3]), f"{number:.1f}"))
-        rows[-1] += tuple(f"{share:.3f}" for share in shares[3:])
     header = ("γ", "η", "chance", "kept", "kept by chance", "rocks", "halves agree", "one step away", "plain score")
-    _print_table(header, rows)
-    plain = _mean(_overlap(one.rocks[k][None], other.rocks[k][None]) for one, other in pairs)
-    print(f"halves agree by the plain score: {plain:.3f}")
+    _print_table(header, [_row(chance[gamma], pairs, k, (gamma, eta)) for gamma, eta in GRID])
+    print(f"halves agree by the plain score: {_agreement(pairs, k, None)}")
 
 
-def _row(pairs: Sequence[tuple[Half, Half]], k: int, at: Setting) -> tuple[float, ...]:
+def _row(chance: float, pairs: Sequence[tuple[Half, Half]], k: int, at: Setting) -> tuple[str, ...]:
     halves = [half for pair in pairs for half in pair]
     found = [half.rocks[k] for half in halves]
     return (
-        _mean(half.kept[at] for half in halves),
-        _mean(half.kept_by_chance[at] for half in halves),
-        _mean(len(rocks[at]) for rocks in found),
-        _mean(_overlap(one.rocks[k][at], other.rocks[k][at]) for one, other in pairs),
-        _mean(_overlap(rocks[at], rocks[near]) for rocks in found for near in _neighbours(at)),
-        _mean(_overlap(rocks[at], rocks[None]) for rocks in found),
+        *map(str, at),
+        f"{chance:.3f}",
+        f"{_mean(half.kept[at] for half in halves):.3f}",
+        f"{_mean(half.kept_by_chance[at] for half in halves):.3f}",
+        f"{_mean(len(rocks[at]) for rocks in found):.1f}",
+        _agreement(pairs, k, at),
+        f"{_mean(_overlap(rocks[at], rocks[near]) for rocks in found for near in _neighbours(at)):.3f}",
+        f"{_mean(_overlap(rocks[at], rocks[None]) for rocks in found):.3f}",
     )
+
+
+def _agreement(pairs: Sequence[tuple[Half, Half]], k: int, at: Setting | None) -> str:
+    """Mean and standard deviation over the halvings."""
+    overlaps = [_overlap(one.rocks[k][at], other.rocks[k][at]) for one, other in pairs]
+    return f"{np.mean(overlaps):.3f} ± {np.std(overlaps):.3f}"
 
 
 def _overlap(first: np.ndarray, second: np.ndarray) -> float:

@@ -19,6 +19,7 @@ _HOME_OF = {
     "find_rocks": "rocktokens.stats.rocks",
     "make_policy": "rocktokens.policies",
     "match_controls": "rocktokens.stats.controls",
+    "paired_occurrences": "rocktokens.stats.persistence",
     "token_scores": "rocktokens.scoring.divergence",
     "weighted_kl": "rocktokens.scoring.divergence",
 }
@@ -34,6 +35,7 @@ __all__ = [
     "find_rocks",
     "make_policy",
     "match_controls",
+    "paired_occurrences",
     "token_scores",
     "weighted_kl",
 ]
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from rocktokens.policies import make_policy
     from rocktokens.scoring.divergence import token_scores, weighted_kl
     from rocktokens.stats.controls import match_controls
+    from rocktokens.stats.persistence import paired_occurrences
     from rocktokens.stats.rocks import find_rocks
     from rocktokens.traces.store import TraceStore
     from rocktokens.traces.writer import TraceWriter

@@ -11,13 +11,24 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from rocktokens.errors import ConfigError
 
 Divergence = Literal["reverse", "forward", "jsd"]
-GAMMA, ETA = 0.85, 0.2
+GAMMA, ETA = 0.9, 0.1
 """When contexts are similar, and how many similar ones make an occurrence consistent (docs/decisions.md says why)."""
+POSITIVE = 5e-324
+"""The smallest number above 0."""
 _STEP = re.compile(r"(?:step|checkpoint|global_step)[-_](\d+)$")
 
 
@@ -188,7 +199,7 @@ class TraceSection(Section):
 class FindSection(Section):
     """Which types are rocks (METHOD 4)."""
 
-    k: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+    k: int | Literal["auto"] = Field(
         default=100, description="how many; auto: where coverage of the kl meets stability of the set"
     )
     stage: Literal["context", "score"] = Field(
@@ -197,7 +208,9 @@ class FindSection(Section):
     min_freq: int = Field(default=2, ge=1)
     exclude_top_freq: int = Field(default=0, ge=0)
     joint: bool = False
-    min_score: float | None = Field(default=None, description="of the first k, only those that reach it")
+    min_score: float = Field(
+        default=POSITIVE, ge=0, description="of the first k, only those that reach it; default: any score above 0"
+    )
     window: int = Field(default=5, ge=1, description="tokens on each side that are the context of an occurrence")
     tau: float = Field(default=0.8, ge=0, le=1, description="quantile of kl that a persistent occurrence reaches twice")
     tau_nats: tuple[float, float] | None = Field(
@@ -212,6 +225,13 @@ class FindSection(Section):
     split: float = Field(
         default=0.5, gt=0, le=1, description="share of prompts used for selection; 1 uses them all for both"
     )
+
+    @field_validator("k", mode="before")
+    @classmethod
+    def _whole_or_auto(cls, k: Any) -> Any:
+        if k != "auto" and (isinstance(k, bool) or not isinstance(k, int) or k < 1):
+            raise ValueError(f"find.k = {k!r} is not valid: give a whole number of at least 1, or auto")
+        return k
 
 
 class EvaluationSection(Section):

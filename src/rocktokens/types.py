@@ -106,6 +106,8 @@ class RockToken:
     """Occurrences whose kl was high before and after."""
     ccr_interval: tuple[float, float] | None = None
     """None where ``ccr`` is exact."""
+    n_prompts: int | None = None
+    """Prompts of the selection half it occurs in; groups of prompts where a half has more than 500."""
     held_out_mean_kl: float | None = None
     """Mean kl on the prompts the rocks were not selected by."""
     held_out_change: float | None = None

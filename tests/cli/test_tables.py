@@ -33,7 +33,7 @@ def rendered(table: Table) -> list[str]:
 
 def rocks(texts: list[str]) -> RockSet:
     tokens = [RockToken(id, text, id + 1, 2, 0.5, 1.0, None, None, "other") for id, text in enumerate(texts)]
-    return RockSet("", {"stage": "score"}, {}, {}, tokens)
+    return RockSet("", {"stage": "score", "split": 0.5, "joint": False}, {}, {}, tokens)
 
 
 @pytest.mark.parametrize(("text", "shown"), [*CONTROL.items(), *WHITESPACE.items()])

@@ -47,7 +47,7 @@ def find(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find the types that training could not move, say how sure that is, and write RUN/rocks.json.
+    """Find the types that hold the loss training left, say how sure that is, and write RUN/rocks.json.
 
     Example: [bold]rocktokens find runs/mine --k auto[/bold]
 
@@ -141,9 +141,10 @@ def _search(
         reference, baseline = resolve_checkpoints(store, options.reference, options.baseline)
         criterion = Criterion(reference=reference, baseline=baseline, seed=seed, **section.model_dump())
         encoders = _encoders(store, criterion)
+    if encoders.encoder is None:
+        return store, search(store, criterion, None), encoders
     with _pairs_bar() as on_pairs:
-        finding = search(store, criterion, encoders.encoder, on_pairs, gammas)
-    return store, finding, encoders
+        return store, search(store, criterion, encoders.encoder, on_pairs, gammas), encoders
 
 
 @contextmanager
@@ -232,18 +233,22 @@ def _draw(run: RunDir, rocks: RockSet, analysis: dict[str, Any]) -> None:
 def _compare(runs: list[str], overrides: list[str], options: Options, show: int, as_json: bool) -> None:
     from rocktokens.cli.find_tables import print_comparison
     from rocktokens.stats.compare import compare_findings, require_same_vocabulary
+    from rocktokens.stats.evidence import resolve_checkpoints
+    from rocktokens.traces.store import TraceStore
 
     if len(runs) != 2:
         raise RocktokensError(f"--compare takes two runs, {len(runs)} given: name two, or one twice as RUN@CHECKPOINT")
     sides = [_run_at(name, options) for name in runs]
     section, seed = settings_of(sides[0][0], overrides)
     require_same_vocabulary(*(run.manifest().get("tokenizer_sha256", "") for run, _ in sides))
+    for run, at in sides:
+        resolve_checkpoints(TraceStore(run), at.reference, at.baseline)
     searched = [_search(run, section, seed, at)[:2] for run, at in sides]
     (store_a, finding_a), (store_b, finding_b) = searched
     record = {
         "a": runs[0],
         "b": runs[1],
-        "criterion": {"k": section.k, "stage": section.stage},
+        "criterion": {**section.model_dump(), "seed": seed},
         **compare_findings((store_a, store_b), (finding_a, finding_b)),
     }
     if as_json:

@@ -1,6 +1,6 @@
 """What ``rocktokens find`` prints: first what was found and how sure that is, then what it rests on."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -9,10 +9,13 @@ from rich.text import Text
 
 from rocktokens.cli.common import output, percent, percent_interval
 from rocktokens.report.text import visible
-from rocktokens.types import RockSet
+from rocktokens.types import RockSet, RockToken
 
 SURE = 0.95
-GROUP_NAMES = {"rock": "rocks", "rare high-kl": "rare, high mean kl", "random": "random types"}
+GROUP_NAMES = {"rock": "rocks", "rare high-kl": "high mean kl", "random": "random types"}
+WIDE = 96
+NOT_NARROW = ("category", "in", "mean kl", "95 %")
+"""Columns of the rocks that only a screen at least so wide has room for."""
 Justified = tuple[str, Any]
 
 
@@ -23,7 +26,7 @@ def print_found(rocks: RockSet, analysis: dict[str, Any], show: int) -> None:
     from rocktokens.report.terminal import curve_text, funnel_text
 
     print_summary(rocks)
-    if not rocks.summary["kl_share"]:
+    if not rocks.tokens:
         return
     output.print(rock_table(rocks, show))
     _print_certainty(rocks)
@@ -48,8 +51,10 @@ def print_found(rocks: RockSet, analysis: dict[str, Any], show: int) -> None:
 def print_summary(rocks: RockSet) -> None:
     """What a rock is, what these amount to, and which prompts that was measured on."""
     summary, criterion, interval = rocks.summary, rocks.criterion, rocks.summary["intervals"]
-    if not summary["kl_share"]:
+    if summary["kl_share"] is None:
         return output.print("there is no kl to rank: on these tokens the student and the teacher are the same")
+    if not rocks.tokens:
+        return output.print("no type has a score to rank by: lower find.min_score, tau, gamma or eta, or min_freq")
     output.print(
         f"[bold]{len(rocks.tokens)} rocks[/bold]: token types that hold the most loss (kl to the teacher, in nats) at "
         f"checkpoint {criterion['reference']}{_in_contexts(criterion)}. Selected on {percent(criterion['split'])} of "
@@ -71,67 +76,96 @@ def print_summary(rocks: RockSet) -> None:
         output.print(
             f"kl from checkpoint {criterion['baseline']} to {criterion['reference']} on the same tokens: rocks "
             f"{_signed_share(summary['kl_change_rocks'], interval['kl_change_rocks'])}, the rest "
-            f"{_signed_share(summary['kl_change_rest'], interval['kl_change_rest'])}",
+            f"{_signed_share(summary['kl_change_rest'], interval['kl_change_rest'])}{_verdict(summary)}",
             highlight=False,
         )
+
+
+def _verdict(summary: dict[str, Any]) -> str:
+    """Whether the rocks, as a set, kept their loss better than the rest; by intervals, not by the numbers alone."""
+    rocks, rest = (summary["intervals"][f"kl_change_{name}"] for name in ("rocks", "rest"))
+    if rocks is None or rest is None:
+        return ""
+    if rocks[0] > rest[1]:
+        return ": as a set, the rocks kept more of their loss"
+    if rocks[1] < rest[0]:
+        return ": as a set, the rocks lost more of their loss than the rest; what each one did is in the table"
+    return ": as a set, the rocks moved no less than the rest, as far as these prompts tell"
 
 
 def _in_contexts(criterion: dict[str, Any]) -> str:
     if criterion["stage"] != "context":
         return ""
+    if criterion["baseline"] == criterion["reference"]:
+        return ", at hard places in contexts that recur"
     return f", at places that were hard at checkpoint {criterion['baseline']} already, in contexts that recur"
 
 
-def rock_table(rocks: RockSet, show: int) -> Table:
-    """The first rocks with the numbers they were selected by, whitespace visible."""
-    title = f"top {min(show, len(rocks.tokens))} rocks (held out, change: on prompts that did not select them)"
-    columns = ["", "token", "category", "freq", "mean kl", "held out", "change", "R", "95 %"]
-    is_context = rocks.criterion["stage"] == "context"
-    table = _table([*columns, *(["CCR", "R·CCR"] if is_context else []), "P(K)"], ("token", "category"), title)
+def rock_table(rocks: RockSet, show: int, width: int | None = None) -> Table:
+    """The first rocks with the numbers they were selected by, whitespace visible; fewer columns where it is narrow."""
+    is_split, is_context = _is_split(rocks), rocks.criterion["stage"] == "context"
+    where = "held out, change: on prompts that did not select them" if is_split else "no split: all on the same prompts"
+    score = "min R" if rocks.criterion["joint"] else "R"
+    cells: dict[str, Callable[[RockToken], str | Text]] = {
+        "": lambda token: str(token.rank),
+        "token": lambda token: Text(visible(token.text)),
+        "category": lambda token: token.category,
+        "freq": lambda token: str(token.freq),
+        "in": lambda token: _number(token.n_prompts),
+        "mean kl": lambda token: _decimal(token.mean_kl, 3),
+        "held out" if is_split else "again": lambda token: _decimal(token.held_out_mean_kl, 3),
+        "change": lambda token: "—" if token.held_out_change is None else f"{100 * token.held_out_change:+.0f} %",
+        score: lambda token: _number(token.score),
+        "95 %": lambda token: "—" if token.score_interval is None else "[{:.3g}, {:.3g}]".format(*token.score_interval),
+        "CCR": lambda token: _decimal(token.ccr, 2),
+        f"{score}·CCR": lambda token: _number(token.score_ctx),
+        "P(K)": lambda token: _decimal(token.p_in_top_k, 2),
+    }
+    hidden = {*(() if is_context else ("CCR", f"{score}·CCR")), *(NOT_NARROW if (width or output.width) < WIDE else ())}
+    shown = {name: cell for name, cell in cells.items() if name not in hidden}
+    table = _table(list(shown), ("token", "category"), f"top {min(show, len(rocks.tokens))} rocks ({where})")
     for token in rocks.tokens[:show]:
-        table.add_row(
-            str(token.rank),
-            Text(visible(token.text)),
-            token.category,
-            str(token.freq),
-            f"{token.mean_kl:.3f}",
-            _decimal(token.held_out_mean_kl, 3),
-            "—" if token.held_out_change is None else f"{100 * token.held_out_change:+.0f} %",
-            f"{token.score:.0f}",
-            "—" if token.score_interval is None else "[{:.0f}, {:.0f}]".format(*token.score_interval),
-            *([_decimal(token.ccr, 2), _decimal(token.score_ctx, 1)] if is_context else []),
-            _decimal(token.p_in_top_k, 2),
-        )
+        table.add_row(*(cell(token) for cell in shown.values()))
     return table
 
 
+def _is_split(rocks: RockSet) -> bool:
+    share = rocks.criterion["split"]
+    return share is not None and share < 1
+
+
 def _print_certainty(rocks: RockSet) -> None:
-    contexts = (
-        " · CCR: share of its occurrences that were hard at both checkpoints in a recurring context"
-        if rocks.criterion["stage"] == "context"
-        else ""
-    )
-    output.print(
-        "held out: mean kl on the other prompts · change: of that, since the baseline checkpoint · R = freq × mean kl"
-        f"{contexts} · P(K): how often it is among the first K when prompts are drawn again",
-        highlight=False,
-    )
+    is_context = rocks.criterion["stage"] == "context"
+    parts = ["in: prompts it occurs in", "R = freq × mean kl"]
+    if _is_split(rocks):
+        parts += ["held out: mean kl on the other prompts", "change: of that, since the baseline checkpoint"]
+    if is_context:
+        parts += ["CCR: share of its occurrences that were hard at both checkpoints in a recurring context"]
+    taken = ", contexts taken as found" if is_context else ""
+    parts += [f"P(K): how often it is among the first K when prompts are drawn again{taken}"]
+    output.print(" · ".join(parts), highlight=False)
+    for line in _doubts(rocks):
+        output.print(line, highlight=False)
+
+
+def _doubts(rocks: RockSet) -> Iterator[str]:
+    found, asked = len(rocks.tokens), rocks.summary["k"]
     sure = sum((token.p_in_top_k or 0) >= SURE for token in rocks.tokens)
-    empty = sum(token.score_ctx == 0 for token in rocks.tokens)
-    output.print(
-        f"{sure} of {len(rocks.tokens)} are rocks in at least {100 * SURE:.0f} % of such draws", highlight=False
-    )
-    if empty:
-        output.print(
-            f"{empty} have score 0, no recurring hard context at all: K is larger than the evidence reaches (--k auto)"
-        )
+    yield f"{sure} of {found} are in at least {100 * SURE:.0f} % of such draws"
+    if found < asked:
+        yield f"{asked} were asked for; no other type has a score to be ranked by"
+    if alone := sum(token.n_prompts == 1 for token in rocks.tokens):
+        yield f"{alone} occur in one prompt only: what recurs there is that prompt"
+    if zero := rocks.summary["n_score_zero"]:
+        yield f"{zero} have score 0 and fill up K in order of token id"
 
 
 def _print_persistence(rocks: RockSet, records: list[dict[str, Any]]) -> None:
     before, now = rocks.criterion["baseline"], rocks.criterion["reference"]
     _heading("Did training move them?", f"mean kl at checkpoint {before} and {now}, over the same tokens")
     if not records:
-        return output.print("the checkpoints did not score the same tokens, so nothing can be said about change")
+        reason = "only one checkpoint was traced" if before == now else "the checkpoints did not score the same tokens"
+        return output.print(f"{reason}, so nothing can be said about change")
     columns = ["group", "prompts", "tokens", "before", "after", "change", "95 %", "Wilcoxon p", "stuck"]
     table = _table(columns, ("group", "prompts"))
     for record in records:
@@ -147,9 +181,15 @@ def _print_persistence(rocks: RockSet, records: list[dict[str, Any]]) -> None:
             percent(record["persistent_share"]),
         )
     output.print(table)
+    chosen = (
+        "the groups were chosen on the selection half: what differs between the halves includes regression to the mean; "
+        if _is_split(rocks)
+        else "the groups were chosen on these very prompts, which flatters them; "
+    )
+    unit = "prompt" if rocks.summary["n_clusters"] == rocks.summary["n_prompts"] else "group of prompts"
     output.print(
-        "the groups were chosen on the selection half: what falls from there to the held-out half is regression to the "
-        "mean, not training; Wilcoxon tests one difference per prompt; stuck: occurrences hard at both checkpoints"
+        f"{chosen}Wilcoxon tests one difference per {unit}; stuck: occurrences hard at both checkpoints; random types "
+        "may be among those of high mean kl"
     )
 
 
@@ -185,10 +225,11 @@ def _selector_table(records: list[dict[str, Any]]) -> Table:
 
 
 def _sample_size(records: list[dict[str, Any]]) -> str:
-    points = ", ".join(f"{record['n_clusters']}: {_decimal(record['jaccard'], 2)}" for record in records)
+    points = ", ".join(f"{100 * record['fraction']:.0f} %: {_decimal(record['jaccard'], 2)}" for record in records)
     return (
-        "two halves: Jaccard of the rocks of two disjoint halves of the prompts; ∩: Jaccard with another selector\n"
-        f"Jaccard with the rocks found, by number of prompts: {points}"
+        "two halves: Jaccard of the rocks of two disjoint halves of the prompts; ∩: Jaccard with another selector; for "
+        "context, what recurs is taken as found on all prompts, which flatters it\n"
+        f"Jaccard with the rocks found when only some of the prompts are used: {points}"
     )
 
 
@@ -196,7 +237,7 @@ def _sensitivity_table(rocks: RockSet, analysis: dict[str, Any]) -> Table:
     texts = dict(zip(analysis["funnel"]["token_id"], analysis["funnel"]["text"], strict=True))
     table = _table(["setting", "value", "Jaccard", "enter", "leave"], ("setting", "value", "enter", "leave"))
     for record in analysis["sensitivity"]:
-        sampled = "" if record["exact"] else " (sampled)"
+        sampled = "" if record["exact"] else " (estimate)"
         table.add_row(
             record["parameter"],
             f"{record['value']}{' ◄' if record['default'] else ''}",
@@ -254,7 +295,7 @@ def print_comparison(record: dict[str, Any], show: int) -> None:
     )
     output.print(
         f"rank correlation of the scores {_decimal(record['spearman'], 2)} over the {record['n_types_in_both']} "
-        "types ranked in both",
+        "types ranked in both; both were searched with the settings of A",
         highlight=False,
     )
     table = _table(
@@ -277,13 +318,17 @@ def _heading(title: str, explanation: str) -> None:
 def _table(columns: Sequence[str], left: Sequence[str], title: str | None = None) -> Table:
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     for name in columns:
-        table.add_column(name, justify="left" if name in left else "right")
+        table.add_column(name, justify="left" if name in left else "right", no_wrap=name not in left)
     return table
 
 
 def _names(token_ids: list[int], texts: dict[int, str], most: int = 6) -> str:
     shown = " ".join(visible(texts[token_id]) for token_id in token_ids[:most])
     return shown if len(token_ids) <= most else f"{shown} and {len(token_ids) - most} more"
+
+
+def _number(value: float | None) -> str:
+    return "—" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def _decimal(value: float | None, digits: int) -> str:

@@ -54,6 +54,8 @@ def analyse(
     categories = store_categories(store, token_ids)
     return {
         "schema_version": SCHEMA_VERSION,
+        "criterion": rocks.criterion,
+        "source": rocks.source,
         "funnel": _funnel(store, finding, groups, categories),
         "persistence": persistence_report(evidence, groups, finding.persistent, seed),
         "trajectory": _trajectory(store, finding, groups, seed),

@@ -129,7 +129,7 @@ def auto_k(curve: CutoffCurve) -> Crossing:
     if not len(curve.coverage):
         raise RocktokensError(
             "k = 'auto' finds nothing to rank, no type that may be ranked has a positive score: "
-            "trace more prompts, or lower min_freq and exclude_top_freq"
+            "trace more prompts, or lower min_freq, exclude_top_freq, tau, gamma or eta"
         )
     if np.isnan(curve.stability).any():
         raise RocktokensError(

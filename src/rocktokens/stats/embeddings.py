@@ -48,7 +48,7 @@ def student_embeddings(store: TraceStore, checkpoint: int) -> np.ndarray:
     except unreadable as error:
         raise RocktokensError(
             f"the input embeddings of the student cannot be read from {folder} ({error}): give embeddings=, an array "
-            "(vocabulary, width), or stage='score'"
+            "(vocabulary, width), or stage='score' (on the command line --set find.stage=score)"
         ) from error
 
 

@@ -71,8 +71,9 @@ NOT_SPLIT = "selection half (no split)"
 def gather(store: TraceStore, reference: int | None, baseline: int | None, split: float | None, seed: int) -> Evidence:
     """Read the sums of both checkpoints for both halves of the prompts."""
     reference, baseline = resolve_checkpoints(store, reference, baseline)
-    prompts = split_prompts(prompts_of(store.table(reference)), split, seed)
-    clusters, bounds = _clusters(store, reference, prompts, seed)
+    everyone = prompts_of(store.table(reference))
+    prompts = split_prompts(everyone, split, seed)
+    clusters, bounds = _clusters(everyone, prompts, seed)
     now = _read_cells(store, reference, clusters, ("freq", "kl", "grad_norm"))
     samples = [Sample(token_ids=now.token_ids, **now.matrices(*ends)) for ends in pairwise(bounds)]
     paired = False
@@ -92,13 +93,13 @@ def checkpoint_samples(store: TraceStore, evidence: Evidence, checkpoint: int) -
         return evidence.halves
     if checkpoint == evidence.baseline and evidence.paired:
         return {half: _rescored(sample, sample.kl_before) for half, sample in evidence.halves.items()}
-    cells = _read_cells(store, checkpoint, evidence.clusters, ("freq", "kl"), evidence.selection.token_ids)
+    cells = _read_cells(store, checkpoint, evidence.clusters, ("kl",), evidence.selection.token_ids)
+    if not _same_occurrences(store, evidence.reference, checkpoint, evidence.clusters):
+        return {}
     samples: dict[str, Sample] = {}
     first = 0
     for half, sample in evidence.halves.items():
         sums = cells.matrices(first, first + sample.n_clusters)
-        if abs(sums["freq"] - sample.freq).sum():
-            return {}
         samples[half] = _rescored(sample, sums["kl"])
         first += sample.n_clusters
     return samples
@@ -207,10 +208,10 @@ def split_prompts(prompt_ids: list[str], share: float | None, seed: int) -> Prom
     return PromptSplit(selection, measuring, count - cut)
 
 
-def _clusters(store: TraceStore, reference: int, prompts: PromptSplit, seed: int) -> tuple[pa.Table, list[int]]:
+def _clusters(everyone: list[str], prompts: PromptSplit, seed: int) -> tuple[pa.Table, list[int]]:
     """Every prompt with the number of its cluster, and the bounds of the numbers of each half."""
     if prompts.selection is None or prompts.measuring is None:
-        halves = [prompts_of(store.table(reference))]
+        halves = [everyone]
     else:
         halves = [prompts.selection, prompts.measuring]
     bounds = [0, *accumulate(min(len(half), MAX_CLUSTERS) for half in halves)]

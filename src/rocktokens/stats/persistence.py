@@ -5,8 +5,7 @@
 2. Three groups of types are followed: the rocks, the rare ones with a high mean kl that are no rocks, and random types.
    All three are chosen on the selection half.
 3. Each group's paired change is measured on both halves. What was picked for a high loss falls back when it is measured
-   again on the same data (regression to the mean): only the held-out half is free of that, and comparing the two shows
-   how much of it there is.
+   on other data (regression to the mean): numbers of the selection half flatter, those of the held-out half do not.
 """
 
 from collections.abc import Iterator, Sequence
@@ -158,8 +157,8 @@ def _hard_at_both(store: TraceStore, evidence: Evidence, thresholds: Thresholds)
     alone = evidence.baseline == evidence.reference
     if not alone and not evidence.paired:
         raise RocktokensError(
-            f"checkpoints {evidence.baseline} and {evidence.reference} scored different rollouts, so no occurrence can "
-            "be followed: trace with probe = 'last' or 'first', or use stage='score'"
+            f"checkpoints {evidence.baseline} and {evidence.reference} did not score the same tokens of the same "
+            "rollouts, so none can be followed: trace both with probe = 'last' or 'first', or use stage='score'"
         )
     late = _hard(store, evidence.reference, max(thresholds.pre, thresholds.post) if alone else thresholds.post)
     hard = late.inner_join(ibis.memtable(evidence.clusters), "prompt_id")

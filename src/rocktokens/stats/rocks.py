@@ -22,7 +22,7 @@ from rocktokens.stats.categories import store_categories
 from rocktokens.stats.embeddings import student_embeddings
 from rocktokens.stats.encoding import Encoder, embedding_encoder
 from rocktokens.stats.evidence import HELD_OUT, NOT_SPLIT, resolve_checkpoints
-from rocktokens.stats.scores import Sample
+from rocktokens.stats.scores import Sample, selector_of
 from rocktokens.stats.selection import MAX_PAIRS, Criterion, Finding, search
 from rocktokens.stats.uncertainty import median_interval, score_uncertainty, share_intervals
 from rocktokens.traces.store import TraceStore
@@ -74,7 +74,8 @@ def find_rocks(
         split: share of prompts used for selection; None or 1 uses all prompts for selection and summary alike.
         seed: of the split, of samples and of the bootstrap.
         tau_nats: (baseline, reference) thresholds in nats instead of quantiles.
-        min_score: of the first k, only those whose ranking score reaches this.
+        min_score: of the first k, only those whose ranking score reaches this; without it even a type with score 0 is
+            taken when there are fewer than k others.
         encoder: "embeddings", or what ``rocktokens.scoring.hidden.hidden_encoder`` makes of a student.
         max_pairs: pairs of contexts to compare; beyond it types are judged on samples, and CCR gets an interval.
 
@@ -182,7 +183,9 @@ def _tokens(store: TraceStore, finding: Finding) -> list[RockToken]:
     held_freq, held_kl = measuring.totals("freq"), measuring.totals("kl")
     seed = derive_seed(finding.criterion.seed, "bootstrap")
     rules = finding.criterion.rules(max(finding.k, 1))
-    sure = score_uncertainty(selection, finding.criterion.selector, rules, seed=seed)
+    scored = selector_of("score", finding.criterion.joint)
+    sure = score_uncertainty(selection, finding.criterion.selector, rules, scored, seed=seed)
+    prompts = np.diff(selection.freq.tocsc().indptr)
     ids = selection.token_ids[finding.columns]
     context = _context_fields(finding)
     return [
@@ -196,6 +199,7 @@ def _tokens(store: TraceStore, finding: Finding) -> list[RockToken]:
             category=category,
             score_interval=sure.interval(i),
             p_in_top_k=float(sure.p_in_top_k[i]),
+            n_prompts=int(prompts[i]),
             held_out_mean_kl=int(held_kl[i]) / (int(held_freq[i]) * ONE) if held_freq[i] else None,
             held_out_change=_kl_change(measuring, np.array([i]), finding.evidence.paired),
             **context(i),
@@ -242,6 +246,7 @@ def _summary(store: TraceStore, finding: Finding) -> dict[str, Any]:
     return {
         "measured_on": HELD_OUT if evidence.is_split else NOT_SPLIT,
         "k": finding.k,
+        "n_score_zero": int(np.count_nonzero(finding.ranking_U[finding.columns] <= 0)),
         "n_prompts": evidence.prompts.n_measuring,
         "n_clusters": sample.n_clusters,
         "n_occurrences": int(freq.sum()),

@@ -73,6 +73,8 @@ class Rules:
     k: int
     min_freq: int = 2
     exclude_top_freq: int = 0
+    min_score: float = -np.inf
+    """Types whose score is below it are not ranked."""
 
 
 def weighted_totals(weights_BC: np.ndarray, matrix_CU: Any) -> np.ndarray:
@@ -130,7 +132,7 @@ def selector_of(stage: str, joint: bool) -> Selector:
 
 def rank_types(score_U: np.ndarray, freq_U: np.ndarray, rules: Rules) -> np.ndarray:
     """Column indices of the first ``k`` types that may be ranked, best first."""
-    eligible = freq_U >= rules.min_freq
+    eligible = (freq_U >= rules.min_freq) & (score_U >= rules.min_score)
     if rules.exclude_top_freq:
         eligible[np.argsort(-freq_U, kind="stable")[: rules.exclude_top_freq]] = False
     order = np.argsort(-score_U, kind="stable")

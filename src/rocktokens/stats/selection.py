@@ -105,7 +105,8 @@ class Criterion:
 
     def rules(self, k: int) -> Rules:
         """Who may be ranked, with ``k`` to be taken."""
-        return Rules(k, self.min_freq, self.exclude_top_freq)
+        least = -np.inf if self.min_score is None else self.min_score
+        return Rules(k, self.min_freq, self.exclude_top_freq, least)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,14 +136,26 @@ class Finding:
         return np.isin(np.arange(len(self.score_U)), self.columns)
 
     @property
+    def n_persistent(self) -> np.ndarray:
+        """|O_PH(v)| on the selection half, int64 (U,); 0 throughout where no contexts were compared."""
+        found = np.empty(0, np.int64) if self.persistent is None else self.persistent.columns
+        return np.bincount(found, minlength=len(self.score_U))
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether all contexts of all types that may be ranked were compared."""
+        if self.context is None or self.persistent is None:
+            return True
+        return compares_all(self.evidence.selection, self.persistent, self.context, self.criterion)
+
+    @property
     def consistency(self) -> np.ndarray:
         """CCR(v) on the selection half, float64 (U,); NaN where contexts were passed over or never compared."""
-        if self.context is None or self.persistent is None:
+        if self.context is None:
             return np.full(len(self.score_U), np.nan)
         sample = self.evidence.selection
-        number = np.bincount(self.persistent.columns, minlength=len(self.score_U))
-        unknown = (number >= 2) & (self.context.judged == 0)
-        return np.where(unknown, np.nan, sample.totals("kept") / np.maximum(sample.totals("freq"), 1))
+        ccr = sample.totals("kept") / np.maximum(sample.totals("freq"), 1)
+        return np.where((self.n_persistent >= 2) & (self.context.judged == 0), np.nan, ccr)
 
 
 def search(
@@ -168,32 +181,36 @@ def search(
             f"joint needs two checkpoints, both are {evidence.reference}: trace another or leave joint out"
         )
     thresholds = find_thresholds(store, evidence, criterion.tau, criterion.tau_nats)
-    persistent = context = None
-    if criterion.stage == "context":
-        if encoder is None:
-            raise RocktokensError("stage = 'context' needs embeddings or an encoder: give one, or use stage='score'")
-        persistent = persistent_occurrences(store, evidence, thresholds)
-        context = compare_contexts(evidence.selection, persistent, criterion, encoder, on_pairs, gammas)
+    if criterion.stage != "context":
+        return _take_first(criterion, evidence, thresholds, None, None)
+    if encoder is None:
+        raise RocktokensError("stage = 'context' needs embeddings or an encoder: give one, or use stage='score'")
+    persistent = persistent_occurrences(store, evidence, thresholds)
+    k = criterion.k if isinstance(criterion.k, int) else MANY // PER_ROCK
+    while True:
+        context = compare_contexts(evidence.selection, persistent, criterion, k, encoder, on_pairs, gammas)
         kept = with_kept(evidence.selection, persistent, context, criterion.gamma, criterion.eta)
-        evidence = replace(evidence, selection=kept)
-    return _take_first(criterion, evidence, thresholds, persistent, context)
+        finding = _take_first(criterion, replace(evidence, selection=kept), thresholds, persistent, context)
+        if finding.k <= k or finding.is_exact:
+            return finding
+        k = 2 * finding.k  # "auto" went beyond what was compared
 
 
 def compare_contexts(
     selection: Sample,
     persistent: Occurrences,
     criterion: Criterion,
+    k: int,
     encoder: Encoder,
     on_pairs: OnPairs | None = None,
     gammas: tuple[float, ...] = (),
 ) -> ContextResult:
-    """Count similar contexts of every type that can be a rock; ``gammas`` are counted beside the criterion's own."""
+    """Count similar contexts of every type that can be among the first ``k``; ``gammas`` are counted as well."""
     score, freq = score_types(selection, selector_of("score", criterion.joint)), selection.totals("freq")
     number = np.bincount(persistent.columns, minlength=len(freq))
     bound = score * number / np.maximum(freq, 1)
     order = rank_types(bound, freq, criterion.rules(len(freq)))
     order = order[number[order] >= 2]
-    k = criterion.k if isinstance(criterion.k, int) else MANY // PER_ROCK
     fits = int((number[order] * (number[order] - 1)).sum()) <= criterion.max_pairs
     count = len(order) if fits else min(max(MANY, PER_ROCK * k), len(order))
     while True:
@@ -216,6 +233,14 @@ def compare_contexts(
         count = min(2 * count, len(order))
 
 
+def compares_all(selection: Sample, persistent: Occurrences, context: ContextResult, criterion: Criterion) -> bool:
+    """Whether no type that may be ranked was judged on a sample or passed over: then other settings are exact too."""
+    freq = selection.totals("freq")
+    ranked = rank_types(np.zeros(len(freq)), freq, replace(criterion.rules(len(freq)), min_score=-np.inf))
+    number = np.bincount(persistent.columns, minlength=len(freq))[ranked]
+    return bool((context.judged[ranked] == np.where(number < 2, 0, number)).all())
+
+
 def with_kept(sample: Sample, persistent: Occurrences, context: ContextResult, gamma: float, eta: float) -> Sample:
     """The sample, told how many occurrences of each type and cluster were kept."""
     kept = context.kept(gamma, eta)
@@ -228,12 +253,6 @@ def with_kept(sample: Sample, persistent: Occurrences, context: ContextResult, g
 def score_types(sample: Sample, selector: Selector) -> np.ndarray:
     """float64 (U,): the score of every type on the whole sample."""
     return selector(sample, np.ones((1, sample.n_clusters)))[0]
-
-
-def first_types(ranking_U: np.ndarray, freq_U: np.ndarray, criterion: Criterion, k: int) -> np.ndarray:
-    """Columns of the first ``k`` types that may be ranked, best first, as far as they reach ``min_score``."""
-    columns = rank_types(ranking_U, freq_U, criterion.rules(k))
-    return columns if criterion.min_score is None else columns[ranking_U[columns] >= criterion.min_score]
 
 
 def _take_first(
@@ -260,7 +279,7 @@ def _take_first(
         ranking_U=ranking,
         curve=curve,
         k=k,
-        columns=first_types(ranking, sample.totals("freq"), criterion, k),
+        columns=rank_types(ranking, sample.totals("freq"), criterion.rules(k)),
     )
 
 

@@ -14,17 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from rocktokens.stats.context import ContextResult
 from rocktokens.stats.cutoff import jaccard
 from rocktokens.stats.encoding import Encoder
 from rocktokens.stats.persistence import Occurrences, persistent_at_each, quantile_thresholds
-from rocktokens.stats.scores import Sample
-from rocktokens.stats.selection import Criterion, Finding, compare_contexts, first_types, score_types, with_kept
+from rocktokens.stats.scores import Sample, rank_types
+from rocktokens.stats.selection import Criterion, Finding, compare_contexts, compares_all, score_types, with_kept
 from rocktokens.traces.store import TraceStore
 
 AUTHORS_EXCLUDE = 5
 GAMMA_STEPS = (-0.1, -0.05, 0.05, 0.1)
-ETA_FACTORS = (0.25, 0.5, 1.5, 2.5)
+ETA_FACTORS = (0.25, 0.5, 2.0, 4.0)
 TAU_STEPS = (-0.1, -0.05, 0.05, 0.1)
 WINDOW_FACTORS = (0.4, 2.0)
 
@@ -71,7 +70,7 @@ def _ranking_rows(finding: Finding, encoder: Encoder | None) -> Iterator[Row]:
     if criterion.stage == "context":
         others["stage"] = "score"
     for name, value in others.items():
-        yield name, getattr(criterion, name), finding.columns, _is_exact(finding.context)
+        yield name, getattr(criterion, name), finding.columns, finding.is_exact
         yield name, value, *_ranked(finding, replace(criterion, **{name: value}), encoder)
 
 
@@ -86,7 +85,7 @@ def _consistency_rows(finding: Finding) -> Iterator[Row]:
     settings += [("eta", eta, criterion.gamma, eta) for eta in etas]
     for name, value, gamma, eta in settings:
         sample = with_kept(finding.evidence.selection, persistent, context, gamma, eta)
-        yield name, value, _first(sample, criterion, finding.k), _is_exact(context)
+        yield name, value, _first(sample, criterion, finding.k), finding.is_exact
 
 
 def _threshold_rows(store: TraceStore, finding: Finding, encoder: Encoder) -> Iterator[Row]:
@@ -94,7 +93,7 @@ def _threshold_rows(store: TraceStore, finding: Finding, encoder: Encoder) -> It
     criterion = finding.criterion
     if criterion.tau_nats is not None:
         return
-    yield "tau", criterion.tau, finding.columns, _is_exact(finding.context)
+    yield "tau", criterion.tau, finding.columns, finding.is_exact
     taus = [tau for step in TAU_STEPS if 0 <= (tau := round(criterion.tau + step, 4)) < 1]
     ladder = quantile_thresholds(store, finding.evidence, taus)
     for tau, persistent in zip(taus, persistent_at_each(store, finding.evidence, ladder), strict=True):
@@ -106,7 +105,7 @@ def _window_rows(finding: Finding, make_encoder: MakeEncoder) -> Iterator[Row]:
     width, persistent = finding.criterion.window, finding.persistent
     if persistent is None:
         return
-    yield "window", width, finding.columns, _is_exact(finding.context)
+    yield "window", width, finding.columns, finding.is_exact
     for other in sorted({max(1, round(width * factor)) for factor in WINDOW_FACTORS} - {width}):
         yield "window", other, *_compared(finding, finding.criterion, persistent, make_encoder(other))
 
@@ -116,21 +115,21 @@ def _ranked(finding: Finding, criterion: Criterion, encoder: Encoder | None) -> 
     included = criterion.exclude_top_freq < finding.criterion.exclude_top_freq
     if included and encoder is not None and finding.persistent is not None:
         return _compared(finding, criterion, finding.persistent, encoder)
-    return _first(finding.evidence.selection, criterion, finding.k), _is_exact(finding.context)
+    return _first(finding.evidence.selection, criterion, finding.k), finding.is_exact
 
 
 def _compared(
     finding: Finding, criterion: Criterion, persistent: Occurrences, encoder: Encoder
 ) -> tuple[np.ndarray, bool]:
-    criterion = replace(criterion, k=finding.k, max_pairs=max(criterion.max_pairs // 4, 2))
+    criterion = replace(criterion, max_pairs=max(criterion.max_pairs // 4, 2))
     sample = finding.evidence.selection
-    context = compare_contexts(sample, persistent, criterion, encoder)
+    context = compare_contexts(sample, persistent, criterion, finding.k, encoder)
     kept = with_kept(sample, persistent, context, criterion.gamma, criterion.eta)
-    return _first(kept, criterion, finding.k), _is_exact(context)
+    return _first(kept, criterion, finding.k), compares_all(sample, persistent, context, criterion)
 
 
 def _first(sample: Sample, criterion: Criterion, k: int) -> np.ndarray:
-    return first_types(score_types(sample, criterion.selector), sample.totals("freq"), criterion, k)
+    return rank_types(score_types(sample, criterion.selector), sample.totals("freq"), criterion.rules(k))
 
 
 def _record(finding: Finding, row: Row) -> dict[str, Any]:
@@ -145,7 +144,3 @@ def _record(finding: Finding, row: Row) -> dict[str, Any]:
         "left": ids[np.setdiff1d(found, columns)].tolist(),
         "exact": exact,
     }
-
-
-def _is_exact(context: ContextResult | None) -> bool:
-    return context is None or bool(context.exact.all())

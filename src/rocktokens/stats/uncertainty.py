@@ -3,7 +3,7 @@
 1. The unit is the cluster of prompts. Occurrences of one prompt share its text and are not independent, so whole
    clusters are drawn with replacement, as many as there are: a replicate is a row of counts over the clusters.
 2. Every statistic is a function of sums over clusters, so a replicate is that statistic under other weights; a ranking
-   is made anew in every replicate, with its thresholds.
+   is made anew in every replicate, with ``min_freq`` and the rest; only the flags of the context stage stay as found.
 3. An interval is the percentile interval of the replicates. Replicates whose denominator is 0 are left out, and a
    statistic no replicate defines has none.
 4. Paired changes are also tested: Wilcoxon's signed-rank test with one difference per cluster.
@@ -40,13 +40,13 @@ class ScoreUncertainty:
     """What the bootstrap says of each type; all float64 (U,)."""
 
     low: np.ndarray
-    """Lower end of the interval of R(v) in nats; NaN for a type that is no candidate."""
+    """Lower end of the interval of the score in nats; NaN for a type that is no candidate."""
     high: np.ndarray
     p_in_top_k: np.ndarray
     """Share of replicates that rank the type among the first k; 0 for a type that is no candidate."""
 
     def interval(self, column: int) -> Interval | None:
-        """The interval of one type's R."""
+        """The interval of one type's score."""
         return None if np.isnan(self.low[column]) else (float(self.low[column]), float(self.high[column]))
 
 
@@ -83,17 +83,27 @@ def replicates(sample: Sample, selector: Selector, weights_BC: np.ndarray) -> It
 
 
 def score_uncertainty(
-    sample: Sample, selector: Selector, rules: Rules, draws: int = 1000, seed: int = 0, level: float = 0.95
+    sample: Sample,
+    selector: Selector,
+    rules: Rules,
+    scored: Selector = summed_kl,
+    draws: int = 1000,
+    seed: int = 0,
+    level: float = 0.95,
 ) -> ScoreUncertainty:
-    """Interval of R(v) and probability of being in the top k, for every type that has a chance of it.
+    """Interval of a score and probability of being in the top k, for every type that has a chance of it.
+
+    A type whose score is 0 in a replicate is there by its token id alone and does not count as being in the top k.
+    What the context stage kept is taken as found, so under that stage the probability is an upper estimate.
 
     A probability estimated from B replicates has a Monte-Carlo standard error of sqrt(p(1 − p)/B): with 1,000 of them
     at most 1.6 percentage points.
 
     Args:
         sample: the prompts the rocks were selected on.
-        selector: the score that ranks; the interval is of R whatever ranks.
+        selector: the score that ranks.
         rules: applied anew in every replicate, so a type may fall below ``min_freq`` or out of the excluded ones.
+        scored: the score that gets an interval, R by default, whatever ranks.
         draws: number of replicates.
         seed: of the replicates.
         level: nominal coverage of the intervals.
@@ -102,10 +112,11 @@ def score_uncertainty(
     columns = candidates(sample, selector, rules)
     part = sample.columns(columns).by_type()
     low, high = np.full((2, len(sample.token_ids)), np.nan)
-    low[columns], high[columns] = _summed_kl_intervals(part, counts_BC, level)
+    low[columns], high[columns] = _score_intervals(part, scored, counts_BC, level)
     inside = np.zeros(len(sample.token_ids), dtype=np.int64)
     for score_U, freq_U in replicates(part, selector, counts_BC):
-        inside[columns[rank_types(score_U, freq_U, rules)]] += 1
+        first = rank_types(score_U, freq_U, rules)
+        inside[columns[first[score_U[first] > 0]]] += 1
     return ScoreUncertainty(low, high, inside / draws)
 
 
@@ -252,12 +263,12 @@ def _drawn(sample: Sample, chosen_U: np.ndarray, counts_BC: np.ndarray) -> dict[
     return {name: weights_BC @ (matrix @ chosen).astype(np.float64) for name, matrix in matrices.items()}
 
 
-def _summed_kl_intervals(sample: Sample, counts_BC: np.ndarray, level: float) -> np.ndarray:
-    """float64 (2, U): both ends of the interval of R, column block by column block."""
+def _score_intervals(sample: Sample, scored: Selector, counts_BC: np.ndarray, level: float) -> np.ndarray:
+    """float64 (2, U): both ends of the interval of a score, column block by column block."""
     width = max(BLOCK_CELLS // len(counts_BC), 1)
     starts = range(0, len(sample.token_ids), width)
     parts = (sample.columns(np.arange(start, min(start + width, len(sample.token_ids)))) for start in starts)
-    return np.hstack([np.quantile(summed_kl(part, counts_BC), _ends(level), axis=0) for part in parts])
+    return np.hstack([np.quantile(scored(part, counts_BC), _ends(level), axis=0) for part in parts])
 
 
 def _ratio_interval(numerator_B: np.ndarray, denominator_B: np.ndarray, level: float) -> Interval | None:
