@@ -75,7 +75,7 @@ def refuse(*arguments: str | Path, naming: tuple[str, ...]) -> None:
 
 
 def write_config(path: Path, run: Path) -> Path:
-    """Four steps of four rollouts, two checkpoints, eight probe prompts."""
+    """Four steps of four rollouts, two checkpoints, eight probe prompts, and what counts as a rock in so few."""
     text = f"""
 [run]
 directory = "{run}"
@@ -94,6 +94,9 @@ num_prompts = 8
 rollouts_per_part = 4
 [find]
 k = 10
+tau = 0.3
+gamma = 0.3
+eta = 0.05
 [evaluation]
 num_prompts = 6
 """

@@ -105,7 +105,9 @@ def test_json_has_everything_that_is_printed(finished: FinishedRun):
     analysis = record["analysis"]
     assert analysis == json.loads((finished.path / "find.json").read_text(encoding="utf-8"))
     parts = {"funnel", "persistence", "trajectory", "cutoff", "sample_size", "selectors", "sensitivity"}
-    assert parts | {"categories", "positions", "controls", "schema_version"} == analysis.keys()
+    described = {"categories", "positions", "controls", "schema_version", "criterion", "source"}
+    assert parts | described == analysis.keys()
+    assert (analysis["criterion"], analysis["source"]) == (record["criterion"], record["source"])
     assert set(record["summary"]["intervals"]) >= {"token_share", "kl_share", "grad_share", "token_share_median"}
     shares = {name: record["summary"][name] for name in ("token_share", "kl_share", "grad_share")}
     assert all(low <= shares[name] <= high for name in shares for low, high in [record["summary"]["intervals"][name]])
@@ -156,10 +158,11 @@ def test_the_score_stage_needs_no_contexts(copy: Path):
 
 
 def test_contexts_can_be_the_students_states(copy: Path):
-    by_state = succeed("find", copy, "--set", "find.encoder=hidden", "--json").record
+    alike = ("--set", "find.gamma=0.95")
+    by_state = succeed("find", copy, *alike, "--set", "find.encoder=hidden", "--json").record
     assert by_state["criterion"]["encoder"] == "hidden"
     assert "window" not in {row["parameter"] for row in by_state["analysis"]["sensitivity"]}
-    by_words = succeed("find", copy, "--json").record
+    by_words = succeed("find", copy, *alike, "--json").record
     number = {token["id"]: token["n_persistent"] for token in by_words["tokens"]}
     assert all(number[token["id"]] == token["n_persistent"] for token in by_state["tokens"] if token["id"] in number)
     assert [t["ccr"] for t in by_state["tokens"]] != [t["ccr"] for t in by_words["tokens"]]

@@ -39,6 +39,8 @@ EMBEDDINGS = random_embeddings(0, 40, 3)
 SETTINGS = {"k": 6, "window": 2, "tau": 0.4, "gamma": 0.5, "eta": 0.2, "seed": 2}
 PARTS = {
     "schema_version",
+    "criterion",
+    "source",
     "funnel",
     "persistence",
     "trajectory",
@@ -109,6 +111,10 @@ def halves_of(tables: dict[int, pa.Table], step: int) -> dict[str, list[dict]]:
 
 
 # Parts
+
+
+def test_an_analysis_says_what_it_is_of(analysis, rocks):
+    assert (analysis["criterion"], analysis["source"]) == (rocks.criterion, rocks.source)
 
 
 def test_the_funnel_shows_every_type_of_the_selection_half(analysis, naive, rocks):

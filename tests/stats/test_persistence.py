@@ -158,8 +158,8 @@ def test_checkpoints_of_different_rollouts_are_refused(tmp_path, tables):
     evidence = gather(store, None, None, 0.5, 0)
     with pytest.raises(
         RocktokensError,
-        match=r"^checkpoints 0 and 9 scored different rollouts, so no occurrence can be followed: "
-        r"trace with probe = 'last' or 'first', or use stage='score'$",
+        match=r"^checkpoints 0 and 9 did not score the same tokens of the same rollouts, so none can be followed: "
+        r"trace both with probe = 'last' or 'first', or use stage='score'$",
     ):
         persistent_occurrences(store, evidence, Thresholds(0.5, 0.5))
 

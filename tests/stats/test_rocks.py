@@ -105,6 +105,7 @@ def test_mean_kl_and_score_are_two_views_of_one_sum(store):
 
 def test_a_least_score_cuts_the_ranking(store):
     rocks = find_rocks(store, stage="score", k=8)
+    assert rocks.summary["n_score_zero"] == 0
     least = rocks.tokens[4].score
     cut = find_rocks(store, stage="score", k=8, min_score=least)
     assert cut.ids.tolist() == rocks.ids[:5].tolist()
@@ -181,7 +182,7 @@ def assert_summary(rocks: RockSet, late, early, selection: list[str], measuring:
         "tau_pre_nats": naive_quantile(occurrences_of(early, set(selection)), tau),
         "tau_post_nats": naive_quantile(occurrences_of(late, set(selection)), tau),
     }
-    assert rocks.summary.keys() == {"measured_on", "k", "intervals", *expected}
+    assert rocks.summary.keys() == {"measured_on", "k", "n_score_zero", "intervals", *expected}
     assert {name: rocks.summary[name] for name in expected} == pytest.approx(expected, rel=1e-12)
     assert_intervals(rocks, rows, before, measuring)
     for token in rocks.tokens:
@@ -217,8 +218,18 @@ def assert_intervals(rocks: RockSet, rows: list[dict], before: list[dict], measu
         defined = denominator > 0
         expected = np.quantile(numerator[defined] / denominator[defined], [0.025, 0.975])
         assert found[name] == pytest.approx(expected.tolist(), rel=1e-5, abs=1e-7), name
-    others = {"grad_share", "mean_kl", "mean_kl_rest", "kl_change_rest", "token_share_median"}
-    assert found.keys() == {*ratios, *others}
+    shares = {prompt: [] for prompt in measuring}
+    for some in rollouts_of(rows).values():
+        shares[some[0]["prompt_id"]].append(sum(row["token_id"] in ids for row in some) / len(some))
+    medians = [
+        median(
+            np.concatenate([np.repeat(shares[prompt], count) for prompt, count in zip(measuring, draw, strict=True)])
+        )
+        for draw in counts
+    ]
+    assert found["token_share_median"] == pytest.approx(np.quantile(medians, [0.025, 0.975]).tolist(), rel=1e-12)
+    others = {"grad_share", "mean_kl", "mean_kl_rest", "kl_change_rest"}
+    assert found.keys() == {*ratios, *others, "token_share_median"}
     for name in others:
         assert found[name][0] <= rocks.summary[name] <= found[name][1], name
 
@@ -237,6 +248,7 @@ def test_a_rock_is_as_sure_as_the_selection_half_makes_it(store, tables):
         for score, number in zip(kl.tolist(), freq.tolist(), strict=True)
     ]
     for token in rocks.tokens:
+        assert token.n_prompts == sum(token.id in counted(rows) for rows in by_prompt)
         assert token.p_in_top_k == sum(token.id in first for first in replicas) / len(replicas)
         ends = np.quantile(kl[:, ids.index(token.id)] / ONE, [0.025, 0.975])
         assert token.score_interval == pytest.approx(tuple(ends), rel=1e-12)
@@ -251,7 +263,7 @@ def test_changes_are_null_when_checkpoints_saw_different_rollouts(tmp_path, tabl
     assert {token.held_out_change for token in rocks.tokens} == {None}
     assert rocks.summary["kl_share"] > 0
     with pytest.raises(
-        RocktokensError, match=r"^checkpoints 0 and 200 scored different rollouts, .* use stage='score'"
+        RocktokensError, match=r"^checkpoints 0 and 200 did not score the same tokens .* use stage='score'"
     ):
         find_rocks(store, embeddings=EMBEDDINGS)
 
@@ -504,5 +516,7 @@ def test_where_student_and_teacher_agree_there_is_nothing_to_cut_at(tmp_path, op
         find_rocks(store, k="auto", **options)
     rocks = find_rocks(store, k=5, **options)
     assert {token.score for token in rocks.tokens} == {0.0}
+    assert {token.p_in_top_k for token in rocks.tokens} == {0.0}, "they are there by their ids alone"
+    assert rocks.summary["n_score_zero"] == 5
     assert rocks.summary["kl_share"] is rocks.summary["kl_change_rocks"] is None
     rocks.save(tmp_path / "rocks.json")

@@ -69,7 +69,7 @@ def traces(draw) -> dict[int, pa.Table]:
 
 @st.composite
 def options(draw) -> dict[str, Any]:
-    """Every parameter of a search but its data, ``k`` and ``min_score``, which cut a ranking and do not make it."""
+    """Every parameter of a search but its data and ``k``."""
     reference, baseline = draw(st.sampled_from(CHECKPOINTS))
     share = st.floats(0.01, 1.0)
     nats = st.floats(0.0, 2.0)
@@ -85,6 +85,7 @@ def options(draw) -> dict[str, Any]:
         "tau_nats": draw(st.one_of(st.none(), st.tuples(nats, nats))),
         "gamma": draw(st.floats(0.05, 0.999)),
         "eta": draw(st.one_of(st.sampled_from([0.1, 1 / 3, 0.5, 1.0]), share)),
+        "min_score": draw(st.sampled_from([None, None, 5e-324, 0.5])),
         "split": draw(st.one_of(st.none(), st.just(1), st.floats(0.1, 0.9))),
         "seed": draw(st.integers(0, 99)),
     }
@@ -175,11 +176,40 @@ def naive_auto_k(naive: NaiveSearch, chosen: dict[str, Any]) -> int | None:
         now, before = ([row for row in rows if row["prompt_id"] in prompts] for rows in (naive.rows, naive.rows_before))
         score = naive_score(now, before if chosen["joint"] else None)
         score = score if chosen["stage"] == "score" else naive_context_score(now, score, naive.kept)
-        rankings.append(naive_ranking(score, counted(now), chosen["min_freq"], chosen["exclude_top_freq"]))
+        rules = (chosen[name] for name in ("min_freq", "exclude_top_freq", "min_score"))
+        rankings.append(naive_ranking(score, counted(now), *rules))
     for k, coverage in enumerate(naive_coverage(positive, naive.rows), start=1):
         if coverage >= np.mean([naive_jaccard(naive.ranking[:k], ranking[:k]) for ranking in rankings]):
             return k
     return len(positive)
+
+
+@pytest.mark.parametrize("stage", ["score", "context"])
+def test_the_number_of_rocks_is_where_coverage_meets_stability(tmp_path, stage):
+    """On traces whose types differ more and more in how hard they are, so that the crossing moves."""
+    found = []
+    for slope in (0, 3, 9):
+        late = random_trace(slope, prompts=24, vocabulary=30)
+        hardness = np.array([0.01, *np.exp(-slope * np.arange(29) / 29)])  # every other token is of type 0
+        tables = {
+            step: with_column(table, "kl", scaled(table, hardness))
+            for step, table in {0: rescored(late, 1), 9: late}.items()
+        }
+        chosen = {**AUTO, "stage": stage, "seed": slope}
+        naive = naive_search(tables, random_embeddings(0, 30, 3), **chosen)
+        store = TraceStore(write_trace(tmp_path / str(slope), tables), threads=1)
+        found.append(find(store, random_embeddings(0, 30, 3), **chosen, k="auto"))
+        assert found[-1].k == naive_auto_k(naive, chosen)
+        assert found[-1].evidence.selection.token_ids[found[-1].columns].tolist() == naive.ranking[: found[-1].k]
+    assert len({finding.k for finding in found}) > 1
+
+
+AUTO = {"joint": False, "min_freq": 2, "exclude_top_freq": 0, "min_score": None, "tau": 0.2, "gamma": 0.4, "eta": 0.1}
+
+
+def scaled(table: pa.Table, hardness: np.ndarray) -> list[float | None]:
+    """Every kl times the hardness of its type."""
+    return [None if row["kl"] is None else row["kl"] * hardness[row["token_id"]] for row in table.to_pylist()]
 
 
 def test_equal_scores_tie_although_floats_would_not(tmp_path):

@@ -182,6 +182,7 @@ def naive_search(
     split: float | None = 0.5,
     seed: int = 0,
     tau_nats: tuple[float, float] | None = None,
+    min_score: float | None = None,
 ) -> NaiveSearch:
     """Steps 1 to 4 and 7 of METHOD 4; parameters as ``find_rocks`` has them."""
     reference = max(tables) if reference is None else reference
@@ -208,7 +209,7 @@ def naive_search(
         similar=similar,
         kept=kept,
         ranks_by=ranks_by,
-        ranking=naive_ranking(ranks_by, freq, min_freq, exclude_top_freq),
+        ranking=naive_ranking(ranks_by, freq, min_freq, exclude_top_freq, min_score),
         least_doubt=least_doubt,
     )
 
@@ -272,11 +273,16 @@ def naive_vector(tokens: list[int], embeddings: np.ndarray) -> np.ndarray:
 
 
 def naive_ranking(
-    score: dict[int, Any], freq: dict[int, int], min_freq: int = 2, exclude_top_freq: int = 0
+    score: dict[int, Any],
+    freq: dict[int, int],
+    min_freq: int = 2,
+    exclude_top_freq: int = 0,
+    min_score: float | None = None,
 ) -> list[int]:
     """Types that may be ranked, best first, ties by id."""
     frequent = sorted(freq, key=lambda v: (-freq[v], v))[:exclude_top_freq]
-    return sorted((v for v in freq if freq[v] >= min_freq and v not in frequent), key=lambda v: (-score[v], v))
+    ranked = [v for v in freq if freq[v] >= min_freq and v not in frequent]
+    return sorted((v for v in ranked if min_score is None or score[v] >= min_score), key=lambda v: (-score[v], v))
 
 
 def naive_coverage(ranking: list[int], rows: list[dict]) -> Iterator[float]:

@@ -23,7 +23,7 @@ Overrides = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 
-FILE_WIDTH = 104
+FILE_WIDTH = 112
 """Columns of tables that go to a file or a pipe; a terminal has its own width."""
 output = Console(emoji=False, width=None if sys.stdout.isatty() else FILE_WIDTH)
 notes = Console(stderr=True, emoji=False)

@@ -55,11 +55,12 @@ def print_summary(rocks: RockSet) -> None:
         return output.print("there is no kl to rank: on these tokens the student and the teacher are the same")
     if not rocks.tokens:
         return output.print("no type has a score to rank by: lower find.min_score, tau, gamma or eta, or min_freq")
+    count = "1 rock" if len(rocks.tokens) == 1 else f"{len(rocks.tokens)} rocks"
     output.print(
-        f"[bold]{len(rocks.tokens)} rocks[/bold]: token types that hold the most loss (kl to the teacher, in nats) at "
-        f"checkpoint {criterion['reference']}{_in_contexts(criterion)}. Selected on {percent(criterion['split'])} of "
-        f"the prompts; what is said of them is measured on the {summary['measured_on']} ({summary['n_prompts']} "
-        "prompts), with 95 % intervals over prompts.",
+        f"[bold]{count}[/bold]: token types that hold the most loss (kl to the teacher, in nats) at checkpoint "
+        f"{criterion['reference']}{_in_contexts(criterion)}. Selected on {percent(criterion['split'])} of the prompts; "
+        f"what is said of them is measured on the {summary['measured_on']} ({summary['n_prompts']} prompts), with 95 % "
+        "intervals over prompts.",
         highlight=False,
     )
 
@@ -182,7 +183,7 @@ def _print_persistence(rocks: RockSet, records: list[dict[str, Any]]) -> None:
         )
     output.print(table)
     chosen = (
-        "the groups were chosen on the selection half: what differs between the halves includes regression to the mean; "
+        "the groups were chosen on the selection half: a difference between halves includes regression to the mean; "
         if _is_split(rocks)
         else "the groups were chosen on these very prompts, which flatters them; "
     )

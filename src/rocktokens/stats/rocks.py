@@ -184,7 +184,7 @@ def _tokens(store: TraceStore, finding: Finding) -> list[RockToken]:
     seed = derive_seed(finding.criterion.seed, "bootstrap")
     rules = finding.criterion.rules(max(finding.k, 1))
     scored = selector_of("score", finding.criterion.joint)
-    sure = score_uncertainty(selection, finding.criterion.selector, rules, scored, seed=seed)
+    sure = score_uncertainty(selection, finding.criterion.selector, rules, seed=seed, scored=scored)
     prompts = np.diff(selection.freq.tocsc().indptr)
     ids = selection.token_ids[finding.columns]
     context = _context_fields(finding)

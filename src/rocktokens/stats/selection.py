@@ -104,9 +104,13 @@ class Criterion:
         return selector_of(self.stage, self.joint)
 
     def rules(self, k: int) -> Rules:
-        """Who may be ranked, with ``k`` to be taken."""
+        """Who may be a rock, with ``k`` to be taken."""
         least = -np.inf if self.min_score is None else self.min_score
-        return Rules(k, self.min_freq, self.exclude_top_freq, least)
+        return replace(self.rankable(k), min_score=least)
+
+    def rankable(self, k: int) -> Rules:
+        """The same, whatever the score."""
+        return Rules(k, self.min_freq, self.exclude_top_freq)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +213,7 @@ def compare_contexts(
     score, freq = score_types(selection, selector_of("score", criterion.joint)), selection.totals("freq")
     number = np.bincount(persistent.columns, minlength=len(freq))
     bound = score * number / np.maximum(freq, 1)
-    order = rank_types(bound, freq, criterion.rules(len(freq)))
+    order = rank_types(bound, freq, criterion.rankable(len(freq)))
     order = order[number[order] >= 2]
     fits = int((number[order] * (number[order] - 1)).sum()) <= criterion.max_pairs
     count = len(order) if fits else min(max(MANY, PER_ROCK * k), len(order))
@@ -236,7 +240,7 @@ def compare_contexts(
 def compares_all(selection: Sample, persistent: Occurrences, context: ContextResult, criterion: Criterion) -> bool:
     """Whether no type that may be ranked was judged on a sample or passed over: then other settings are exact too."""
     freq = selection.totals("freq")
-    ranked = rank_types(np.zeros(len(freq)), freq, replace(criterion.rules(len(freq)), min_score=-np.inf))
+    ranked = rank_types(np.zeros(len(freq)), freq, criterion.rankable(len(freq)))
     number = np.bincount(persistent.columns, minlength=len(freq))[ranked]
     return bool((context.judged[ranked] == np.where(number < 2, 0, number)).all())
 

@@ -86,10 +86,10 @@ def score_uncertainty(
     sample: Sample,
     selector: Selector,
     rules: Rules,
-    scored: Selector = summed_kl,
     draws: int = 1000,
     seed: int = 0,
     level: float = 0.95,
+    scored: Selector = summed_kl,
 ) -> ScoreUncertainty:
     """Interval of a score and probability of being in the top k, for every type that has a chance of it.
 
@@ -103,10 +103,10 @@ def score_uncertainty(
         sample: the prompts the rocks were selected on.
         selector: the score that ranks.
         rules: applied anew in every replicate, so a type may fall below ``min_freq`` or out of the excluded ones.
-        scored: the score that gets an interval, R by default, whatever ranks.
         draws: number of replicates.
         seed: of the replicates.
         level: nominal coverage of the intervals.
+        scored: the score that gets an interval, R by default, whatever ranks.
     """
     counts_BC = bootstrap_counts(sample.n_clusters, draws, seed)
     columns = candidates(sample, selector, rules)
