@@ -158,8 +158,9 @@ def assert_same_evidence(store: TraceStore, finding: Finding, naive: NaiveSearch
     windows = encoder.look_up(persistent.rollout_ids, persistent.positions)
     assert windows.tolist() == [naive.windows[place] for place in ((r, t) for _, r, t in found)]
     judged = [found[index] for index in context.occurrences]
-    assert {v for v, _, _ in judged} == {v for v in naive.similar if v in naive.ranking}
-    gamma, eta = finding.criterion.gamma, finding.criterion.eta
+    criterion, gamma, eta = finding.criterion, finding.criterion.gamma, finding.criterion.eta
+    rankable = naive_ranking(naive.ranks_by, naive.freq, criterion.min_freq, criterion.exclude_top_freq)
+    assert {v for v, _, _ in judged} == naive.similar.keys() & set(rankable)
     expected = [naive.similar[v][r, t] / (len(naive.similar[v]) - 1) for v, r, t in judged]
     assert context.rho(gamma).tolist() == expected
     assert context.kept(gamma, eta).tolist() == [(r, t) in naive.kept[v] for v, r, t in judged]
@@ -290,6 +291,22 @@ def test_types_that_cannot_be_rocks_are_passed_over(crowded, monkeypatch, k):
     assert not np.isnan(whole.consistency).any()
     assert not passed_over[part.columns].any()
     assert part.consistency[~passed_over].tolist() == whole.consistency[~passed_over].tolist()
+
+
+def test_a_crossing_beyond_what_was_compared_is_looked_for_there(tmp_path, monkeypatch):
+    late = random_trace(17, prompts=30, vocabulary=30)
+    hardness = np.array([0.01, *np.ones(29)])
+    tables = {0: rescored(late, 1), 9: late}
+    tables = {step: with_column(table, "kl", scaled(table, hardness)) for step, table in tables.items()}
+    store = TraceStore(write_trace(tmp_path, tables), threads=1)
+    options = {**IN_A_CROWD, "k": "auto", "gamma": 0.99, "eta": 0.2}
+    whole = find(store, CROWDED, **options)
+    pairs = int((whole.n_persistent * (whole.n_persistent - 1)).sum())
+    monkeypatch.setattr(selection, "MANY", 2)
+    monkeypatch.setattr(selection, "PER_ROCK", 1)
+    part = find(store, CROWDED, **options, max_pairs=pairs - 1)
+    assert part.k == whole.k > 2
+    assert set(part.columns.tolist()) == set(whole.columns.tolist())
 
 
 def test_types_that_are_sampled_say_how_sure_their_ccr_is(crowded):

@@ -26,7 +26,7 @@ from pydantic import ByteSize, TypeAdapter, ValidationError
 from rocktokens.errors import RocktokensError
 
 ENGINES = ("duckdb", "spark")
-DEFAULT_MEMORY = "1GiB"
+DEFAULT_MEMORY = "768MiB"
 LEAST_MEMORY = 16 << 20
 ReadParquet = Callable[[Sequence[Path]], ir.Table]
 
