@@ -32,6 +32,7 @@ from rocktokens.stats.persistence import (
     Persistent,
     Thresholds,
     find_thresholds,
+    paired_occurrences,
     persistence_report,
     persistent_at_each,
     persistent_occurrences,
@@ -162,6 +163,25 @@ def test_checkpoints_of_different_rollouts_are_refused(tmp_path, tables):
         r"trace both with probe = 'last' or 'first', or use stage='score'$",
     ):
         persistent_occurrences(store, evidence, Thresholds(0.5, 0.5))
+
+
+def test_paired_occurrences_hold_both_losses_and_their_difference(tmp_path, tables):
+    """Keyed by rollout and position; an occurrence that one checkpoint did not score is no pair."""
+    early = shuffled(tables[0].slice(0, 250), 3)
+    store = TraceStore(write_trace(tmp_path, {0: early, 9: tables[9]}), threads=1)
+    before = {(row["rollout_id"], row["position"]): row["kl"] for row in occurrences_of(early)}
+    expected = {
+        (row["rollout_id"], row["position"]): (row["prompt_id"], row["token_id"], row["kl"])
+        for row in occurrences_of(tables[9])
+        if (row["rollout_id"], row["position"]) in before
+    }
+    found = paired_occurrences(store, 9, 0).to_pyarrow().to_pylist()
+    assert 0 < len(found) == len(expected) < len(occurrences_of(tables[9]))
+    for row in found:
+        place = row["rollout_id"], row["position"]
+        assert (row["prompt_id"], row["token_id"], row["kl"]) == expected[place]
+        assert row["kl_before"] == before[place]
+        assert row["delta"] == row["kl"] - row["kl_before"]
 
 
 # Groups

@@ -181,6 +181,7 @@ def _tokens(store: TraceStore, finding: Finding) -> list[RockToken]:
     selection, measuring = finding.evidence.selection, finding.evidence.measuring
     freq, kl = selection.totals("freq"), selection.totals("kl")
     held_freq, held_kl = measuring.totals("freq"), measuring.totals("kl")
+    before = measuring.totals("kl_before") if finding.evidence.paired else np.zeros_like(held_kl)
     seed = derive_seed(finding.criterion.seed, "bootstrap")
     rules = finding.criterion.rules(max(finding.k, 1))
     scored = selector_of("score", finding.criterion.joint)
@@ -201,7 +202,7 @@ def _tokens(store: TraceStore, finding: Finding) -> list[RockToken]:
             p_in_top_k=float(sure.p_in_top_k[i]),
             n_prompts=int(prompts[i]),
             held_out_mean_kl=int(held_kl[i]) / (int(held_freq[i]) * ONE) if held_freq[i] else None,
-            held_out_change=_kl_change(measuring, np.array([i]), finding.evidence.paired),
+            held_out_change=(int(held_kl[i]) - int(before[i])) / int(before[i]) if before[i] > 0 else None,
             **context(i),
         )
         for rank, (i, text, category) in enumerate(
