@@ -153,8 +153,8 @@ def _require_partners(market: Market, rocks: RockSet, tolerance: float) -> None:
         + _nearest(int(market.rock_freq[rock]), left_over)
         for rock in unmatched[:NAMED_ROCKS]
     ]
-    if len(unmatched) > NAMED_ROCKS:
-        named.append(f"and {len(unmatched) - NAMED_ROCKS} more")
+    if others := unmatched[NAMED_ROCKS:]:
+        named.append("nor do " + ", ".join(f"{rocks.tokens[rock].text!r}" for rock in others))
     raise ControlMatchError(
         f"{len(unmatched)} of {len(partners_K)} rocks get no partner within ±{100 * tolerance:g} % of their frequency "
         f"({'; '.join(named)}): {REMEDY}",
