@@ -84,12 +84,17 @@ def pairs_of_the_first(finding: Finding, count: int) -> int:
     return int((number * (number - 1)).sum())
 
 
-@pytest.mark.usefixtures("few_at_a_time")
-def test_auto_k_goes_on_until_all_it_takes_were_compared(store):
+def test_auto_k_goes_on_until_all_it_takes_were_compared(store, monkeypatch):
+    """One type is compared at first; the crossing lies beyond what that leaves."""
     whole = found(store, k="auto")
-    assert whole.is_exact and whole.k > selection.MANY // selection.PER_ROCK
+    asked: list[int] = []
+    compare = selection.compare_contexts
+    monkeypatch.setattr(selection, "MANY", 1)
+    monkeypatch.setattr(selection, "PER_ROCK", 1)
+    monkeypatch.setattr(selection, "compare_contexts", lambda *given: asked.append(given[3]) or compare(*given))
     limited = found(store, k="auto", max_pairs=pairs_of_the_first(whole, 60) - 1)
-    assert (limited.context.judged > 0).sum() >= limited.k
+    assert asked[0] == 1 < limited.k
+    assert asked[-1] >= limited.k or limited.is_exact
 
 
 @pytest.mark.usefixtures("few_at_a_time")

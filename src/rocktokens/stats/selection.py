@@ -195,9 +195,10 @@ def search(
         context = compare_contexts(evidence.selection, persistent, criterion, k, encoder, on_pairs, gammas)
         kept = with_kept(evidence.selection, persistent, context, criterion.gamma, criterion.eta)
         finding = _take_first(criterion, replace(evidence, selection=kept), thresholds, persistent, context)
-        if finding.k <= k or finding.is_exact:
+        is_settled = criterion.k != "auto" or (finding.k <= k and auto_k(finding.curve).crossed)
+        if is_settled or finding.is_exact or k >= len(finding.score_U):
             return finding
-        k = 2 * finding.k  # "auto" went beyond what was compared
+        k = 2 * max(k, finding.k)  # the curves of "auto" may cross beyond what was compared
 
 
 def compare_contexts(
