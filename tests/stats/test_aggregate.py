@@ -26,7 +26,6 @@ from rocktokens.stats.aggregate import (
     ONE,
     cluster_keys,
     cluster_sums,
-    kl_quantile,
     kl_quantiles,
     occurrences,
     prompts_of,
@@ -177,6 +176,10 @@ def test_a_quantile_is_of_scored_rows_and_needs_one(tmp_path):
         assert kl_quantile(occurrences(rows), share) == np.quantile(kl, share)
     with pytest.raises(RocktokensError, match="over no occurrences is not defined: choose prompts that were scored"):
         kl_quantile(occurrences(rows, ["absent"]), 0.8)
+
+
+def kl_quantile(rows: ir.Table, share: float) -> float:
+    return kl_quantiles(rows, [share])[0]
 
 
 def kl_rows(kl: np.ndarray) -> ir.Table:

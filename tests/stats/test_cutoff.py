@@ -22,7 +22,6 @@ from rocktokens.stats.cutoff import (
     jaccard,
     sample_size_curve,
     spearman,
-    stability,
     subset_weights,
 )
 from rocktokens.stats.scores import SELECTORS, Rules, summed_kl
@@ -123,22 +122,20 @@ def test_one_cluster_has_no_subsets():
 @pytest.mark.parametrize("rules", RULES)
 @pytest.mark.parametrize("name", SELECTORS)
 def test_stability_equals_a_loop_over_subsets(occurrences, sample, name, rules):
-    ks = [7, 1, 2, 15, 3]
     subsets = [occurrences.drawn(chosen) for chosen in subset_weights(12, 0.4, 20, seed=6)]
-    found = stability(sample, SELECTORS[name], rules, ks, fraction=0.4, draws=20, seed=6)
-    assert [record["k"] for record in found] == ks
-    for record in found:
-        k = record["k"]
+    curve = cutoff_curve(sample, None, SELECTORS[name], rules, fraction=0.4, draws=20, seed=6)
+    assert len(curve.stability) > 5
+    for k in range(1, len(curve.stability) + 1):
         whole = ranking(occurrences, name, rules, k)
         overlaps = [naive_jaccard(ranking(subset, name, rules, k), whole) for subset in subsets]
         expected = (np.mean(overlaps), *np.quantile(overlaps, [0.05, 0.95]))
-        bands = (record["stability"], record["stability_low"], record["stability_high"])
+        bands = (curve.stability[k - 1], curve.stability_low[k - 1], curve.stability_high[k - 1])
         assert bands == pytest.approx(expected, rel=1e-12)
 
 
 def test_what_every_prompt_says_is_stable():
-    found = stability(same_everywhere(6).sample(), summed_kl, Rules(1), range(1, 8))
-    assert {record["stability_low"] for record in found} == {1.0}
+    curve = cutoff_curve(same_everywhere(6).sample(), None, summed_kl, Rules(1))
+    assert len(curve.stability) and set(curve.stability_low) == {1.0}
 
 
 # Curve and crossing
@@ -163,8 +160,8 @@ def test_the_curve_is_coverage_on_both_halves_and_stability(halves, name, rules)
         kl = [sum(half.of(column, "kl")) for column in range(15)]
         expected = [sum(kl[column] for column in order[:k]) / sum(kl) for k in range(1, len(order) + 1)]
         assert [record[key] for record in records] == pytest.approx(expected, rel=1e-12)
-    bands = stability(selection.sample(), SELECTORS[name], rules, range(1, len(order) + 1), draws=10, seed=1)
-    assert [{key: record[key] for key in bands[0]} for record in records] == bands
+    for key in ("stability", "stability_low", "stability_high"):
+        assert [record[key] for record in records] == getattr(curve, key).tolist()
 
 
 @pytest.mark.parametrize("rules", RULES)

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from rocktokens.stats.selection import Criterion, Finding
     from rocktokens.traces.store import TraceStore
 
-FIGURES = ("funnel", "cutoff", "loss", "sensitivity")
-
 
 def find(
     runs: Annotated[
@@ -225,8 +223,8 @@ def _draw(run: RunDir, rocks: RockSet, analysis: dict[str, Any]) -> None:
         "loss": loss_chart(analysis["trajectory"], f"{run.path.name}, same tokens at every checkpoint, 95 % intervals"),
         "sensitivity": sensitivity_chart(analysis["sensitivity"], selected),
     }
-    for name in FIGURES:
-        content = chart_bytes(charts[name], "png")
+    for name, chart in charts.items():
+        content = chart_bytes(chart, "png")
         run.commit(f"figures/{name}.png", lambda path, content=content: path.write_bytes(content))
 
 

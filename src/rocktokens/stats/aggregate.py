@@ -101,13 +101,8 @@ def cluster_keys(rows: ir.Table, clusters: pa.Table) -> np.ndarray:
     return columns["key"].to_numpy().astype(np.int64)
 
 
-def kl_quantile(rows: ir.Table, share: float) -> float:
-    """The quantile of kl over the occurrences, interpolated linearly between neighbours as numpy does by default."""
-    return kl_quantiles(rows, [share])[0]
-
-
 def kl_quantiles(rows: ir.Table, shares: Sequence[float]) -> list[float]:
-    """Several quantiles of kl, for hardly more than the cost of one."""
+    """Quantiles of kl over the occurrences, interpolated linearly between neighbours as numpy does by default."""
     count = int(rows.count().to_pyarrow().as_py())
     if not count:
         raise RocktokensError("a quantile of kl over no occurrences is not defined: choose prompts that were scored")

@@ -14,10 +14,8 @@ import numpy as np
 from rocktokens.errors import TokenizerMismatchError
 from rocktokens.run_dir import derive_seed
 from rocktokens.stats.categories import store_categories
-from rocktokens.stats.cutoff import jaccard, spearman, subset_weights
-from rocktokens.stats.scores import rank_types
+from rocktokens.stats.cutoff import jaccard, spearman, split_half
 from rocktokens.stats.selection import Finding
-from rocktokens.stats.uncertainty import replicates
 from rocktokens.traces.store import TraceStore
 
 
@@ -63,22 +61,15 @@ def _chance(first: int, second: int, types: int) -> float | None:
     return shared / union if union > 0 and types >= max(first, second) else None
 
 
-def _within(finding: Finding, draws: int = 30) -> float | None:
+def _within(finding: Finding) -> float | None:
     """Mean Jaccard index of the rocks of two halves of one run's prompts; which contexts recur is taken as found."""
-    sample, criterion = finding.evidence.selection, finding.criterion
+    criterion, seed = finding.criterion, derive_seed(finding.criterion.seed, "compare")
     rules = criterion.rules(max(finding.k, 1))
-    half_BC = subset_weights(sample.n_clusters, 0.5, draws, derive_seed(criterion.seed, "compare"))
-    tops = [
-        [rank_types(score, freq, rules) for score, freq in replicates(sample, criterion.selector, weights_BC)]
-        for weights_BC in (half_BC, 1 - half_BC)
-    ]
-    overlaps = [jaccard(one, other) for one, other in zip(*tops, strict=True)]
-    known = [overlap for overlap in overlaps if overlap is not None]
-    return float(np.mean(known)) if known else None
+    return split_half(finding.evidence.selection, criterion.selector, rules, seed=seed)["jaccard_halves"]
 
 
 def _moved(store: TraceStore, findings: tuple[Finding, Finding], union: np.ndarray) -> list[dict[str, Any]]:
-    """Every type that is a rock in either: rank, share of the kl, mean kl and frequency share on both sides."""
+    """Every type that is a rock in either: rank, share of the kl and of the tokens on both sides."""
     sides = [_side(finding, union) for finding in findings]
     texts, categories = store.token_texts(union), store_categories(store, union)
     records = [

@@ -69,31 +69,6 @@ def coverage(order_N: np.ndarray, kl_totals_U: np.ndarray) -> np.ndarray:
     return np.cumsum(kl_totals_U[order_N]) / (total if total else np.nan)
 
 
-def stability(
-    sample: Sample,
-    selector: Selector,
-    rules: Rules,
-    ks: Iterable[int],
-    fraction: float = 0.5,
-    draws: int = 50,
-    seed: int = 0,
-) -> list[dict[str, Any]]:
-    """Mean Jaccard index of the first K on random subsets against the whole sample, with its 5–95 % band over subsets.
-
-    Args:
-        sample: the prompts the ranking comes from.
-        selector: the score that ranks.
-        rules: applied anew to every subset; its ``k`` is not used.
-        ks: the K to look at; every subset serves all of them.
-        fraction: share of the clusters in a subset.
-        draws: number of subsets.
-        seed: of the subsets.
-    """
-    ks = list(ks)
-    curves = _stability_curves(sample.by_type(), selector, rules, max(ks, default=0), fraction, draws, seed)
-    return [{"k": at, **{name: _number(curve[at - 1]) for name, curve in curves.items()}} for at in ks]
-
-
 def cutoff_curve(
     selection: Sample,
     measuring: Sample | None,
@@ -186,18 +161,36 @@ def compare_selectors(
     """
     sample = sample.by_type()
     available = {name: selector for name, selector in SELECTORS.items() if _is_available(name, sample)}
-    rankings = {name: _full_ranking(sample, selector, rules) for name, selector in available.items()}
-    top = {name: order_N[: rules.k] for name, (_, order_N) in rankings.items()}
-    half_BC = subset_weights(sample.n_clusters, fraction, draws, seed)
+    top = {name: _full_ranking(sample, selector, rules)[1][: rules.k] for name, selector in available.items()}
     return [
         {
             "selector": name,
-            **_split_half(sample, selector, rules, half_BC, rankings[name]),
+            **split_half(sample, selector, rules, draws, seed, fraction),
             "coverage": _last(coverage(top[name], sample.totals("kl"))),
             "jaccard_with": {other: jaccard(top[name], top[other]) for other in available if other != name},
         }
         for name, selector in available.items()
     ]
+
+
+def split_half(
+    sample: Sample, selector: Selector, rules: Rules, draws: int = 30, seed: int = 0, fraction: float = 0.5
+) -> dict[str, float | None]:
+    """Agreement of the ranking of each random part of the prompts with that of the rest, and with that of all."""
+    sample = sample.by_type()
+    ranking = _full_ranking(sample, selector, rules)
+    half_BC = subset_weights(sample.n_clusters, fraction, draws, seed)
+    both = np.stack([half_BC, 1 - half_BC], axis=1).reshape(-1, sample.n_clusters)
+    found = ((score_U, _rank_all(score_U, freq_U, rules)) for score_U, freq_U in replicates(sample, selector, both))
+    agreements = [
+        (*_agreement(half, rest, rules.k), jaccard(half[1][: rules.k], ranking[1][: rules.k]))
+        for half, rest in zip(found, found, strict=True)
+    ]
+    return {
+        "jaccard_halves": _mean(overlap for overlap, _, _ in agreements),
+        "jaccard_full": _mean(overlap for _, _, overlap in agreements),
+        "spearman_halves": _mean(correlation for _, correlation, _ in agreements),
+    }
 
 
 def subset_weights(n_clusters: int, fraction: float, draws: int, seed: int) -> np.ndarray:
@@ -266,27 +259,6 @@ def _jaccard_by_k(first: np.ndarray, second: np.ndarray, last: int) -> np.ndarra
     ks = np.arange(1, last + 1)
     union = np.minimum(ks, len(first)) + np.minimum(ks, len(second)) - shared
     return np.divide(shared, union, out=np.full(last, np.nan), where=union > 0)
-
-
-def _split_half(
-    sample: Sample,
-    selector: Selector,
-    rules: Rules,
-    half_BC: np.ndarray,
-    ranking: tuple[np.ndarray, np.ndarray],
-) -> dict[str, float | None]:
-    """Agreement of the rankings of each half with that of its complement, and with that of all prompts."""
-    both = np.stack([half_BC, 1 - half_BC], axis=1).reshape(-1, sample.n_clusters)
-    found = ((score_U, _rank_all(score_U, freq_U, rules)) for score_U, freq_U in replicates(sample, selector, both))
-    agreements = [
-        (*_agreement(half, rest, rules.k), jaccard(half[1][: rules.k], ranking[1][: rules.k]))
-        for half, rest in zip(found, found, strict=True)
-    ]
-    return {
-        "jaccard_halves": _mean(overlap for overlap, _, _ in agreements),
-        "jaccard_full": _mean(overlap for _, _, overlap in agreements),
-        "spearman_halves": _mean(correlation for _, correlation, _ in agreements),
-    }
 
 
 def _agreement(
