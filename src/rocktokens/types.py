@@ -142,12 +142,12 @@ class RockSet:
 
     def save(self, path: str | Path) -> None:
         """Write rocks.json, byte for byte the same for the same content."""
-        _write_record(path, {"schema_version": ROCKS_SCHEMA_VERSION, **asdict(self)})
+        write_record(path, {"schema_version": ROCKS_SCHEMA_VERSION, **asdict(self)})
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """Read rocks.json; a newer schema or a damaged file is refused by name."""
-        record = _read_record(path, "rocks.json", "`rocktokens find`", ROCKS_SCHEMA_VERSION)
+        record = read_record(path, "rocks.json", "`rocktokens find`", ROCKS_SCHEMA_VERSION)
         try:
             tokens = [_rock_token(entry) for entry in record.pop("tokens")]
             return cls(tokens=tokens, **record)
@@ -205,12 +205,12 @@ class ControlSet:
 
     def save(self, path: str | Path) -> None:
         """Write controls.json, byte for byte the same for the same content."""
-        _write_record(path, {"schema_version": CONTROLS_SCHEMA_VERSION, **asdict(self)})
+        write_record(path, {"schema_version": CONTROLS_SCHEMA_VERSION, **asdict(self)})
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """Read controls.json; a newer schema or a damaged file is refused by name."""
-        record = _read_record(path, "controls.json", "`match_controls`", CONTROLS_SCHEMA_VERSION)
+        record = read_record(path, "controls.json", "`match_controls`", CONTROLS_SCHEMA_VERSION)
         try:
             draws = [ControlDraw(**entry) for entry in record.pop("draws")]
             controls = cls(draws=draws, **record)
@@ -224,12 +224,13 @@ class ControlSet:
             ) from None
 
 
-def _write_record(path: str | Path, record: dict[str, Any]) -> None:
+def write_record(path: str | Path, record: dict[str, Any]) -> None:
+    """Write one JSON object, byte for byte the same for the same content."""
     text = json.dumps(record, indent=1, ensure_ascii=False, sort_keys=True, allow_nan=False)
     Path(path).write_text(text + "\n", encoding="utf-8")
 
 
-def _read_record(path: str | Path, name: str, maker: str, schema_version: int) -> dict[str, Any]:
+def read_record(path: str | Path, name: str, maker: str, schema_version: int) -> dict[str, Any]:
     """The JSON object in a file, without its schema version; one sentence where it is not such a file."""
     path = Path(path)
     try:

@@ -14,7 +14,6 @@ MKL in float32 on one CPU thread, results are the same bit for bit in any batch.
 attention depends on which thread has the row, and results are the same up to such ties.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -40,8 +39,11 @@ class DecodingBatch:
 
     names: list[str]
     prompts: list[np.ndarray]
+    """What is read first: the prompt, and as much of the response as is there already."""
     stream_keys: list[int]
     banned: list[frozenset[int]]
+    starts: list[int]
+    """How many tokens of the response that is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,7 @@ class _Rows:
     attention_mask_RL: torch.Tensor
     """Over prompt and response, as wide as they can get."""
     prompt_lengths_R: torch.Tensor
+    starts_R: torch.Tensor
     stream_keys_R: torch.Tensor
     banned_RV: torch.Tensor | None
     live_R: torch.Tensor
@@ -81,10 +84,7 @@ class _Rows:
 
 
 def decode_batch(
-    model: Any,
-    batch: DecodingBatch,
-    settings: DecodingSettings,
-    on_done: Callable[[int], None] | None = None,
+    model: Any, batch: DecodingBatch, settings: DecodingSettings
 ) -> list[tuple[np.ndarray, np.ndarray, bool]]:
     """Token ids (int32), log-probabilities (float32) and whether it finished, for every request of the batch."""
     rows = _start(model, batch, settings)
@@ -92,33 +92,29 @@ def decode_batch(
     eos_ids_E = torch.tensor(sorted(settings.eos_ids), dtype=torch.long, device=model.device)
     token_ids_RT = torch.zeros(len(rows.live_R), settings.max_new_tokens, dtype=torch.long, device=model.device)
     logprobs_RT = torch.zeros_like(token_ids_RT, dtype=torch.float32)
-    live = len(batch.names)
-    for step in range(settings.max_new_tokens):
+    for step in range(settings.max_new_tokens - min(batch.starts)):
         logits_RV = _next_logits(model, rows, step)[:, : settings.vocab_size].float()
-        chosen_R, logprobs_R = _choose(logits_RV, rows, step, settings.temperature)
+        positions_R = rows.starts_R + step
+        chosen_R, logprobs_R = choose(logits_RV, rows.banned_RV, rows.stream_keys_R, positions_R, settings.temperature)
         token_ids_RT[rows.record_R, step] = chosen_R
         logprobs_RT[rows.record_R, step] = logprobs_R
-        rows.live_R &= ~torch.isin(chosen_R, eos_ids_E)
+        rows.live_R &= ~torch.isin(chosen_R, eos_ids_E) & (positions_R + 1 < settings.max_new_tokens)
         rows.input_ids_RQ = chosen_R[:, None]
         if on_cpu or step % GPU_CHECK_STEPS == 0:
-            was_live, live = live, int(rows.live_R.sum())
-            if on_done and live < was_live:
-                on_done(was_live - live)
+            live = int(rows.live_R.sum())
             if live == 0:
                 break
             if on_cpu and live <= KEEP_SHARE * len(rows.live_R):
                 _drop_finished(rows, live)
-    if on_done and live:
-        on_done(live)
     return _completions(batch, settings, token_ids_RT, logprobs_RT)
 
 
 def _start(model: Any, batch: DecodingBatch, settings: DecodingSettings) -> _Rows:
     """Left-padded rows, and enough idle ones to fill the block: they repeat the first request."""
     device, count = model.device, len(batch.names)
-    row_count = _round_up(count, ROW_BLOCK) if device.type == "cpu" else settings.batch_size
+    row_count = round_up(count, ROW_BLOCK) if device.type == "cpu" else settings.batch_size
     sources = [row if row < count else 0 for row in range(row_count)]
-    width = _round_up(max(map(len, batch.prompts)) + 1, WIDTH_BLOCK)
+    width = round_up(max(map(len, batch.prompts)) + 1, WIDTH_BLOCK)
     input_ids_RL = torch.full((row_count, width), settings.pad_id)
     attention_mask_RL = torch.ones(row_count, width + settings.max_new_tokens, dtype=torch.long)
     for row, source in enumerate(sources):
@@ -130,6 +126,7 @@ def _start(model: Any, batch: DecodingBatch, settings: DecodingSettings) -> _Row
         input_ids_RQ=input_ids_RL.to(device),
         attention_mask_RL=attention_mask_RL.to(device),
         prompt_lengths_R=torch.tensor([len(batch.prompts[source]) for source in sources], device=device),
+        starts_R=torch.tensor([batch.starts[source] for source in sources], device=device),
         stream_keys_R=torch.tensor([batch.stream_keys[source] for source in sources], device=device),
         banned_RV=_banned([batch.banned[source] for source in sources], settings.vocab_size, device),
         live_R=torch.arange(row_count, device=device) < count,
@@ -166,11 +163,17 @@ def _next_logits(model: Any, rows: _Rows, step: int) -> torch.Tensor:
     return output.logits[:, -1]
 
 
-def _choose(logits_RV: torch.Tensor, rows: _Rows, step: int, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """The next id of every row and its log-probability; NaN where no id has a finite score."""
-    allowed_RV = logits_RV if rows.banned_RV is None else logits_RV.masked_fill(rows.banned_RV, -torch.inf)
+def choose(
+    logits_RV: torch.Tensor,
+    banned_RV: torch.Tensor | None,
+    stream_keys_R: torch.Tensor,
+    positions_R: torch.Tensor,
+    temperature: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The next id of every row and its log-probability before any ban; NaN where no id has a finite score."""
+    allowed_RV = logits_RV if banned_RV is None else logits_RV.masked_fill(banned_RV, -torch.inf)
     if temperature > 0:
-        noise_RV = gumbel_noise(rows.stream_keys_R, torch.full_like(rows.stream_keys_R, step), logits_RV.shape[1])
+        noise_RV = gumbel_noise(stream_keys_R, positions_R, logits_RV.shape[1])
         allowed_RV = noise_RV.add_(allowed_RV, alpha=1 / temperature)
     best_R, chosen_R = allowed_RV.max(dim=1)
     logprobs_R = logits_RV.gather(1, chosen_R[:, None])[:, 0] - logits_RV.logsumexp(dim=1)
@@ -180,7 +183,7 @@ def _choose(logits_RV: torch.Tensor, rows: _Rows, step: int, temperature: float)
 def _drop_finished(rows: _Rows, live: int) -> None:
     """Keep the rows being written, and as many finished ones as fill the block."""
     live_first = torch.argsort(rows.live_R, descending=True, stable=True)
-    rows.select(live_first[: _round_up(live, ROW_BLOCK)].sort().values)
+    rows.select(live_first[: round_up(live, ROW_BLOCK)].sort().values)
 
 
 def _completions(
@@ -192,10 +195,11 @@ def _completions(
     ends = np.isin(token_ids, sorted(settings.eos_ids))
     completions = []
     for row, name in enumerate(batch.names):
-        finished = bool(ends[row].any())
-        length = int(ends[row].argmax()) + 1 if finished else settings.max_new_tokens
+        room = settings.max_new_tokens - batch.starts[row]
+        finished = bool(ends[row, :room].any())
+        length = int(ends[row].argmax()) + 1 if finished else room
         if not np.isfinite(logprobs[row, :length]).all():
-            position = int(np.argmin(np.isfinite(logprobs[row, :length])))
+            position = batch.starts[row] + int(np.argmin(np.isfinite(logprobs[row, :length])))
             raise NonFiniteLossError(
                 f"prompt {name!r}: at position {position} of its response the model's logits are NaN or infinite, or "
                 "leave no id that is not banned: go back to an earlier checkpoint, or ban less"
@@ -204,5 +208,6 @@ def _completions(
     return completions
 
 
-def _round_up(count: int, block: int) -> int:
+def round_up(count: int, block: int) -> int:
+    """The least multiple of ``block`` that is not below ``count``."""
     return -(-count // block) * block

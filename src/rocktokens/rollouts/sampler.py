@@ -1,12 +1,14 @@
 """Sampling completions: the request, the completion, and the sampler over a transformers model in memory.
 
-Requests are checked, sorted by prompt length so that batches need little padding, decoded batch by batch
-(see ``decoding``), and given back in the order they came. What a request gets does not depend on its batch mates.
+Requests are checked, sorted by prompt length so that batches need little padding, decoded together (see ``stream``; see
+``decoding`` for models whose cache cannot be refilled), and given back in the order they came. What a request gets does
+not depend on its batch mates. A branch leaves a rollout that was sampled before, where that first has an id that is now
+banned: it has the noise of that rollout, and only what follows is decoded.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,6 +17,12 @@ import torch
 from rocktokens.errors import RocktokensError
 from rocktokens.rollouts.decoding import DecodingBatch, DecodingSettings, decode_batch
 from rocktokens.rollouts.noise import stream_key
+from rocktokens.rollouts.slots import fits
+from rocktokens.rollouts.stream import Ended, Line, Stream
+from rocktokens.types import Rollout
+
+TRUNK_MEMORY = 1 << 30
+"""Bytes for the states that branches wait for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +35,17 @@ class SampleRequest:
     sample: int = 0
     banned: frozenset[int] = frozenset()
     """Ids that may not be written; never an end token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """What a rollout would have been with some ids banned: the same up to the first of them, then decoded anew."""
+
+    trunk: int
+    """Place of the rollout in the list it comes with."""
+    start: int
+    """Response tokens that both have in common."""
+    banned: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +65,16 @@ class Completion:
 
 class Sampler(Protocol):
     """Anything that can complete prompts."""
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """Every id that ends a response."""
+        ...
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids below this can be written."""
+        ...
 
     def sample(
         self,
@@ -67,6 +96,31 @@ class Sampler(Protocol):
         """
         ...
 
+    def branch(
+        self,
+        trunks: Sequence[Rollout],
+        branches: Sequence[Branch],
+        *,
+        temperature: float,
+        max_new_tokens: int,
+        seed: int,
+        on_done: Callable[[int, Completion], None],
+    ) -> None:
+        """Write how rollouts would have gone on under a ban.
+
+        A server does it with the prompt and the first ``start`` tokens as its prompt, and the ban as ``logit_bias``;
+        one that does not know our noise can do it for greedy rollouts.
+
+        Args:
+            trunks: rollouts of this sampler with the same temperature and seed.
+            branches: where each leaves its trunk, and what is banned.
+            temperature: of the sampling; 0 is greedy.
+            max_new_tokens: longest response, the shared part included.
+            seed: of the noise.
+            on_done: called with the place of a branch and its tokens from ``start`` on, as soon as it ends.
+        """
+        ...
+
 
 class TransformersSampler:
     """Samples from a causal language model in memory."""
@@ -79,6 +133,7 @@ class TransformersSampler:
         batch_size: int = 64,
         vocab_size: int | None = None,
         max_length: int | None = None,
+        threads: int | None = None,
     ) -> None:
         """Wrap a model.
 
@@ -89,12 +144,14 @@ class TransformersSampler:
             batch_size: sequences decoded together.
             vocab_size: head columns from here on are padding and are never sampled; default: the head has none.
             max_length: prompt and response tokens that the teacher, who reads them next, can see; default: any number.
+            threads: of the CPU while sampling; on one, float32 rollouts are the same bit for bit in any batch.
         """
         text_config = model.config.get_text_config()
         self.model = model
         self.eos_ids = eos_ids
         self.pad_id = pad_id
         self.batch_size = batch_size
+        self.threads = threads
         self.vocab_size: int = min(vocab_size or text_config.vocab_size, text_config.vocab_size)
         self.context_lengths: dict[str, int | None] = {
             "model": getattr(text_config, "max_position_embeddings", None),
@@ -113,18 +170,55 @@ class TransformersSampler:
         """Completions in the order of the requests; see ``Sampler``."""
         for request in requests:
             self._check(request, max_new_tokens)
+        completions: dict[int, Completion] = {}
+
+        def done(index: int, completion: Completion) -> None:
+            completions[index] = completion
+            if on_done:
+                on_done(1)
+
+        by_length = sorted(range(len(requests)), key=lambda index: len(requests[index].prompt_ids))
+        lines = [_line(index, requests[index], seed) for index in by_length]
+        self._decode(lines, temperature, max_new_tokens, done)
+        return [completions[index] for index in range(len(requests))]
+
+    def branch(
+        self,
+        trunks: Sequence[Rollout],
+        branches: Sequence[Branch],
+        *,
+        temperature: float,
+        max_new_tokens: int,
+        seed: int,
+        on_done: Callable[[int, Completion], None],
+    ) -> None:
+        """Write how rollouts would have gone on under a ban; see ``Sampler``."""
+        leaving: dict[int, list[Line]] = {}
+        for index, branch in enumerate(branches):
+            trunk = trunks[branch.trunk]
+            request = SampleRequest(trunk.prompt_id, trunk.prompt_ids, trunk.sample, branch.banned)
+            self._check(request, max_new_tokens)
+            _check_start(trunk, branch)
+            line = _line(index, request, seed, trunk.token_ids[: branch.start])
+            leaving.setdefault(branch.trunk, []).append(line)
+        lines = [_trunk(own) for own in leaving.values()]
+        self._decode(lines, temperature, max_new_tokens, on_done)
+
+    def _decode(
+        self, lines: list[Line], temperature: float, max_new_tokens: int, on_done: Callable[[int, Completion], None]
+    ) -> None:
+        if not lines:
+            return
         settings = DecodingSettings(
             self.eos_ids, self.pad_id, self.vocab_size, self.batch_size, temperature, max_new_tokens
         )
-        by_length = sorted(range(len(requests)), key=lambda index: len(requests[index].prompt_ids))
-        completions: dict[int, Completion] = {}
-        with torch.no_grad(), evaluation_mode(self.model):
-            for start in range(0, len(requests), self.batch_size):
-                indices = by_length[start : start + self.batch_size]
-                batch = _batch([requests[index] for index in indices], seed)
-                decoded = decode_batch(self.model, batch, settings, on_done)
-                completions |= {index: Completion(*row) for index, row in zip(indices, decoded, strict=True)}
-        return [completions[index] for index in range(len(requests))]
+        with torch.no_grad(), evaluation_mode(self.model), self._on_threads():
+            decode = _in_stream if fits(self.model) else _in_batches
+            for index, token_ids, logprobs, finished in decode(self.model, settings, lines):
+                on_done(index, Completion(token_ids, logprobs, finished))
+
+    def _on_threads(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.threads is None else cpu_threads(self.threads)
 
     def _check(self, request: SampleRequest, max_new_tokens: int) -> None:
         name, length = f"prompt {request.prompt_id!r}", len(request.prompt_ids)
@@ -158,10 +252,57 @@ def evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def _batch(requests: list[SampleRequest], seed: int) -> DecodingBatch:
-    return DecodingBatch(
-        names=[request.prompt_id for request in requests],
-        prompts=[request.prompt_ids for request in requests],
-        stream_keys=[stream_key(seed, request.prompt_id, request.sample) for request in requests],
-        banned=[request.banned for request in requests],
+@contextmanager
+def cpu_threads(count: int) -> Iterator[None]:
+    """So many threads for torch's operators on the CPU, and then as many as before."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _line(index: int, request: SampleRequest, seed: int, known: np.ndarray | None = None) -> Line:
+    return Line(
+        index=index,
+        name=request.prompt_id,
+        prompt=request.prompt_ids,
+        stream_key=stream_key(seed, request.prompt_id, request.sample),
+        banned=request.banned,
+        known=np.empty(0, np.int32) if known is None else known,
     )
+
+
+def _check_start(trunk: Rollout, branch: Branch) -> None:
+    if not 0 <= branch.start < len(trunk.token_ids):
+        raise RocktokensError(
+            f"prompt {trunk.prompt_id!r}: a branch leaves it at token {branch.start} of {len(trunk.token_ids)}: "
+            "give the position of a token it has"
+        )
+
+
+def _trunk(branches: list[Line]) -> Line:
+    """The line that is retraced as far as any of its branches needs: each feeds the last token it shares itself."""
+    longest = max(branches, key=lambda line: len(line.known))
+    return replace(longest, index=-1, banned=frozenset(), known=longest.known[:-1], branches=tuple(branches))
+
+
+def _in_stream(model: Any, settings: DecodingSettings, lines: list[Line]) -> Iterator[Ended]:
+    return Stream(model, settings, lines, TRUNK_MEMORY).run()
+
+
+def _in_batches(model: Any, settings: DecodingSettings, lines: list[Line]) -> Iterator[Ended]:
+    """Batch after batch; branches read again what they share."""
+    single = [single for line in lines for single in line.branches or (line,)]
+    for start in range(0, len(single), settings.batch_size):
+        own = single[start : start + settings.batch_size]
+        batch = DecodingBatch(
+            names=[line.name for line in own],
+            prompts=[np.concatenate([line.prompt, line.known]) for line in own],
+            stream_keys=[line.stream_key for line in own],
+            banned=[line.banned for line in own],
+            starts=[len(line.known) for line in own],
+        )
+        for line, completion in zip(own, decode_batch(model, batch, settings), strict=True):
+            yield line.index, *completion
