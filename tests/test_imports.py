@@ -24,7 +24,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "stats": BASE | {"traces"},
     "report": BASE | {"traces", "stats"},
     "policies": BASE,
-    "interventions": BASE | {"tasks", "rollouts", "stats", "models"},
+    "gradients": BASE | {"models", "rollouts", "scoring"},
+    "interventions": BASE | {"tasks", "rollouts", "traces", "stats", "models"},
     "training": BASE | {"tasks", "rollouts", "scoring", "traces.writer", "traces.schema", "policies", "models"},
 }
 REACHES_ACROSS = {"cli", "__init__"}

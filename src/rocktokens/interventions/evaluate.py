@@ -73,7 +73,7 @@ def evaluate(
     on_done: Callable[[int], None] | None = None,
 ) -> Evaluation:
     """Answer every prompt ``num_samples`` times and grade; the other arguments are those of ``make_rollouts``."""
-    _require_answers(task, prompts)
+    require_answers(task, prompts)
     rollouts = make_rollouts(
         sampler,
         tokenizer,
@@ -125,7 +125,8 @@ def bootstrap_interval(correct: Sequence[int], num_samples: int, seed: int) -> t
     return float(low), float(high)
 
 
-def _require_answers(task: Task, prompts: Sequence[Prompt]) -> None:
+def require_answers(task: Task, prompts: Sequence[Prompt]) -> None:
+    """Refuse prompts that cannot be graded, or none at all."""
     if not prompts:
         raise RocktokensError(f"task {task.name!r} has no prompts to evaluate: raise evaluation.num_prompts")
     for prompt in prompts:

@@ -22,6 +22,7 @@ from scipy.stats import rankdata, wilcoxon
 
 from rocktokens.errors import RocktokensError
 from rocktokens.stats.aggregate import ONE
+from rocktokens.stats.paired import prompt_draws
 from rocktokens.stats.scores import Rules, Sample, Selector, rank_types, summed_kl, weighted_totals
 
 CANDIDATES = 1000
@@ -72,8 +73,7 @@ class PairedChange:
 
 def bootstrap_counts(n_clusters: int, draws: int = 1000, seed: int = 0) -> np.ndarray:
     """int64 (B, C): how often each cluster is drawn in each replicate; every row sums to C."""
-    rng = np.random.Generator(np.random.PCG64(seed))
-    return rng.multinomial(n_clusters, np.full(n_clusters, 1 / n_clusters), size=draws)
+    return np.concatenate(list(prompt_draws(n_clusters, draws, seed)))
 
 
 def replicates(sample: Sample, selector: Selector, weights_BC: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -1,0 +1,159 @@
+"""What a sweep has decoded so far, so that it can be interrupted at any moment and go on with the same result.
+
+Free rollouts are written once. Finished continuations are gathered and committed to the run as immutable Parquet parts
+every few seconds; whoever kills the process loses at most those. A continuation is found again by what was banned and
+which rollout it continues, so a later sweep over other tokens uses what is there. The folder is named after everything
+that the rollouts depend on: nothing is ever found that was decoded under other conditions.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rocktokens.errors import RunDirError
+from rocktokens.interventions.changes import Continuation
+from rocktokens.rollouts.store import read_rollouts, write_rollouts
+from rocktokens.run_dir import RunDir
+from rocktokens.types import Rollout
+
+Key = tuple[tuple[int, ...], int]
+"""The banned ids, ascending, and the place of the free rollout."""
+SECONDS_PER_PART = 2.0
+SCHEMA_VERSION = 1
+_VERSION_KEY = b"rocktokens.knockout.version"
+SCHEMA = pa.schema(
+    [
+        ("banned", pa.list_(pa.int32())),
+        ("rollout_id", pa.int64()),
+        ("start", pa.int32()),
+        ("token_ids", pa.list_(pa.int32())),
+        ("finished", pa.bool_()),
+        ("right", pa.bool_()),
+    ],
+    metadata={_VERSION_KEY: str(SCHEMA_VERSION)},
+)
+
+
+class Journal(Protocol):
+    """Anything that remembers what a sweep has decoded."""
+
+    @property
+    def finished(self) -> Mapping[Key, Continuation]:
+        """All continuations so far."""
+        ...
+
+    def free(self) -> list[Rollout] | None:
+        """The free rollouts, None if they have not been written."""
+        ...
+
+    def keep_free(self, rollouts: Sequence[Rollout]) -> None:
+        """Remember the free rollouts."""
+        ...
+
+    def add(self, key: Key, continuation: Continuation) -> None:
+        """Remember a continuation, now or soon."""
+        ...
+
+    def flush(self) -> None:
+        """Remember everything now."""
+        ...
+
+
+class MemoryJournal:
+    """Forgets everything when the process ends."""
+
+    def __init__(self) -> None:
+        self.finished: dict[Key, Continuation] = {}
+        self._free: list[Rollout] | None = None
+
+    def free(self) -> list[Rollout] | None:
+        """The free rollouts, None if they have not been kept."""
+        return self._free
+
+    def keep_free(self, rollouts: Sequence[Rollout]) -> None:
+        """Remember the free rollouts."""
+        self._free = list(rollouts)
+
+    def add(self, key: Key, continuation: Continuation) -> None:
+        """Remember a continuation."""
+        self.finished[key] = continuation
+
+    def flush(self) -> None:
+        """Nothing is ever late."""
+
+
+class RunJournal:
+    """Keeps everything in a run directory, under ``knockout/<conditions>/``."""
+
+    def __init__(self, run: RunDir, conditions: str) -> None:
+        """Read what is there.
+
+        Args:
+            run: whose lock the caller holds.
+            conditions: a digest of all that the rollouts depend on.
+        """
+        self._run = run
+        self._folder = f"knockout/{conditions}"
+        self._parts = [entry.path for entry in run.files(f"{self._folder}/part-")]
+        self.finished: dict[Key, Continuation] = {}
+        self._new: list[tuple[Key, Continuation]] = []
+        self._written = time.monotonic()
+        for entry in run.files(f"{self._folder}/part-"):
+            self.finished.update(_continuations(pq.read_table(run.verify(entry))))
+
+    def free(self) -> list[Rollout] | None:
+        """The free rollouts, None if they have not been written."""
+        path = f"{self._folder}/free.parquet"
+        return read_rollouts(self._run, path) if self._run.files(path) else None
+
+    def keep_free(self, rollouts: Sequence[Rollout]) -> None:
+        """Commit the free rollouts."""
+        write_rollouts(self._run, f"{self._folder}/free.parquet", rollouts)
+
+    def add(self, key: Key, continuation: Continuation) -> None:
+        """Remember a continuation; committed with others after a moment."""
+        self.finished[key] = continuation
+        self._new.append((key, continuation))
+        if time.monotonic() - self._written > SECONDS_PER_PART:
+            self.flush()
+
+    def flush(self) -> None:
+        """Commit what has not been committed yet."""
+        if self._new:
+            path, table = f"{self._folder}/part-{len(self._parts):05d}.parquet", _table(self._new)
+            self._run.commit(path, lambda target: pq.write_table(table, target, compression="zstd"), table.num_rows)
+            self._parts.append(path)
+            self._new = []
+        self._written = time.monotonic()
+
+
+def _table(entries: Sequence[tuple[Key, Continuation]]) -> pa.Table:
+    columns = [
+        [list(banned) for (banned, _), _ in entries],
+        [rollout for (_, rollout), _ in entries],
+        [own.start for _, own in entries],
+        [own.token_ids for _, own in entries],
+        [own.finished for _, own in entries],
+        [own.right for _, own in entries],
+    ]
+    arrays = [pa.array(values, type=field.type) for values, field in zip(columns, SCHEMA, strict=True)]
+    return pa.Table.from_arrays(arrays, schema=SCHEMA)
+
+
+def _continuations(table: pa.Table) -> dict[Key, Continuation]:
+    version = (table.schema.metadata or {}).get(_VERSION_KEY, b"none").decode()
+    if version != str(SCHEMA_VERSION):
+        raise RunDirError(
+            f"these knock-outs have schema version {version}, this rocktokens reads {SCHEMA_VERSION}: "
+            "use the version that wrote them, or remove the knockout folder of the run"
+        )
+    return {
+        (tuple(row["banned"]), row["rollout_id"]): Continuation(
+            row["start"], np.array(row["token_ids"], np.int32), row["finished"], row["right"]
+        )
+        for row in table.to_pylist()
+    }

@@ -1,0 +1,155 @@
+"""What a knock-out sweep found, as records: no torch, no behaviour beyond reading and writing knockout.json.
+
+Accuracy changes are shares (−0.05: five points lost), intervals are [low, high]. K bans, N prompts, S answers a prompt.
+"""
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from rocktokens.errors import RocktokensError
+from rocktokens.types import Verdict, read_record, write_record
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+KNOCKOUT_SCHEMA_VERSION = 1
+Role = Literal["tested", "matched", "never"]
+"""Tested: a rock or what the user asked for; matched: a placebo as frequent as a rock; never: an id no rollout has."""
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Ban:
+    """Ids that are banned together.
+
+    Example: ``Ban(ids=(325,), name="So", role="tested", category="discourse")``.
+    """
+
+    ids: tuple[int, ...]
+    """Ascending."""
+    name: str
+    """The token's text, or what the set is called."""
+    role: Role = "tested"
+    category: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What else a ban changes, over the rollouts that hold a banned token (METHOD 6)."""
+
+    n_rollouts: int
+    """Free rollouts that hold a banned token: all others are the same under the ban."""
+    n_prompts: int
+    """Prompts with such a rollout."""
+    length: float | None
+    """Mean change in tokens; None, as the next three, when nothing was decoded."""
+    truncated: float | None
+    """Change of the share that runs into the length limit."""
+    first_difference: float | None
+    """Median position of the first banned token: how far the text goes before it differs."""
+    first_difference_share: float | None
+    """The same as a share of the free rollout's length."""
+    replacements: list[tuple[int, str, float]]
+    """Id, text and share of the tokens that took its place at that position, the commonest first; at most five."""
+    lost: list[tuple[str, int]]
+    """Prompt and sample of answers that were right and are wrong under the ban."""
+    gained: list[tuple[str, int]]
+    """Prompt and sample of answers that were wrong and are right under the ban."""
+
+
+@dataclass(frozen=True, slots=True)
+class Knockout:
+    """One ban: what it does to accuracy, how sure that is, and what else changes."""
+
+    ban: Ban
+    delta: float | None
+    """Accuracy under the ban minus accuracy without; a forecast for all prompts where it was stopped early."""
+    interval: Interval | None
+    p: float | None
+    """Exact paired sign-flip test, two-sided; with looks on the way, the stage-wise p of the sequential one."""
+    q: float | None
+    """Benjamini–Hochberg over the tested bans (over the placebos for a placebo)."""
+    verdict: Verdict
+    """METHOD 6."""
+    paper_verdict: Verdict
+    """The paper's rule, which calls everything neutral that is neither pillar nor stumbling."""
+    detectable: float
+    """Smallest loss this sample would have shown with 80 % power."""
+    bounds: Interval
+    """What the change can be at most in each direction: answers the ban touches that are right, or wrong."""
+    n_looked: int
+    """Prompts whose outcome under the ban is known."""
+    stopped: str | None
+    """Why not all prompts were looked at: "curtailed", "efficacy", "futility", "neutral"; None when all were."""
+    changes: Changes
+
+
+@dataclass(frozen=True, slots=True)
+class KnockoutSweep:
+    """Everything in knockout.json."""
+
+    tokenizer_sha256: str
+    settings: dict[str, Any]
+    """What the numbers depend on: model, task, prompts, sampling, seed, rule."""
+    baseline: dict[str, Any]
+    """accuracy, interval, n_prompts, num_samples, mean_length, truncated_share."""
+    noise: dict[str, Any]
+    """Free rollouts decoded a second time through the path of the bans: rollouts, differing, flips, delta, interval."""
+    cost: dict[str, Any]
+    """jobs, decoded_tokens, full_sweep_tokens, share; placebos included."""
+    counts: dict[str, Any]
+    """How many verdicts of each kind, by role, then by rule ("method", "paper", "corrected"), then by verdict."""
+    detectable: dict[str, float]
+    """Smallest loss shown with 80 % power by a ban that changes no other answer: single, corrected."""
+    correlations: list[dict[str, Any]]
+    """Spearman's ρ of Δ with entropy, log_freq and kl over the tested types: name, rho, interval, p, n."""
+    warnings: list[str] = field(default_factory=list)
+    knockouts: list[Knockout] = field(default_factory=list)
+    """Tested, then matched, then never, each in the order asked for."""
+
+    def of_role(self, role: Role) -> list[Knockout]:
+        """The knock-outs of one role, in order."""
+        return [knockout for knockout in self.knockouts if knockout.ban.role == role]
+
+    def save(self, path: str | Path) -> None:
+        """Write knockout.json, byte for byte the same for the same content."""
+        write_record(path, {"schema_version": KNOCKOUT_SCHEMA_VERSION, **asdict(self)})
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read knockout.json; a newer schema or a damaged file is refused by name."""
+        record = read_record(path, "knockout.json", "`rocktokens knockout`", KNOCKOUT_SCHEMA_VERSION)
+        try:
+            knockouts = [_knockout(entry) for entry in record.pop("knockouts")]
+            return cls(knockouts=knockouts, **record)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise RocktokensError(
+                f"{path} lacks fields of knockout.json or has others ({error}): write it anew with "
+                "`rocktokens knockout`"
+            ) from None
+
+    def to_frame(self) -> "pd.DataFrame":
+        """The knock-outs as a pandas frame, one row each; lists of rollouts are left out."""
+        import pandas as pd
+
+        return pd.DataFrame([_row(knockout) for knockout in self.knockouts])
+
+
+def _knockout(entry: dict[str, Any]) -> Knockout:
+    ban = Ban(**{**entry["ban"], "ids": tuple(entry["ban"]["ids"])})
+    changes = {name: _tuples(value) for name, value in entry["changes"].items()}
+    intervals = {name: entry[name] and tuple(entry[name]) for name in ("interval", "bounds")}
+    return Knockout(**{**entry, **intervals, "ban": ban, "changes": Changes(**changes)})
+
+
+def _tuples(value: Any) -> Any:
+    return [tuple(item) for item in value] if isinstance(value, list) else value
+
+
+def _row(knockout: Knockout) -> dict[str, Any]:
+    record = asdict(knockout)
+    ban, changes = record.pop("ban"), record.pop("changes")
+    lists = {name: len(changes.pop(name)) for name in ("lost", "gained")}
+    replacements = changes.pop("replacements")
+    return {**ban, **record, **changes, **lists, "replaced_by": replacements[0][1] if replacements else None}
