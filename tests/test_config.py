@@ -9,6 +9,7 @@ from rocktokens.config import (
     EvaluationSection,
     HubTask,
     JsonlTask,
+    KnockoutSection,
     LoraSection,
     ModelsSection,
     PolicySection,
@@ -47,6 +48,14 @@ configs = st.builds(
     ),
     trace=st.builds(TraceSection, checkpoints=st.lists(names, max_size=3)),
     evaluation=st.builds(EvaluationSection, task=st.none() | tasks, temperature=st.none() | positive),
+    knockout=st.builds(
+        KnockoutSection,
+        top=counts,
+        temperature=st.none() | positive,
+        alpha=st.floats(0, 1, exclude_min=True, exclude_max=True),
+        margin=st.floats(0, 1),
+        never=st.integers(0, 2**31),
+    ),
 )
 
 
@@ -149,6 +158,11 @@ def test_an_override_below_a_value_is_refused():
         (["task.name=chess"], "task.name = 'chess' is not a task: use one of hub, jsonl, wordmath"),
         (["task.name=jsonl"], "task.path is missing: set it in the file or with --set task.path=…"),
         (["policy.name=rocks"], "policy.rocks is not set: policy `rocks` needs the path of a rocks.json"),
+        (["knockout.tops=3"], "knockout.tops is not a known key: did you mean knockout.top?"),
+        (["knockout.alpha=0"], "knockout.alpha = 0 is not valid"),
+        (["knockout.alpha=1"], "knockout.alpha = 1 is not valid"),
+        (["knockout.margin=1.5"], "knockout.margin = 1.5 is not valid"),
+        (["knockout.matched=-1"], "knockout.matched = -1 is not valid"),
         (["training.learning_rate=inf"], "training.learning_rate = inf is not valid"),
         (["training.learning_rate=nan"], "training.learning_rate = nan is not valid"),
     ],

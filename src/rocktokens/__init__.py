@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOME_OF = {
+    "Ban": "rocktokens.interventions.records",
     "ControlSet": "rocktokens.types",
+    "KnockoutSweep": "rocktokens.interventions.records",
     "Prompt": "rocktokens.types",
     "Rollout": "rocktokens.types",
     "RockSet": "rocktokens.types",
@@ -17,6 +19,7 @@ _HOME_OF = {
     "TraceStore": "rocktokens.traces.store",
     "TraceWriter": "rocktokens.traces.writer",
     "find_rocks": "rocktokens.stats.rocks",
+    "knockout_sweep": "rocktokens.interventions.knockout",
     "make_policy": "rocktokens.policies",
     "match_controls": "rocktokens.stats.controls",
     "paired_occurrences": "rocktokens.stats.persistence",
@@ -24,7 +27,9 @@ _HOME_OF = {
     "weighted_kl": "rocktokens.scoring.divergence",
 }
 __all__ = [
+    "Ban",
     "ControlSet",
+    "KnockoutSweep",
     "Prompt",
     "RockSet",
     "Rollout",
@@ -33,6 +38,7 @@ __all__ = [
     "TraceWriter",
     "__version__",
     "find_rocks",
+    "knockout_sweep",
     "make_policy",
     "match_controls",
     "paired_occurrences",
@@ -41,6 +47,8 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from rocktokens.interventions.knockout import knockout_sweep
+    from rocktokens.interventions.records import Ban, KnockoutSweep
     from rocktokens.policies import make_policy
     from rocktokens.scoring.divergence import token_scores, weighted_kl
     from rocktokens.stats.controls import match_controls

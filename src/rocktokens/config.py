@@ -245,6 +245,24 @@ class EvaluationSection(Section):
     temperature: float | None = Field(default=None, ge=0, description="default: that of the rollouts")
 
 
+class KnockoutSection(Section):
+    """Accuracy with tokens banned (METHOD 6), on the prompts and with the random numbers of the evaluation."""
+
+    top: int = Field(default=200, ge=1, description="how many of the rocks are banned, in rank order")
+    num_prompts: int = Field(default=200, ge=1)
+    num_samples: int = Field(default=1, ge=1)
+    temperature: float | None = Field(default=None, ge=0, description="default: that of the evaluation")
+    alpha: float = Field(default=0.05, gt=0, lt=1, description="one minus the coverage of intervals")
+    epsilon: float = Field(default=0.01, ge=0, le=1, description="smallest change called pillar or stumbling")
+    margin: float = Field(default=0.03, ge=0, le=1, description="an interval within ± this is neutral")
+    resamples: int = Field(default=10_000, ge=1)
+    matched: int = Field(default=20, ge=0, description="at most so many placebos as frequent as the rocks")
+    never: int = Field(default=20, ge=0, description="so many placebos that no answer holds")
+    tolerance: float = Field(
+        default=0.25, ge=0, le=1, description="by which share the frequency of a placebo may differ from its rock's"
+    )
+
+
 class Config(Section):
     """Everything one run depends on."""
 
@@ -259,6 +277,7 @@ class Config(Section):
     trace: TraceSection = TraceSection()
     find: FindSection = FindSection()
     evaluation: EvaluationSection = EvaluationSection()
+    knockout: KnockoutSection = KnockoutSection()
 
 
 def evaluation_task(config: Config) -> TaskSection:

@@ -74,6 +74,11 @@ class RunDir:
         return self.path / "evaluations.json"
 
     @property
+    def knockout(self) -> Path:
+        """What bans did to accuracy, in the last sweep."""
+        return self.path / "knockout.json"
+
+    @property
     def logs(self) -> Path:
         """One JSON object per training step."""
         return self.path / "logs.jsonl"

@@ -233,11 +233,12 @@ def test_a_run_in_use(finished: FinishedRun):
             ("trace", finished.config),
             ("find", finished.path),
             ("evaluate", finished.path),
+            ("knockout", finished.path),
         ):
             refuse(*command, naming=(str(finished.path), "in use", "pid"))
 
 
-@pytest.mark.parametrize("verb", ["find", "evaluate"])
+@pytest.mark.parametrize("verb", ["find", "evaluate", "knockout"])
 def test_a_folder_that_is_no_run(verb: str, tmp_path: Path):
     refuse(verb, tmp_path, naming=(str(tmp_path), "not a run directory"))
     refuse(verb, tmp_path / "nowhere", naming=("nowhere", "not a run directory"))
@@ -335,6 +336,57 @@ def test_a_task_without_answers(finished: FinishedRun, tmp_path: Path):
         *changed(f"evaluation.task={task}"),
         naming=("task.jsonl", "no answer", "evaluation.task.answer_field"),
     )
+
+
+# Knock-outs
+
+
+@pytest.mark.parametrize(
+    ("options", "naming"),
+    [
+        (("--id", "1"), ("'<|end|>'", "id 1 is an end token", "leave it out")),
+        (("--text", "<|end|>"), ("'<|end|>'", "id 1 is an end token")),
+        (("--id", "20", "--id", "1", "--together"), ("id 1 is an end token",)),
+        (("--id", "99999"), ("id 99999 is outside the vocabulary of 1301",)),
+        (("--id", "-1"), ("id -1 is outside the vocabulary of 1301",)),
+        (("--text", "So what"), ("'So what' is not one token", "'So' (id 325)", "--together")),
+        (("--text", ""), ("--text '' holds no token",)),
+        (("--category", "nouns"), ("--category nouns", "digit")),
+        (("--top", "0"), ("knockout.top = 0",)),
+        (("--samples", "0"), ("knockout.num_samples = 0",)),
+        (("--controls",), ("--controls", "--together")),
+        (("--id", "5", "--together", "--controls"), ("--controls", "leave out --id and --text")),
+        (("--sequential", "--curtail"), ("--sequential", "--curtail", "give one")),
+        (("--checkpoint", "all"), ("--checkpoint all names 3 models", "0, 2, 4")),
+        (("--checkpoint", "99"), ("'99'", "[0, 2, 4]")),
+        (("--set", "knockout.resamples=10"), ("resamples = 10", "alpha = 0.05", "at least 40")),
+        (("--set", "knockout.tolerence=1"), ("did you mean knockout.tolerance?",)),
+        (("--set", "rollouts.max_prompt_length=5"), ("wordmath-test-", "rollouts.max_prompt_length is 5")),
+    ],
+)
+def test_knockout_with_bad_options(finished: FinishedRun, options: tuple[str, ...], naming: tuple[str, ...]):
+    refuse("knockout", finished.path, *options, naming=naming)
+
+
+def test_knockout_of_a_model_with_another_tokenizer(finished: FinishedRun, tmp_path: Path):
+    other = other_tokenizer(tmp_path / "other")
+    refuse("knockout", finished.path, "--checkpoint", str(other), naming=("the rocks were found with tokenizer",))
+
+
+def test_knockout_without_rocks(finished: FinishedRun, tmp_path: Path):
+    run = shutil.copytree(finished.path, tmp_path / "run")
+    rocks = json.loads((run / "rocks.json").read_text(encoding="utf-8"))
+    (run / "rocks.json").write_text(json.dumps({**rocks, "tokens": []}), encoding="utf-8")
+    refuse("knockout", run, naming=("holds no rocks", "rocktokens find"))
+    (run / "rocks.json").unlink()
+    refuse("knockout", run, naming=("rocks.json does not exist", "rocktokens find"))
+
+
+def test_knockout_where_nothing_can_be_graded(finished: FinishedRun, tmp_path: Path):
+    (tmp_path / "task.jsonl").write_text('{"question": "How many?"}\n')
+    task = f'{{name = "jsonl", path = "{tmp_path}/task.jsonl", answer_field = ""}}'
+    naming = ("task.jsonl", "no answer", "evaluation.task.answer_field")
+    refuse("knockout", finished.path, *changed(f"evaluation.task={task}"), naming=naming)
 
 
 @pytest.mark.parametrize(("content", "naming"), [("{", "not valid JSON"), ("[]", "not a JSON object")])

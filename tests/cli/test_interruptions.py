@@ -125,6 +125,22 @@ def test_a_limit_on_file_size_is_no_traceback_either(finished: FinishedRun, tmp_
     assert trained(run) == trained(finished.path)
 
 
+def test_a_limit_on_file_size_stops_knockout_and_costs_nothing(finished: FinishedRun, tmp_path: Path):
+    """The first free answers do not fit, then all that is decoded does and the result does not."""
+    run = shutil.copytree(finished.path, tmp_path / "run")
+    knockout = ("knockout", run, "--prompts", "4", "--top", "3", *changed("knockout.resamples=100"))
+    for size in (3_000, 12_000):
+        with largest_file(size):
+            outcome = rocktokens(*knockout)
+        assert stopped_for(outcome, "file too large"), outcome.stderr
+        assert committed_is_sound(run)
+        assert (run / "rocks.json").read_bytes() == (finished.path / "rocks.json").read_bytes()
+    decoded = RunDir(run).files("knockout/")
+    succeed(*knockout)
+    assert RunDir(run).files("knockout/") == decoded != []
+    require_sound(run)
+
+
 def test_an_interrupt_is_130_and_says_how_to_go_on(finished: FinishedRun, tmp_path: Path):
     run = tmp_path / "run"
 

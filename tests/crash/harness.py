@@ -5,11 +5,12 @@
    begins when the process takes the lock of the run (imports, which take longest, are not worth killing).
 3. It is started again, and killed again, until it finishes; then the run is compared, and 2 begins anew until the
    wanted number of kills has been made. The last run of all is left to finish.
-4. Compared are the SHA-256 of every checkpoint, rollout and trace file, on disk and in the manifest, and the trace
-   rows: each (part's folder, rollout, position) exactly once, as many as in the reference.
+4. Compared are the SHA-256 of every checkpoint, rollout and trace file, of rocks and of knock-outs, on disk and in the
+   manifest, and the trace rows: each (part's folder, rollout, position) exactly once, as many as in the reference.
 
     python tests/crash/harness.py distill --kills 20 --seed 1
     python tests/crash/harness.py trace --kills 20
+    python tests/crash/harness.py knockout --kills 20
 """
 
 import argparse
@@ -33,13 +34,24 @@ from rocktokens.run_dir import RunDir, file_sha256
 sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
 from tiny_pair import tiny_toml, write_pair
 
-COMPARED = ("checkpoints/", "rollouts/", "traces/")
+COMPARED = ("checkpoints/", "rollouts/", "traces/", "rocks.json", "knockout.json")
 SETTINGS = """
 [trace]
 num_prompts = 24
 rollouts_per_part = 4
+[find]
+k = 60
+stage = "score"
+[evaluation]
+task = {{ name = "jsonl", path = "{pair}/task.jsonl" }}
+[knockout]
+num_samples = 40
 """
-COMMANDS = {"distill": ["distill", "--resume"], "trace": ["trace"]}
+COMMANDS = {"distill": ["distill", "--resume"], "trace": ["trace"], "find": ["find"], "knockout": ["knockout"]}
+BEFORE = {"distill": [], "trace": ["distill"], "knockout": ["distill", "trace", "find"]}
+"""What can be tested, and which commands must have run by then."""
+OF_A_RUN = ("find", "knockout")
+"""Commands that take the folder of a run, not its config."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +74,8 @@ class CrashTest:
         self._before = directory / "before"
         write_pair(directory / "pair")
         self._write_config(self._before, steps)
-        if command != "distill":
-            self._run_to_the_end(self._before, COMMANDS["distill"])
+        for earlier in BEFORE[command]:
+            self._run_to_the_end(self._before, COMMANDS[earlier])
 
     def run(self, kills: int) -> list[Ending]:
         """Make the kills, check every finished run; the endings of all killed runs in order."""
@@ -91,7 +103,7 @@ class CrashTest:
 
     def _execute(self, run: Path, arguments: list[str], kill_after: float | None) -> Ending:
         with (run.parent / f"{run.name}.log").open("a") as log:
-            process = start(run.with_suffix(".toml"), arguments, log)
+            process = start(run, arguments, log)
             began = wait_for_work(process, run)
             killed = kill_after is not None and not _ends_within(process, kill_after)
             if killed:
@@ -111,13 +123,14 @@ class CrashTest:
 
     def _write_config(self, run: Path, steps: int) -> None:
         text = tiny_toml(self.directory / "pair", run).replace("max_steps = 6", f"max_steps = {steps}")
-        run.with_suffix(".toml").write_text(text + SETTINGS)
+        run.with_suffix(".toml").write_text(text + SETTINGS.format(pair=self.directory / "pair"))
 
 
-def start(config: Path, arguments: list[str], log) -> subprocess.Popen:
+def start(run: Path, arguments: list[str], log) -> subprocess.Popen:
     """The command line as a user would type it, on one thread."""
     command, *options = arguments
-    line = [sys.executable, "-m", "rocktokens.cli.main", command, str(config), *options]
+    subject = run if command in OF_A_RUN else run.with_suffix(".toml")
+    line = [sys.executable, "-m", "rocktokens.cli.main", command, str(subject), *options]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(line, stdout=log, stderr=subprocess.STDOUT, env=environment)
 
@@ -183,7 +196,7 @@ def _ends_within(process: subprocess.Popen, seconds: float) -> bool:
 def main() -> None:
     """Run from the command line; any difference ends it with an error."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=sorted(COMMANDS))
+    parser.add_argument("command", choices=sorted(BEFORE))
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()

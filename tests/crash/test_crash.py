@@ -7,7 +7,7 @@ from harness import CrashTest
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", ["distill", "trace"])
-def test_killed_runs_end_like_an_uninterrupted_one(command: str, tmp_path: Path):
-    endings = CrashTest(command, tmp_path, seed=7).run(kills=3)
-    assert sum(ending.killed_after is not None for ending in endings) == 3
+@pytest.mark.parametrize(("command", "kills"), [("distill", 3), ("trace", 3), ("knockout", 2)])
+def test_killed_runs_end_like_an_uninterrupted_one(command: str, kills: int, tmp_path: Path):
+    endings = CrashTest(command, tmp_path, seed=7).run(kills)
+    assert sum(ending.killed_after is not None for ending in endings) == kills

@@ -212,6 +212,14 @@ def test_the_first_draw_is_the_closest_and_ties_follow_the_seed(store):
         assert match_controls(store, rock_set(*ROCKS), draws=1, seed=seed).draws[0].ids == [6, 4, 12]
 
 
+def test_what_is_excluded_is_no_candidate_though_rocks_stay_rocks(store):
+    """Without 4, nothing but 5 is as frequent as 3; with 5 the total only fits with rarer partners for the others."""
+    controls = match_controls(store, rock_set(*ROCKS), draws=1, excluded=[4, *ROCKS])
+    assert controls.rock_ids == list(ROCKS)
+    assert controls.draws[0].ids == [8, 5, 10]
+    assert controls.criterion["excluded"] == [3, 4, 7, 11]
+
+
 def test_equally_frequent_candidates_take_turns(tmp_path):
     store = store_of(tmp_path, {1: 50, **dict.fromkeys(range(10, 20), 50)})
     first = {match_controls(store, rock_set(1), draws=1, seed=seed).draws[0].ids[0] for seed in range(12)}

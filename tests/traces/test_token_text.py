@@ -43,6 +43,7 @@ def test_the_same_texts_in_every_kind_of_vocabulary(kind):
     vocabulary = Vocabulary(KINDS[kind])
     assert [vocabulary.text(index) for index in range(len(SPACED))] == SPACED_TEXTS
     assert [text in vocabulary for text in SPACED_TEXTS] == [True] * 11 + [False]  # a lone byte is no text
+    assert [vocabulary.ids(text) for text in SPACED_TEXTS[:11]] == [[index] for index in range(11)]
     assert [text in vocabulary for text in ("the", " x", "   ", "", "<0x0A>", "▁so", "Ġso", "<7>")] == [False] * 8
 
 

@@ -59,7 +59,10 @@ def progress() -> Progress:
 
 @contextmanager
 def progress_bar(label: str, total: int) -> Iterator[Callable[[int], None]]:
-    """One bar; yields a function to advance it by some."""
+    """One bar, none where there is nothing to do; yields a function to advance it by some."""
+    if not total:
+        yield lambda _steps: None
+        return
     with progress() as bars:
         task = bars.add_task(label, total=total)
         yield lambda steps: bars.update(task, advance=steps)

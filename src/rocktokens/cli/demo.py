@@ -4,6 +4,7 @@
 2. Distil, on-policy, every token traced.
 3. Replay one probe set through the checkpoints and find the rocks.
 4. Did accuracy suffer on the way? Which types did training move, which not?
+5. Do the rocks matter? Ban each of them, and placebos, and see what happens to the answers.
 
 Every stage leaves its files in the run directory; a second call picks up what is there.
 """
@@ -18,11 +19,14 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from rocktokens.cli.choose_bans import Wanted
 from rocktokens.cli.common import AsJson, Overrides, notes, output, percent, print_json
 from rocktokens.cli.distill import run_distill
 from rocktokens.cli.evaluate import accuracy_table, resolve_models, run_evaluate
 from rocktokens.cli.find import run_find, split_seed
 from rocktokens.cli.find_tables import print_summary, rock_table
+from rocktokens.cli.knockout import run_knockout
+from rocktokens.cli.knockout_tables import print_verdicts
 from rocktokens.cli.trace import run_trace
 from rocktokens.config import Config, parse_config
 from rocktokens.report.text import visible
@@ -43,7 +47,7 @@ def demo(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Distil the embedded student, trace every token, and show which tokens did not move.
+    """Distil the embedded student, trace every token, and show which did not move and whether that matters.
 
     Example: [bold]rocktokens demo --directory runs/first-look[/bold]
     """
@@ -65,18 +69,22 @@ def run_demo(config: Config, *, quiet: bool = False) -> dict[str, Any]:
     rocks = run_find(run, config.find, split_seed(config)).rocks
     notes.rule("4  measure accuracy on new problems")
     records = run_evaluate(run, config, resolve_models(run, config, ["teacher", "all"]))
+    notes.rule("5  ban the rocks")
+    sweep = run_knockout(run, config, Wanted(top=config.knockout.top))
     movement, types = measure_movement(run, rocks)
     if not quiet:
         output.print(accuracy_table(records))
         print_summary(rocks)
         output.print(rock_table(rocks, 20))
         output.print(movement_table(types, 20, movement["prompts"]))
+        print_verdicts(sweep, "method", 20)
         _print_answer(records, movement, run)
     return {
         "directory": str(run.path),
         "evaluations": [{k: r[k] for k in ("name", "accuracy", "wilson_interval", "n_prompts")} for r in records],
         "movement": movement,
         "rocks": {"summary": rocks.summary, "top": [token.text for token in rocks.tokens]},
+        "knockout": {"baseline": sweep.baseline, "counts": sweep.counts, "noise": sweep.noise},
     }
 
 
@@ -144,4 +152,8 @@ def _print_answer(records: list[dict[str, Any]], movement: dict[str, Any], run: 
         f"kl; they are {tokens} of the tokens ({digits} digits) and {kl} of the kl that is left"
     )
     output.print(f"files: {run.path}, figures in {run.path / 'figures'}", soft_wrap=True, markup=False)
-    output.print(f"how sure is all this? rocktokens find {run.path}", soft_wrap=True, markup=False)
+    output.print(
+        f"how sure is all this? rocktokens find {run.path}, rocktokens knockout {run.path}",
+        soft_wrap=True,
+        markup=False,
+    )

@@ -3,17 +3,16 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
 from rocktokens.cli.common import output, percent, percent_interval
+from rocktokens.cli.tables import WIDE, decimal, heading, p_value, plain_table
 from rocktokens.report.text import visible
 from rocktokens.types import RockSet, RockToken
 
 SURE = 0.95
 GROUP_NAMES = {"rock": "rocks", "rare high-kl": "high mean kl", "random": "random types"}
-WIDE = 96
 NOT_NARROW = ("category", "in", "mean kl", "95 %")
 """Columns of the rocks that only a screen at least so wide has room for."""
 Justified = tuple[str, Any]
@@ -30,21 +29,21 @@ def print_found(rocks: RockSet, analysis: dict[str, Any], show: int) -> None:
         return
     output.print(rock_table(rocks, show))
     _print_certainty(rocks)
-    _heading("Where they stand", "each mark is a token type; rocks are frequent *and* far from the teacher")
+    heading("Where they stand", "each mark is a token type; rocks are frequent *and* far from the teacher")
     output.print(funnel_text(pd.DataFrame(analysis["funnel"])))
     _print_persistence(rocks, analysis["persistence"])
-    _heading("How many", "coverage of the kl grows with K, stability says whether other prompts would name the same K")
+    heading("How many", "coverage of the kl grows with K, stability says whether other prompts would name the same K")
     output.print(curve_text(analysis["cutoff"]["curve"], analysis["cutoff"]["k"]))
     _print_crossing(analysis["cutoff"])
-    _heading("Would other prompts, or another rule, name the same ones?", "")
+    heading("Would other prompts, or another rule, name the same ones?", "")
     output.print(_selector_table(analysis["selectors"]))
     output.print(_sample_size(analysis["sample_size"]))
-    _heading("What hangs on the settings", "one moved at a time; 1.00 means the same rocks")
+    heading("What hangs on the settings", "one moved at a time; 1.00 means the same rocks")
     output.print(_sensitivity_table(rocks, analysis))
-    _heading("What they are and where they sit", f"shares of the {rocks.summary['measured_on']}")
+    heading("What they are and where they sit", f"shares of the {rocks.summary['measured_on']}")
     output.print(_category_table(analysis["categories"]))
     output.print(_positions(analysis["positions"]))
-    _heading("Is there anything to compare them with?", "")
+    heading("Is there anything to compare them with?", "")
     output.print(_controls(analysis["controls"]), markup=False)
 
 
@@ -113,18 +112,18 @@ def rock_table(rocks: RockSet, show: int, width: int | None = None) -> Table:
         "category": lambda token: token.category,
         "freq": lambda token: str(token.freq),
         "in": lambda token: _number(token.n_prompts),
-        "mean kl": lambda token: _decimal(token.mean_kl, 3),
-        "held out" if is_split else "again": lambda token: _decimal(token.held_out_mean_kl, 3),
+        "mean kl": lambda token: decimal(token.mean_kl, 3),
+        "held out" if is_split else "again": lambda token: decimal(token.held_out_mean_kl, 3),
         "change": lambda token: "—" if token.held_out_change is None else f"{100 * token.held_out_change:+.0f} %",
         score: lambda token: _number(token.score),
         "95 %": lambda token: "—" if token.score_interval is None else "[{:.3g}, {:.3g}]".format(*token.score_interval),
-        "CCR": lambda token: _decimal(token.ccr, 2),
+        "CCR": lambda token: decimal(token.ccr, 2),
         f"{score}·CCR": lambda token: _number(token.score_ctx),
-        "P(K)": lambda token: _decimal(token.p_in_top_k, 2),
+        "P(K)": lambda token: decimal(token.p_in_top_k, 2),
     }
     hidden = {*(() if is_context else ("CCR", f"{score}·CCR")), *(NOT_NARROW if (width or output.width) < WIDE else ())}
     shown = {name: cell for name, cell in cells.items() if name not in hidden}
-    table = _table(list(shown), ("token", "category"), f"top {min(show, len(rocks.tokens))} rocks ({where})")
+    table = plain_table(list(shown), ("token", "category"), f"top {min(show, len(rocks.tokens))} rocks ({where})")
     for token in rocks.tokens[:show]:
         table.add_row(*(cell(token) for cell in shown.values()))
     return table
@@ -163,22 +162,22 @@ def _doubts(rocks: RockSet) -> Iterator[str]:
 
 def _print_persistence(rocks: RockSet, records: list[dict[str, Any]]) -> None:
     before, now = rocks.criterion["baseline"], rocks.criterion["reference"]
-    _heading("Did training move them?", f"mean kl at checkpoint {before} and {now}, over the same tokens")
+    heading("Did training move them?", f"mean kl at checkpoint {before} and {now}, over the same tokens")
     if not records:
         reason = "only one checkpoint was traced" if before == now else "the checkpoints did not score the same tokens"
         return output.print(f"{reason}, so nothing can be said about change")
     columns = ["group", "prompts", "tokens", "before", "after", "change", "95 %", "Wilcoxon p", "stuck"]
-    table = _table(columns, ("group", "prompts"))
+    table = plain_table(columns, ("group", "prompts"))
     for record in records:
         table.add_row(
             GROUP_NAMES[record["group"]],
             record["half"],
             f"{record['n_occurrences']:,}",
-            _decimal(record["kl_before"], 3),
-            _decimal(record["kl_after"], 3),
+            decimal(record["kl_before"], 3),
+            decimal(record["kl_after"], 3),
             "—" if record["relative"] is None else f"{100 * record['relative']:+.1f} %",
             percent_interval(record["relative_interval"]),
-            _p_value(record["wilcoxon_p"]),
+            p_value(record["wilcoxon_p"]),
             percent(record["persistent_share"]),
         )
     output.print(table)
@@ -211,22 +210,22 @@ def _print_crossing(cutoff: dict[str, Any]) -> None:
 
 def _selector_table(records: list[dict[str, Any]]) -> Table:
     names = [record["selector"] for record in records]
-    table = _table(
+    table = plain_table(
         ["selector", "two halves", "rank corr.", "coverage", *(f"∩ {name}" for name in names)], ("selector",)
     )
     for record in records:
         table.add_row(
             record["selector"],
-            _decimal(record["jaccard_halves"], 2),
-            _decimal(record["spearman_halves"], 2),
+            decimal(record["jaccard_halves"], 2),
+            decimal(record["spearman_halves"], 2),
             percent(record["coverage"]),
-            *("·" if name == record["selector"] else _decimal(record["jaccard_with"][name], 2) for name in names),
+            *("·" if name == record["selector"] else decimal(record["jaccard_with"][name], 2) for name in names),
         )
     return table
 
 
 def _sample_size(records: list[dict[str, Any]]) -> str:
-    points = ", ".join(f"{100 * record['fraction']:.0f} %: {_decimal(record['jaccard'], 2)}" for record in records)
+    points = ", ".join(f"{100 * record['fraction']:.0f} %: {decimal(record['jaccard'], 2)}" for record in records)
     return (
         "two halves: Jaccard of the rocks of two disjoint halves of the prompts; ∩: Jaccard with another selector; for "
         "context, what recurs is taken as found on all prompts, which flatters it\n"
@@ -236,13 +235,13 @@ def _sample_size(records: list[dict[str, Any]]) -> str:
 
 def _sensitivity_table(rocks: RockSet, analysis: dict[str, Any]) -> Table:
     texts = dict(zip(analysis["funnel"]["token_id"], analysis["funnel"]["text"], strict=True))
-    table = _table(["setting", "value", "Jaccard", "enter", "leave"], ("setting", "value", "enter", "leave"))
+    table = plain_table(["setting", "value", "Jaccard", "enter", "leave"], ("setting", "value", "enter", "leave"))
     for record in analysis["sensitivity"]:
         sampled = "" if record["exact"] else " (estimate)"
         table.add_row(
             record["parameter"],
             f"{record['value']}{' ◄' if record['default'] else ''}",
-            _decimal(record["jaccard"], 2) + sampled,
+            decimal(record["jaccard"], 2) + sampled,
             *(Text(_names(record[side], texts)) for side in ("entered", "left")),
         )
     return table
@@ -250,7 +249,7 @@ def _sensitivity_table(rocks: RockSet, analysis: dict[str, Any]) -> Table:
 
 def _category_table(records: list[dict[str, Any]]) -> Table:
     columns = ["category", "rocks", "types", "tokens", "kl", "gradient", "rocks' tokens", "kl", "gradient"]
-    table = _table(columns, ("category",))
+    table = plain_table(columns, ("category",))
     for record in records:
         shares = [
             record[prefix + name] for prefix in ("", "rock_") for name in ("token_share", "kl_share", "grad_share")
@@ -287,19 +286,19 @@ def _controls(record: dict[str, Any]) -> str:
 
 def print_comparison(record: dict[str, Any], show: int) -> None:
     """Two searches side by side."""
-    within = " and ".join(_decimal(value, 2) for value in record["jaccard_within"])
+    within = " and ".join(decimal(value, 2) for value in record["jaccard_within"])
     output.print(
-        f"[bold]Jaccard of the rocks {_decimal(record['jaccard'], 2)}[/bold] ({record['n_rocks'][0]} and "
-        f"{record['n_rocks'][1]} rocks; by chance {_decimal(record['jaccard_by_chance'], 2)}; two halves of the "
+        f"[bold]Jaccard of the rocks {decimal(record['jaccard'], 2)}[/bold] ({record['n_rocks'][0]} and "
+        f"{record['n_rocks'][1]} rocks; by chance {decimal(record['jaccard_by_chance'], 2)}; two halves of the "
         f"prompts of each run alone: {within})",
         highlight=False,
     )
     output.print(
-        f"rank correlation of the scores {_decimal(record['spearman'], 2)} over the {record['n_types_in_both']} "
+        f"rank correlation of the scores {decimal(record['spearman'], 2)} over the {record['n_types_in_both']} "
         "types ranked in both; both were searched with the settings of A",
         highlight=False,
     )
-    table = _table(
+    table = plain_table(
         ["token", "category", "rank A", "rank B", "kl A", "kl B", "tokens A", "tokens B"], ("token", "category")
     )
     table.title = f"what moved most of {len(record['moved'])} types (A: {record['a']}, B: {record['b']})"
@@ -311,18 +310,6 @@ def print_comparison(record: dict[str, Any], show: int) -> None:
     output.print(table)
 
 
-def _heading(title: str, explanation: str) -> None:
-    output.print()
-    output.print(f"[bold]{title}[/bold]{': ' + explanation if explanation else ''}", highlight=False)
-
-
-def _table(columns: Sequence[str], left: Sequence[str], title: str | None = None) -> Table:
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-    for name in columns:
-        table.add_column(name, justify="left" if name in left else "right", no_wrap=name not in left)
-    return table
-
-
 def _names(token_ids: list[int], texts: dict[int, str], most: int = 6) -> str:
     shown = " ".join(visible(texts[token_id]) for token_id in token_ids[:most])
     return shown if len(token_ids) <= most else f"{shown} and {len(token_ids) - most} more"
@@ -330,16 +317,6 @@ def _names(token_ids: list[int], texts: dict[int, str], most: int = 6) -> str:
 
 def _number(value: float | None) -> str:
     return "—" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)
-
-
-def _decimal(value: float | None, digits: int) -> str:
-    return "—" if value is None else f"{value:.{digits}f}"
-
-
-def _p_value(value: float | None) -> str:
-    if value is None:
-        return "—"
-    return "< 0.001" if value < 0.001 else f"{value:.3f}"
 
 
 def _signed_share(change: float | None, interval: Sequence[float] | None) -> str:

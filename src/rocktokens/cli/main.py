@@ -11,7 +11,7 @@ import sys
 
 import typer
 
-from rocktokens.cli import check, demo, distill, evaluate, find, trace
+from rocktokens.cli import check, demo, distill, evaluate, find, knockout, trace
 from rocktokens.errors import RocktokensError
 
 INTERRUPTED = 130
@@ -32,7 +32,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-for verb in (demo.demo, check.check, distill.distill, trace.trace, find.find, evaluate.evaluate):
+for verb in (demo.demo, check.check, distill.distill, trace.trace, find.find, evaluate.evaluate, knockout.knockout):
     app.command()(verb)
 
 

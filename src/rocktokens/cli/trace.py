@@ -232,7 +232,9 @@ def load_checkpoint(config: Config, checkpoint: Checkpoint, teacher: "LoadedMode
     return student
 
 
-def make_sampler(config: Config, student: "LoadedModel", teacher: "LoadedModel | None" = None) -> Any:
+def make_sampler(
+    config: Config, student: "LoadedModel", teacher: "LoadedModel | None" = None, threads: int | None = None
+) -> Any:
     """The student's sampler; columns that only one of two heads has are never sampled."""
     from rocktokens.models.head import lm_head
     from rocktokens.rollouts.sampler import TransformersSampler
@@ -245,4 +247,5 @@ def make_sampler(config: Config, student: "LoadedModel", teacher: "LoadedModel |
         batch_size=config.rollouts.batch_size,
         vocab_size=min(widths),
         max_length=None if teacher is None else teacher.context_length,
+        threads=threads,
     )

@@ -3,7 +3,7 @@
 Type-matched, ``match_controls``:
 
 1. Frequencies are counted at the rocks' reference checkpoint, over all prompts; every type that is not a rock is a
-   candidate.
+   candidate, unless it is excluded.
 2. Each rock gets a partner of its own within ``tolerance`` of its frequency, all together within 2 % of the rocks'
    occurrences (rocktokens.stats.matching). A poor match is refused, and the rocks without a partner are named.
 3. The first draw is the closest match, ties decided by the seed. The others put a random price on every candidate, up
@@ -13,7 +13,7 @@ Occurrence-matched, ``random_positions``: in every rollout as many random positi
 in runs of the same lengths. That is always possible.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import ibis.expr.types as ir
@@ -38,7 +38,12 @@ REMEDY = (
 
 
 def match_controls(
-    store: TraceStore, rocks: RockSet, tolerance: float = 0.1, draws: int = 5, seed: int = 0
+    store: TraceStore,
+    rocks: RockSet,
+    tolerance: float = 0.1,
+    draws: int = 5,
+    seed: int = 0,
+    excluded: Collection[int] = (),
 ) -> ControlSet:
     """Give every rock a partner that occurs as often and is no rock, several times over.
 
@@ -48,6 +53,7 @@ def match_controls(
         tolerance: largest difference between the frequencies of a rock and its partner, as a share of the rock's.
         draws: how many sets of partners; the first is the closest, the others vary.
         seed: of the draws; draw i is the same however many there are.
+        excluded: types that are no candidates either, such as rocks that are left out, or what ends a response.
 
     Raises:
         ControlMatchError: no partner within the tolerance for some rocks, or no partners whose total fits.
@@ -57,7 +63,8 @@ def match_controls(
     _require_draws(draws, seed)
     reference = _reference(store, rocks)
     sums = type_sums(occurrences(store.table(reference)))
-    market = make_market(sums.token_id, sums.freq, rocks.ids, tolerance)
+    allowed_U = np.isin(sums.token_id, rocks.ids) | ~np.isin(sums.token_id, list(excluded))
+    market = make_market(sums.token_id[allowed_U], sums.freq[allowed_U], rocks.ids, tolerance)
     _require_partners(market, rocks, tolerance)
     return ControlSet(
         tokenizer_sha256=store.tokenizer_sha256,
@@ -67,6 +74,7 @@ def match_controls(
             "draws": int(draws),
             "seed": int(seed),
             "total_tolerance": TOTAL_TOLERANCE,
+            **({"excluded": sorted(excluded)} if excluded else {}),
         },
         source={"manifest_sha256": store.manifest_sha256},
         rock_ids=rocks.ids.tolist(),

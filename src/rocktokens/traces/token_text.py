@@ -43,13 +43,14 @@ class Vocabulary:
         """Whether the token controls the model and is no text at all, such as an end of sequence."""
         return token_id in self._added and self._added[token_id].special
 
+    def ids(self, text: str) -> list[int]:
+        """The tokens that have exactly this text, ascending: none, one, or rarely two, a piece and a byte."""
+        spelled = {self._tokenizer.token_to_id(piece) for piece in _spellings(text)} if self._tokenizer else set()
+        return sorted(token_id for token_id in spelled if token_id is not None and self.text(token_id) == text)
+
     def __contains__(self, text: object) -> bool:
         """Whether some token has exactly this text."""
-        return isinstance(text, str) and any(self._is_spelled(text, piece) for piece in _spellings(text))
-
-    def _is_spelled(self, text: str, piece: str) -> bool:
-        token_id = self._tokenizer.token_to_id(piece) if self._tokenizer else None
-        return token_id is not None and self.text(token_id) == text
+        return isinstance(text, str) and bool(self.ids(text))
 
     def _decoded(self, tokenizer: Tokenizer, token_id: int) -> str:
         if tokenizer.decoder is None:  # decode would put a space between any two tokens

@@ -1,0 +1,260 @@
+"""What a sweep reads like: the numbers of the record, in points, with a dash for what is not known."""
+
+import io
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+from rich.table import Table
+
+from rocktokens.cli import knockout_tables, tables
+from rocktokens.cli.knockout_tables import (
+    ban_table,
+    count_table,
+    delta_table,
+    detectable_sentence,
+    most_changing,
+    orthogonality_sentence,
+    points,
+    print_sweep,
+)
+from rocktokens.interventions.records import Ban, Changes, Knockout, KnockoutSweep, Role
+from rocktokens.types import Verdict
+
+HOSTILE = ["[bold]", "[/]", "\\[", "[red]x", ":smile:", "\x1b[31m", "\r", "\u202e", "a[b]c\\"]
+UNTOUCHED = Changes(0, 0, None, None, None, None, [], [], [])
+TOUCHED = Changes(31, 30, -2.5, 0.0, 12.0, 0.4, [(9, " Thus", 0.75), (4, "\n", 0.25)], [("p1", 0)], [])
+
+
+def ban(
+    token_id: int,
+    name: str,
+    delta: float | None = 0.0,
+    verdict: Verdict = "neutral",
+    role: Role = "tested",
+    changes: Changes = TOUCHED,
+) -> Knockout:
+    known = delta is not None
+    return Knockout(
+        ban=Ban((token_id,), name, role, "discourse"),
+        delta=delta,
+        interval=(delta - 0.02, delta + 0.02) if known else None,
+        p=0.0004 if known else None,
+        q=0.012 if known else None,
+        verdict=verdict,
+        paper_verdict="neutral" if verdict == "undecided" else verdict,
+        detectable=0.05,
+        bounds=(-0.3, 0.1),
+        n_looked=200,
+        stopped=None if known else "curtailed",
+        changes=changes,
+    )
+
+
+def counts(pillar: int, undecided: int) -> dict[str, dict[str, int]]:
+    ours = {"pillar": pillar, "stumbling": 0, "neutral": 7, "undecided": undecided}
+    return {
+        "method": ours,
+        "paper": {**ours, "neutral": 7 + undecided, "undecided": 0},
+        "corrected": {**ours, "pillar": 0, "undecided": undecided + pillar},
+    }
+
+
+def correlation(name: str, interval: Sequence[float] | None, n: int = 40) -> dict[str, object]:
+    rho = None if interval is None else sum(interval) / 2
+    return {"name": name, "rho": rho, "interval": interval, "p": None if interval is None else 0.4, "n": n}
+
+
+def sweep_of(*knockouts: Knockout, **changes: object) -> KnockoutSweep:
+    sweep = KnockoutSweep(
+        tokenizer_sha256="",
+        settings={"model": "step 4", "task": "wordmath", "temperature": 1.0, "mode": "exact", "alpha": 0.05},
+        baseline={"accuracy": 0.715, "interval": [0.649, 0.773], "n_prompts": 200, "num_samples": 1},
+        noise={"rollouts": 200, "differing": 0, "flips": 0, "delta": 0.0, "interval": [0.0, 0.0]},
+        cost={"decoded_tokens": 81203, "retraced_tokens": 1200, "full_sweep_tokens": 262114, "share": 0.3144},
+        counts={"tested": counts(3, 2), "matched": counts(1, 4), "never": counts(0, 0)},
+        detectable={"single": 0.0412, "corrected": 0.0931},
+        correlations=[correlation(name, (-0.3, 0.2)) for name in ("entropy", "log_freq", "kl")],
+        knockouts=list(knockouts),
+    )
+    return replace(sweep, **changes)
+
+
+def rendered(table: Table, width: int = 120) -> list[str]:
+    file = io.StringIO()
+    Console(file=file, width=width, force_terminal=True, color_system="truecolor", emoji=False).print(table)
+    return [line.rstrip() for line in file.getvalue().splitlines()]
+
+
+def printed(sweep: KnockoutSweep, monkeypatch: pytest.MonkeyPatch, rule: str = "method", show: int = 30) -> str:
+    """What the command would print, on one line per sentence."""
+    console = Console(file=io.StringIO(), width=400, emoji=False)
+    for module in (knockout_tables, tables):
+        monkeypatch.setattr(module, "output", console)
+    print_sweep(sweep, rule, show)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+# The table of bans
+
+
+def test_a_row_has_the_numbers_of_the_record():
+    row = rendered(ban_table(sweep_of(ban(325, " So", -0.05, "pillar")), "method", 30))[3]
+    assert row.split() == [
+        "·So", "325", "discourse", "31", "-5.0", "[-7.0,", "-3.0]", "<", "0.001", "0.012", "pillar", "·Thus", "75",
+        "%", "-2.5",
+    ]  # fmt: skip
+
+
+def test_what_is_not_known_is_a_dash():
+    lines = rendered(ban_table(sweep_of(ban(5, "x", None, "pillar", changes=UNTOUCHED)), "method", 30))
+    assert lines[3].split() == ["x", "5", "discourse", "0", "—", "—", "—", "—", "pillar", "*", "—", "—"]
+
+
+def test_a_set_is_called_by_its_name():
+    both = replace(ban(0, "", -0.1, "pillar"), ban=Ban((3, 9), "2 rocks of category digit", category="digit"))
+    row = rendered(ban_table(sweep_of(both), "method", 30))[3]
+    assert row.startswith("2 rocks of category digit  ") and " — " in row
+
+
+def test_the_rule_decides_which_verdict_is_shown():
+    sweep = sweep_of(ban(5, "x", 0.0, "undecided"))
+    shown = [rendered(ban_table(sweep, rule, 30))[3] for rule in ("method", "paper")]
+    assert ["undecided" in row for row in shown] == [True, False] and "neutral" in shown[1]
+
+
+def test_a_narrow_screen_shows_what_matters():
+    table = ban_table(sweep_of(ban(325, "So", -0.05, "pillar")), "method", 30, width=80)
+    assert [column.header for column in table.columns] == [
+        "banned", "in", "Δ", "95 %", "q", "verdict", "replaced by",
+    ]  # fmt: skip
+
+
+def test_no_token_text_is_taken_for_markup():
+    plain = rendered(ban_table(sweep_of(*(ban(i, "x") for i in range(len(HOSTILE)))), "method", 30))
+    hostile = [
+        replace(ban(i, text), changes=replace(TOUCHED, replacements=[(1, text, 1.0)])) for i, text in enumerate(HOSTILE)
+    ]
+    lines = rendered(ban_table(sweep_of(*hostile), "method", 30))
+    assert len(lines) == len(plain)
+    for text, line in zip(HOSTILE, lines[3:], strict=True):
+        shown = knockout_tables.visible(text)
+        assert line.startswith(f"{shown} ") and f" {shown} 100 %" in line and "\x1b" not in line
+
+
+def test_the_strongest_are_shown_in_order_of_the_change():
+    bans = [
+        ban(0, "a", -0.02, "undecided"), ban(1, "b", 0.04, "stumbling"), ban(2, "c"), ban(3, "d", -0.03, "undecided"),
+        ban(4, "e", -0.01, "pillar"), ban(5, "f", None, "pillar"), ban(6, "g", None, "neutral"),
+    ]  # fmt: skip
+
+    def shown(count: int) -> str:
+        return "".join(own.ban.name for own in most_changing(bans, count))
+
+    assert [shown(count) for count in (2, 4, 7)] == ["eb", "fdeb", "fdaecgb"]
+
+
+# Beside placebos
+
+
+def test_counts_stand_by_kind_and_rule():
+    sweep = sweep_of(ban(1, "a"), ban(2, "b", role="matched"))
+    rows = [line.split() for line in rendered(count_table(sweep))[2:]]
+    assert rows == [
+        ["tested", "ours", "3", "0", "7", "2"],
+        ["the", "paper's", "3", "0", "9", "0"],
+        ["ours,", "corrected", "0", "0", "7", "5"],
+        ["placebo,", "as", "frequent", "ours", "1", "0", "7", "4"],
+        ["the", "paper's", "1", "0", "11", "0"],
+        ["ours,", "corrected", "0", "0", "7", "5"],
+    ]
+
+
+def test_what_was_not_corrected_is_not_counted_as_if():
+    rows = [line.split() for line in rendered(count_table(sweep_of(ban(1, "a"), ban(2, "b", None, "pillar"))))[2:]]
+    assert rows[2] == ["ours,", "corrected", "—", "—", "—", "—"]
+
+
+def test_the_spread_of_the_changes_is_over_those_that_are_known(monkeypatch: pytest.MonkeyPatch):
+    sweep = sweep_of(
+        ban(1, "a", -0.06, "pillar"), ban(2, "b", -0.02), ban(3, "c", 0.01), ban(4, "d", None, "pillar"),
+        ban(5, "e", -0.03, role="matched"), ban(6, "f", 0.005, role="matched"), ban(7, "g", role="never"),
+    )  # fmt: skip
+    rows = [line.split() for line in rendered(delta_table(sweep))[2:]]
+    assert [row[-5:] for row in rows] == [
+        ["4", "3", "-2.0", "-6.0", "+1.0"],
+        ["2", "2", "-1.2", "-3.0", "+0.5"],
+        ["1", "1", "0.0", "0.0", "0.0"],
+    ]
+    assert "1 of the 3 tested lose more than any of the 2 placebos as frequent, 1 gain more" in printed(
+        sweep, monkeypatch
+    )
+
+
+# Sentences
+
+
+def test_the_conditions_of_the_sweep_come_first(monkeypatch: pytest.MonkeyPatch):
+    first, cost, noise = printed(sweep_of(ban(1, "a")), monkeypatch).splitlines()[:3]
+    assert first.startswith("without a ban 71.5 % [64.9, 77.3] of the answers are right: ")
+    assert first.endswith(": step 4 at temperature 1 on wordmath, 200 prompts × 1")
+    assert cost == "decoded 81,203 tokens and retraced 1,200, 0.31 of the 262,114 of a full sweep"
+    assert noise == "the free rollouts decoded again: 0 of 200 differ"
+
+
+def test_an_engine_that_is_not_exact_says_by_how_much(monkeypatch: pytest.MonkeyPatch):
+    noise = {"rollouts": 200, "differing": 3, "flips": 2, "delta": -0.01, "interval": [-0.025, 0.0]}
+    shown = printed(sweep_of(ban(1, "a"), noise=noise, warnings=["3 of 200 [b]differ[/b]"]), monkeypatch)
+    assert "warning: 3 of 200 [b]differ[/b]\n" in shown
+    assert "the second time changes accuracy by -1.0 points [-2.5, 0.0]" in shown and "0 of 200" not in shown
+
+
+def test_what_stopped_early_and_what_never_occurs_is_said(monkeypatch: pytest.MonkeyPatch):
+    bans = [ban(1, "a", None, "pillar"), ban(2, "b", changes=UNTOUCHED), ban(3, "c")]
+    sweep = sweep_of(*bans)
+    shown = printed(sweep, monkeypatch)
+    assert "* 1 stopped" in shown and "in no free answer: 1 of the 3" in shown
+    assert "there is nothing to set the changes beside" in shown
+    curtailed = printed(replace(sweep, settings={**sweep.settings, "mode": "curtailed"}), monkeypatch)
+    assert "their Δ is not known" in curtailed and "forecasts" in shown
+
+
+@pytest.mark.parametrize(
+    ("single", "corrected", "sentence"),
+    [
+        (0.0412, 0.0931, r"4\.1 points, .*; corrected for 2 bans: 9\.3 points"),
+        (0.0412, 1.0, r"4\.1 points, .*; corrected for 2 bans: none at all"),
+        (1.0, 1.0, r"nothing: with 200 prompts no loss would be called a pillar"),
+    ],
+)
+def test_what_could_have_been_seen(single: float, corrected: float, sentence: str):
+    sweep = sweep_of(ban(1, "a"), ban(2, "b"), detectable={"single": single, "corrected": corrected})
+    assert re.match(sentence, detectable_sentence(sweep))
+
+
+@pytest.mark.parametrize(
+    ("intervals", "sentence"),
+    [
+        ([(-0.3, 0.2), (0.1, 0.5), (-0.1, 0.1)], "Δ goes with log frequency: the paper's claim"),
+        ([(-0.6, -0.1), (0.1, 0.5), None], "Δ goes with student entropy and log frequency: the paper's claim"),
+        ([(-0.3, 0.2), (-0.55, 0.1), (-0.1, 0.1)], "every interval includes 0, and the widest reaches |ρ| = 0.55"),
+        ([(-0.2, 0.1), (-0.05, 0.1), (-0.1, 0.2)], "every ρ is surely within ±0.2"),
+        ([(-0.1, 0.1), None, (-0.1, 0.1)], "too few different values"),
+    ],
+)
+def test_whether_the_claim_of_no_relation_can_be_told(intervals: list[tuple[float, float] | None], sentence: str):
+    records = [correlation(name, own) for name, own in zip(("entropy", "log_freq", "kl"), intervals, strict=True)]
+    assert orthogonality_sentence(records).startswith(sentence)
+
+
+def test_too_few_types_are_not_correlated(monkeypatch: pytest.MonkeyPatch):
+    assert "Spearman" in printed(sweep_of(ban(1, "a")), monkeypatch)
+    few = [correlation(name, None, n=3) for name in ("entropy", "log_freq", "kl")]
+    assert "Spearman" not in printed(sweep_of(ban(1, "a"), correlations=few), monkeypatch)
+
+
+def test_points_are_signed_hundredths():
+    assert [points(delta) for delta in (-0.05, 0.015, 0.0, -0.0, None)] == ["-5.0", "+1.5", "0.0", "0.0", "—"]
