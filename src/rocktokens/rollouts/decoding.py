@@ -1,17 +1,14 @@
-"""Decoding one batch: left-padded prefill, then one token a step for every row, with a key-value cache.
+"""Decoding batch by batch, for models whose cache cannot be refilled row by row (see ``stream`` for all others).
 
-1. Prompts are left-padded; position ids and attention masks make the padding invisible.
+1. What a row begins with is left-padded; position ids and attention masks make the padding invisible.
 2. One step: raw logits (float32) → log-softmax for the record → banned ids to −∞ → argmax(logits / τ + Gumbel noise),
    or plain argmax when τ = 0. The noise is keyed by (seed, prompt, sample, position, token), see ``noise``.
 3. A row ends with the first end token it samples, or at ``max_new_tokens``. On CPU, finished rows are dropped when
    enough of them have gathered; on a GPU, where a row costs next to nothing, the batch keeps its shape.
 
 A row does not depend on its batch mates. Its noise is its own, so only rounding could differ, where two tokens tie to
-within it. Shapes are chosen so that rounding does not differ either: padded widths are multiples of ``WIDTH_BLOCK``,
-so that vectorised sums over keys group the same terms whatever the padding, and there is always some padding, so that
-every batch takes the masked kernel; rows are multiples of ``ROW_BLOCK``, which all take the same matrix kernel. With
-MKL in float32 on one CPU thread, results are the same bit for bit in any batch. On more threads the rounding of
-attention depends on which thread has the row, and results are the same up to such ties.
+within it. Padded widths are multiples of ``WIDTH_BLOCK`` and rows of ``ROW_BLOCK``, so that rounding hardly differs
+either.
 """
 
 from dataclasses import dataclass, fields

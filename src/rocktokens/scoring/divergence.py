@@ -16,7 +16,9 @@ Every position is keyed by the token it predicts: row i of ``h_s_TD`` is the sta
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -30,6 +32,28 @@ from rocktokens.types import TokenScores
 Head = torch.Tensor | LMHead
 Columns = tuple[torch.Tensor, ...]
 Scored = tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredChunk:
+    """A few positions, while their logits are in memory."""
+
+    rows: slice
+    """Which positions these are."""
+    columns: Columns
+    """The columns (n,) of ``TokenScores``, in their order."""
+    gradient_nV: torch.Tensor
+    """The divergence's gradient with respect to the student's logits, over the columns that both heads have."""
+    logits_nV: torch.Tensor
+    """The student's."""
+    student: LMHead
+    """The head they come from, cut to their width."""
+
+    @torch.no_grad()
+    def state_gradient(self) -> torch.Tensor:
+        """The divergence's gradient (n, D) with respect to the student's hidden states."""
+        product_gradient_nV = self.student.product_gradient(self.gradient_nV, self.logits_nV)
+        return _through_weight(product_gradient_nV, self.student.weight_VD)
 
 
 def token_scores(
@@ -57,16 +81,32 @@ def token_scores(
     Returns:
         Columns of shape (T,). ``grad_norm`` is the norm of the divergence's gradient with respect to the logits.
     """
+    chunks = scored_chunks(h_s_TD, w_s_VD, h_t_TE, w_t_VE, token_ids_T, divergence, temperature, tokens_per_chunk)
+    # map lets go of a chunk before it asks for the next: two of them are never in memory
+    return TokenScores(*_concatenate(list(map(attrgetter("columns"), chunks)), h_s_TD))
+
+
+def scored_chunks(
+    h_s_TD: torch.Tensor,
+    w_s_VD: Head,
+    h_t_TE: torch.Tensor,
+    w_t_VE: Head,
+    token_ids_T: torch.Tensor,
+    divergence: Divergence = "reverse",
+    temperature: float = 1.0,
+    tokens_per_chunk: int = 1024,
+) -> Iterator[ScoredChunk]:
+    """The scores a few positions at a time, with the gradients whose length is ``grad_norm``.
+
+    Takes what ``token_scores`` takes. A chunk is as large as its logits: let go of it before asking for the next.
+    """
     pair = _Pair.of(w_s_VD, w_t_VE, divergence, temperature)
     pair.require_rows(h_s_TD, h_t_TE, token_ids_T)
-    rows_T = torch.arange(len(token_ids_T), device=token_ids_T.device)
     with torch.no_grad():
         pair = pair.cast_for(h_s_TD, h_t_TE)
-        chunks = [
-            pair.score(h_s_TD[here], h_t_TE[here], token_ids_T[here], rows_T[here])[0]
-            for here in _slices(len(rows_T), tokens_per_chunk)
-        ]
-    return TokenScores(*_concatenate(chunks, h_s_TD))
+    rows_T = torch.arange(len(token_ids_T), device=token_ids_T.device)
+    for here in _slices(len(rows_T), tokens_per_chunk):
+        yield pair.scored_chunk(here, h_s_TD[here], h_t_TE[here], token_ids_T[here], rows_T[here])
 
 
 def weighted_kl(
@@ -179,10 +219,22 @@ class _Pair:
                 "use rollouts that were made with their tokenizer"
             )
 
+    @torch.no_grad()
+    def scored_chunk(self, here: slice, *arrays_n: torch.Tensor) -> ScoredChunk:
+        """What ``logit_gradient`` says of a few positions, as a record."""
+        return ScoredChunk(here, *self.logit_gradient(*arrays_n), self.student)
+
     def score(
         self, h_s_nD: torch.Tensor, h_t_nE: torch.Tensor, token_ids_n: torch.Tensor, rows_n: torch.Tensor
     ) -> tuple[Columns, torch.Tensor]:
-        """The columns (n,) of a few positions, and their divergences' gradients (n, V) with respect to W h + b.
+        """The columns (n,) of a few positions, and their divergences' gradients (n, V) with respect to W h + b."""
+        columns, gradient_nV, z_nV = self.logit_gradient(h_s_nD, h_t_nE, token_ids_n, rows_n)
+        return columns, self.student.product_gradient(gradient_nV, z_nV)
+
+    def logit_gradient(
+        self, h_s_nD: torch.Tensor, h_t_nE: torch.Tensor, token_ids_n: torch.Tensor, rows_n: torch.Tensor
+    ) -> tuple[Columns, torch.Tensor, torch.Tensor]:
+        """The columns (n,) of a few positions, their gradients (n, V) with respect to the logits, and the logits.
 
         ``rows_n`` are the positions' names in error messages.
         """
@@ -196,7 +248,7 @@ class _Pair:
         ids = token_ids_n.long().unsqueeze(-1)
         logp_s_n, logp_t_n = (log.gather(-1, ids).squeeze(-1) for log in (log_p, log_q))
         columns = (kl_n, logp_s_n, logp_t_n, _entropy(p, log_p), _entropy(q, log_q), gradient_nV.norm(dim=-1))
-        return columns, self.student.product_gradient(gradient_nV, z_nV)
+        return columns, gradient_nV, z_nV
 
 
 class _WeightedSum(torch.autograd.Function):
@@ -237,11 +289,16 @@ def _accumulate(
     if bias_grad is not None:
         bias_grad += gradient_nV.sum(dim=0)
     gradient_nV = gradient_nV.to(weight_VD.dtype)
-    with torch.autocast(h_ND.device.type, enabled=False):
-        if h_grad is not None:
-            h_grad[here] = wide_matmul(gradient_nV, weight_VD)
-        if weight_grad is not None:
-            weight_grad += wide_matmul(gradient_nV.T, h_ND[here].to(weight_VD.dtype))
+    if h_grad is not None:
+        h_grad[here] = _through_weight(gradient_nV, weight_VD)
+    if weight_grad is not None:
+        weight_grad += _through_weight(gradient_nV.T, h_ND[here].to(weight_VD.dtype))
+
+
+def _through_weight(gradient_nV: torch.Tensor, weight_VD: torch.Tensor) -> torch.Tensor:
+    """The product of a gradient with a matrix, in the matrix's dtype and summed in float32 at least."""
+    with torch.autocast(weight_VD.device.type, enabled=False):
+        return wide_matmul(gradient_nV.to(weight_VD.dtype), weight_VD)
 
 
 # The divergences: p, log p, q, log q, all (n, V) → the divergence (n,) and its gradient (n, V) with respect to z / τ.

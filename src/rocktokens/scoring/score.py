@@ -5,7 +5,7 @@
 3. The scores are put back in the order of the rollouts; they do not depend on the grouping.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,11 +13,13 @@ import torch
 
 from rocktokens.config import Divergence
 from rocktokens.errors import RocktokensError
-from rocktokens.models.head import hidden_states, lm_head
+from rocktokens.models.head import LMHead, hidden_states, lm_head
 from rocktokens.models.load import LoadedModel
-from rocktokens.scoring.batch import collate, split_by_tokens
+from rocktokens.scoring.batch import RolloutBatch, collate, split_by_tokens
 from rocktokens.scoring.divergence import token_scores
 from rocktokens.types import Rollout, TokenScores
+
+States = tuple[torch.Tensor, LMHead, torch.Tensor, LMHead, torch.Tensor]
 
 
 @torch.inference_mode()
@@ -47,22 +49,9 @@ def score_rollouts(
     Returns:
         Numpy columns of shape (T,), rollout after rollout in the given order.
     """
-    student, teacher = _model(student), _model(teacher)
-    if student.device != teacher.device:
-        raise RocktokensError(
-            f"the student is on {student.device}, the teacher on {teacher.device}: load both on one device"
-        )
-    heads = lm_head(student), lm_head(teacher)
     scores_of: dict[int, np.ndarray] = {}
-    for group in split_by_tokens(rollouts, tokens_per_batch):
-        batch = collate([rollouts[index] for index in group], pad_id=0, device=student.device)
-        states = [
-            batch.predicting_states(hidden_states(model, batch.input_ids_RL, batch.attention_mask_RL))
-            for model in (student, teacher)
-        ]
-        scores = token_scores(
-            states[0], heads[0], states[1], heads[1], batch.token_ids_T, divergence, temperature, tokens_per_chunk
-        )
+    for group, states in replayed(student, teacher, rollouts, tokens_per_batch):
+        scores = token_scores(*states, divergence, temperature, tokens_per_chunk)
         table_CT = torch.stack([column for _, column in scores.items()]).to("cpu", torch.float32).numpy()
         ends = np.cumsum([len(rollouts[index].token_ids) for index in group])[:-1]
         scores_of.update(zip(group, np.split(table_CT, ends, axis=1), strict=True))
@@ -70,6 +59,31 @@ def score_rollouts(
             on_done(len(group))
     empty_CT = np.zeros((6, 0), dtype=np.float32)
     return TokenScores(*np.concatenate([empty_CT, *(scores_of[i] for i in range(len(rollouts)))], axis=1))
+
+
+def replayed(
+    student: Any, teacher: Any, rollouts: Sequence[Rollout], tokens_per_batch: int = 16384
+) -> Iterator[tuple[list[int], States]]:
+    """Force the rollouts through both models, group after group.
+
+    Returns:
+        Indices of the rollouts of a group, and the first arguments of ``token_scores`` for their response tokens: the
+        student's states and head, the teacher's states and head, the tokens.
+    """
+    student, teacher = _model(student), _model(teacher)
+    if student.device != teacher.device:
+        raise RocktokensError(
+            f"the student is on {student.device}, the teacher on {teacher.device}: load both on one device"
+        )
+    for group in split_by_tokens(rollouts, tokens_per_batch):
+        batch = collate([rollouts[index] for index in group], pad_id=0, device=student.device)
+        h_s_TD, h_t_TE = (_predicting_states(model, batch) for model in (student, teacher))
+        yield group, (h_s_TD, lm_head(student), h_t_TE, lm_head(teacher), batch.token_ids_T)
+
+
+@torch.inference_mode()
+def _predicting_states(model: Any, batch: RolloutBatch) -> torch.Tensor:
+    return batch.predicting_states(hidden_states(model, batch.input_ids_RL, batch.attention_mask_RL))
 
 
 def _model(model: Any) -> Any:
