@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from rocktokens.config import (
     Config,
     EvaluationSection,
+    GradientsSection,
     HubTask,
     JsonlTask,
     KnockoutSection,
@@ -56,6 +57,7 @@ configs = st.builds(
         margin=st.floats(0, 1),
         never=st.integers(0, 2**31),
     ),
+    gradients=st.builds(GradientsSection, batches=counts, sketch_width=st.none() | counts, memory=counts),
 )
 
 

@@ -263,6 +263,17 @@ class KnockoutSection(Section):
     )
 
 
+class GradientsSection(Section):
+    """Where the gradient goes (METHOD 5)."""
+
+    batches: int = Field(default=8, ge=1, description="of parameter space; intervals are over batches, verdicts need 4")
+    tokens_per_forward: int = Field(default=4096, ge=1, description="padded tokens of one forward with gradient")
+    sketch_width: int | None = Field(
+        default=None, ge=1, description="of vocabulary space; default: none, exact sums, where they fit, else 1024"
+    )
+    memory: int = Field(default=180_000_000, ge=1, description="bytes of all sums of logit space")
+
+
 class Config(Section):
     """Everything one run depends on."""
 
@@ -278,6 +289,7 @@ class Config(Section):
     find: FindSection = FindSection()
     evaluation: EvaluationSection = EvaluationSection()
     knockout: KnockoutSection = KnockoutSection()
+    gradients: GradientsSection = GradientsSection()
 
 
 def evaluation_task(config: Config) -> TaskSection:

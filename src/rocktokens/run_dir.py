@@ -13,7 +13,7 @@ import json
 import os
 import platform
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -79,6 +79,11 @@ class RunDir:
         return self.path / "knockout.json"
 
     @property
+    def gradients(self) -> Path:
+        """Where the gradient goes, in logit and in parameter space."""
+        return self.path / "gradients.json"
+
+    @property
     def logs(self) -> Path:
         """One JSON object per training step."""
         return self.path / "logs.jsonl"
@@ -129,7 +134,7 @@ class RunDir:
 
     def record_start(self, command: str, **facts: Any) -> None:
         """Note who wrote here, with which versions and seeds."""
-        self.update_manifest(command=command, started=_now(), machine=_machine(), versions=_versions(), **facts)
+        self.update_manifest(command=command, started=_now(), machine=_machine(), versions=package_versions(), **facts)
 
     def commit(self, relative: str, write: Callable[[Path], Any], rows: int = 0) -> FileEntry:
         """Let ``write`` fill a temporary file, then make it part of the run, or leave no trace of the attempt."""
@@ -272,9 +277,10 @@ def _machine() -> dict[str, Any]:
     return {"system": platform.system(), "machine": platform.machine(), "cpus": os.cpu_count()}
 
 
-def _versions() -> dict[str, str]:
+def package_versions(packages: Iterable[str] = RECORDED_PACKAGES) -> dict[str, str]:
+    """Python's version and those of the packages that are installed."""
     versions = {"python": platform.python_version()}
-    for package in RECORDED_PACKAGES:
+    for package in packages:
         with suppress(metadata.PackageNotFoundError):
             versions[package] = metadata.version(package)
     return versions

@@ -150,6 +150,8 @@ class RockSet:
         record = read_record(path, "rocks.json", "`rocktokens find`", ROCKS_SCHEMA_VERSION)
         try:
             tokens = [_rock_token(entry) for entry in record.pop("tokens")]
+            if not all(isinstance(record[name], dict) for name in ("criterion", "source", "summary")):
+                raise TypeError("criterion, source and summary are objects")
             return cls(tokens=tokens, **record)
         except (KeyError, TypeError, AttributeError) as error:
             raise RocktokensError(

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, decoders, models
 from trace_oracle import random_trace, with_column, write_trace
 
 from rocktokens.cli.choose_bans import Tokens, Wanted, choose_bans, control_ban
-from rocktokens.errors import ControlMatchError, RocktokensError
+from rocktokens.errors import RocktokensError
 from rocktokens.interventions.records import Ban
 from rocktokens.models import pebbles
 from rocktokens.traces.store import TraceStore
@@ -150,13 +150,17 @@ def test_controls_are_as_frequent_and_neither_rocks_nor_ends(traced: TraceStore,
     """The other rocks would be the closest partners by id, and one that is as frequent ends answers."""
     [ban] = choose_bans(rocks, Wanted(top=9, categories=["digit", "discourse"], together=True), tokens)
     controls = control_ban(traced, rocks, ban, frozenset({602}), 0.1, seed=0)
-    assert controls == Ban((600, 601, 603, 604), "controls of 4 rocks of category digit, discourse")
+    assert controls == Ban((600, 601, 603, 604), "controls of 4 rocks of category digit, discourse", "matched")
 
 
 def test_controls_that_cannot_be_are_refused(traced: TraceStore, rocks: RockSet, tokens: Tokens):
     [every] = choose_bans(rocks, Wanted(top=9, together=True), tokens)
-    with pytest.raises(ControlMatchError, match="1 of 5 rocks get no partner"):
+    with pytest.raises(RocktokensError) as refused:
         control_ban(traced, rocks, every, frozenset({602}), 0.1, seed=0)
+    sentence = str(refused.value)
+    assert sentence.startswith("--controls: ") and sentence.count("\n") == 0
+    assert "within knockout.tolerance = 0.1 each" in sentence and "(none is for 'So')" in sentence
+    assert "raise knockout.tolerance, take fewer rocks with --top, or leave out --controls" in sentence
     [named] = choose_bans(rocks, Wanted(top=9, texts=["So", " the"], together=True), tokens)
     with pytest.raises(RocktokensError, match="--controls finds partners for rocks alone: leave out --id and --text"):
         control_ban(traced, rocks, named, frozenset(), 0.1, seed=0)

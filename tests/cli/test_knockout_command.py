@@ -171,11 +171,49 @@ def test_the_papers_rule_is_shown_and_written_back_and_recorded_beside_ours(swep
 
 def test_a_set_is_banned_at_once_and_judges_no_rock(swept: Path, copy: Path):
     record = succeed(*knockout(copy, "--together", "--controls", "--json"), *changed("knockout.tolerance=1")).record
-    rocks, controls = (own["ban"] for own in record["knockouts"] if own["ban"]["role"] == "tested")
+    [rocks] = (own["ban"] for own in record["knockouts"] if own["ban"]["role"] == "tested")
+    [controls] = (own["ban"] for own in record["knockouts"] if own["ban"]["role"] == "matched")
     assert rocks["name"] == f"{len(rocks['ids'])} rocks" and controls["name"] == f"controls of {rocks['name']}"
     assert len(controls["ids"]) == len(rocks["ids"]) and not set(controls["ids"]) & set(rocks["ids"])
-    assert not [own for own in record["knockouts"] if own["ban"]["role"] == "matched"]
+    assert [sum(record["counts"][role]["method"].values()) for role in ("tested", "matched")] == [1, 1]
     assert (copy / "rocks.json").read_bytes() == (swept / "rocks.json").read_bytes()
+
+
+def test_rocks_say_where_their_verdicts_come_from(finished: FinishedRun, swept: Path, copy: Path):
+    before, source = RockSet.load(finished.path / "rocks.json").source, RockSet.load(swept / "rocks.json").source
+    verdicts = {
+        "model": "step 4",
+        "n_prompts": PROMPTS,
+        "num_samples": 1,
+        "temperature": 1.0,
+        "mode": "exact",
+        "seed": sweep_of(swept).settings["seed"],
+        "rule": "method",
+    }
+    assert source == {**before, "verdicts": verdicts} and "verdicts" not in before
+    succeed(*knockout(copy, "--top", "1", "--rule", "paper", "--curtail", "--samples", "2", "--greedy"))
+    changes = {"num_samples": 2, "temperature": 0, "mode": "curtailed", "rule": "paper"}
+    assert RockSet.load(copy / "rocks.json").source["verdicts"] == {**verdicts, **changes}
+
+
+def test_a_sweep_that_tests_no_rock_leaves_the_rocks_alone(finished: FinishedRun, tmp_path: Path):
+    run = shutil.copytree(finished.path, tmp_path / "run")
+    before = (run / "rocks.json").read_bytes()
+    other = next(token for token in range(20, 99) if token not in RockSet.load(run / "rocks.json").ids)
+    shown = succeed(*knockout(run, "--id", str(other), "--prompts", "2")).stdout
+    assert [own.ban.ids for own in sweep_of(run).of_role("tested")] == [(other,)]
+    assert (run / "rocks.json").read_bytes() == before
+    assert str(run / "knockout.json") in shown and str(run / "rocks.json") not in shown
+
+
+@pytest.mark.parametrize("model", ["pebbles-teacher", "teacher"])
+def test_other_models_say_nothing_about_these_rocks(finished: FinishedRun, tmp_path: Path, model: str):
+    run = shutil.copytree(finished.path, tmp_path / "run")
+    shown = succeed(*knockout(run, "--checkpoint", model, "--top", "2", "--prompts", "2")).stdout
+    assert [own.ban.ids[0] for own in sweep_of(run).of_role("tested")]
+    assert (run / "rocks.json").read_bytes() == (finished.path / "rocks.json").read_bytes()
+    assert str(run / "rocks.json") not in shown
+    require_sound(run)
 
 
 def test_types_can_be_named(copy: Path):
@@ -238,6 +276,22 @@ def test_other_conditions_share_nothing(swept: Path, copy: Path, options: tuple[
     before, after = decoded(swept), decoded(copy)
     assert before.items() <= after.items()
     assert len({path.rsplit("/", 1)[0] for path in after}) == 2
+
+
+def test_the_same_weights_under_another_config_share_nothing(swept: Path, copy: Path, tmp_path: Path):
+    """The checkpoint elsewhere is the same model; with another epsilon in its norms it is not."""
+    model = shutil.copytree(copy / "checkpoints/step-4", tmp_path / "model")
+    succeed(*knockout(copy, "--checkpoint", str(model)))
+    assert decoded(copy) == decoded(swept)
+    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    assert config["rms_norm_eps"] < 0.5
+    (model / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 0.5}), encoding="utf-8")
+    succeed(*knockout(copy, "--checkpoint", str(model), "--top", "1"))
+    before, after = decoded(swept), decoded(copy)
+    assert before.items() < after.items()
+    assert len({path.rsplit("/", 1)[0] for path in after}) == 2
+    free = {(copy / path).read_bytes() for path in after if path.endswith("free.parquet")}
+    assert len(free) == 2
 
 
 def test_decoded_bans_that_were_changed_are_refused(copy: Path):

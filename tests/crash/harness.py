@@ -1,10 +1,12 @@
 """Kill a command at random moments, resume it until it is done, and compare the result with an uninterrupted run.
 
 1. The command runs once, undisturbed: the reference, which also tells how long the working phase takes.
-2. It runs again in a fresh directory and is sent SIGKILL at a moment drawn uniformly over the working phase, which
-   begins when the process takes the lock of the run (imports, which take longest, are not worth killing).
+2. It runs again in a fresh directory and is sent SIGKILL: in turns as soon as it has committed a number of parts of its
+   work, up to half of them all, and at a moment drawn uniformly over the working phase, which begins when the process
+   takes the lock of the run (imports, which take longest, are not worth killing).
 3. It is started again, and killed again, until it finishes; then the run is compared, and 2 begins anew until the
-   wanted number of kills has been made. The last run of all is left to finish.
+   wanted number of kills has been made. The last run of all is left to finish. At least one kill must have come when
+   some of the work was committed and some was still to be done, or nothing has been shown about going on.
 4. Compared are the SHA-256 of every checkpoint, rollout and trace file, of rocks and of knock-outs, on disk and in the
    manifest, and the trace rows: each (part's folder, rollout, position) exactly once, as many as in the reference.
 
@@ -14,6 +16,7 @@
 """
 
 import argparse
+import math
 import os
 import random
 import shutil
@@ -25,10 +28,13 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import chain
+from pathlib import Path, PurePosixPath
 
 import pyarrow.parquet as pq
+from typer.testing import CliRunner
 
+from rocktokens.cli.main import app
 from rocktokens.run_dir import RunDir, file_sha256
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
@@ -47,7 +53,20 @@ task = {{ name = "jsonl", path = "{pair}/task.jsonl" }}
 [knockout]
 num_samples = 40
 """
-COMMANDS = {"distill": ["distill", "--resume"], "trace": ["trace"], "find": ["find"], "knockout": ["knockout"]}
+MANY_BANS = list(chain.from_iterable(("--id", str(token)) for token in range(64, 112)))
+"""Besides the rocks, so that decoding takes seconds."""
+COMMANDS = {
+    "distill": ["distill", "--resume"],
+    "trace": ["trace"],
+    "find": ["find"],
+    "knockout": ["knockout", "--top", "60", *MANY_BANS],
+}
+PARTS = {
+    "distill": "checkpoints/*/model.safetensors",
+    "trace": "traces/checkpoint=*/part-*",
+    "knockout": "knockout/*/part-*",
+}
+"""What a command commits as it works."""
 BEFORE = {"distill": [], "trace": ["distill"], "knockout": ["distill", "trace", "find"]}
 """What can be tested, and which commands must have run by then."""
 OF_A_RUN = ("find", "knockout")
@@ -55,13 +74,25 @@ OF_A_RUN = ("find", "knockout")
 
 
 @dataclass(frozen=True, slots=True)
+class Moment:
+    """When to kill a process: so long after it takes the lock, or as soon as it has committed so many parts."""
+
+    seconds: float = math.inf
+    parts: float = math.inf
+
+
+NEVER = Moment()
+
+
+@dataclass(frozen=True, slots=True)
 class Ending:
     """How one process ended."""
 
-    killed_after: float | None
-    """Seconds into the working phase, None when it finished by itself."""
+    killed: bool
     worked: float
     """Seconds between taking the lock and ending."""
+    parts: int
+    """That the run had by then, whichever process had committed them."""
 
 
 class CrashTest:
@@ -70,48 +101,61 @@ class CrashTest:
     def __init__(self, command: str, directory: Path, seed: int = 0, steps: int = 15) -> None:
         self.directory = directory
         self._arguments = COMMANDS[command]
+        self._pattern = PARTS[command]
         self._random = random.Random(seed)
         self._before = directory / "before"
         write_pair(directory / "pair")
         self._write_config(self._before, steps)
         for earlier in BEFORE[command]:
-            self._run_to_the_end(self._before, COMMANDS[earlier])
+            prepare(self._before, COMMANDS[earlier])
 
     def run(self, kills: int) -> list[Ending]:
         """Make the kills, check every finished run; the endings of all killed runs in order."""
         reference = self._fresh("reference")
-        duration = self._run_to_the_end(reference, self._arguments).worked
+        whole = self._execute(reference, NEVER)
         endings: list[Ending] = []
-        while _kills(endings) < kills:
+        while count_kills(endings) < kills:
             run = self._fresh(f"killed-{len(endings)}")
-            for ending in self._interrupted(run, duration, kills - _kills(endings)):
+            for ending in self._interrupted(run, whole, kills - count_kills(endings)):
                 endings.append(ending)
-                print(describe(ending, duration), flush=True)
+                print(describe(ending, whole), flush=True)
             require_same(reference, run)
+        if not count_midway(endings):
+            raise AssertionError(f"no kill came between the first part and the last: {endings}")
         return endings
 
-    def _interrupted(self, run: Path, duration: float, kills: int) -> Iterator[Ending]:
-        for _ in range(kills):
-            ending = self._execute(run, self._arguments, self._random.uniform(0, duration))
+    def _interrupted(self, run: Path, whole: Ending, kills: int) -> Iterator[Ending]:
+        for number in range(kills):
+            ending = self._execute(run, self._moment(number, whole))
             yield ending
-            if ending.killed_after is None:
+            if not ending.killed:
                 return
-        yield self._run_to_the_end(run, self._arguments)
+        yield self._execute(run, NEVER)
 
-    def _run_to_the_end(self, run: Path, arguments: list[str]) -> Ending:
-        return self._execute(run, arguments, None)
+    def _moment(self, number: int, whole: Ending) -> Moment:
+        if number % 2:
+            return Moment(seconds=self._random.uniform(0, whole.worked))
+        return Moment(parts=self._random.randint(1, max(1, whole.parts // 2)))
 
-    def _execute(self, run: Path, arguments: list[str], kill_after: float | None) -> Ending:
+    def _execute(self, run: Path, moment: Moment) -> Ending:
+        before = self._parts(run)
         with (run.parent / f"{run.name}.log").open("a") as log:
-            process = start(run, arguments, log)
+            process = start(run, self._arguments, log)
             began = wait_for_work(process, run)
-            killed = kill_after is not None and not _ends_within(process, kill_after)
-            if killed:
-                process.send_signal(signal.SIGKILL)
+            while process.poll() is None and not self._is_due(moment, began, before, run):
+                time.sleep(0.005)
+            process.kill()
             code = process.wait(timeout=300)
-        if code and not killed:
+        if code not in (0, -signal.SIGKILL):
             raise AssertionError(f"exit code {code}:\n{Path(log.name).read_text()[-3000:]}")
-        return Ending(kill_after if killed else None, time.monotonic() - began)
+        return Ending(code != 0, time.monotonic() - began, self._parts(run))
+
+    def _is_due(self, moment: Moment, began: float, before: int, run: Path) -> bool:
+        late = time.monotonic() - began >= moment.seconds
+        return late or (math.isfinite(moment.parts) and self._parts(run) - before >= moment.parts)
+
+    def _parts(self, run: Path) -> int:
+        return sum(PurePosixPath(entry.path).match(self._pattern) for entry in RunDir(run).files())
 
     def _fresh(self, name: str) -> Path:
         run = self.directory / name
@@ -126,13 +170,24 @@ class CrashTest:
         run.with_suffix(".toml").write_text(text + SETTINGS.format(pair=self.directory / "pair"))
 
 
+def prepare(run: Path, arguments: list[str]) -> None:
+    """Run a command in this process, to its end."""
+    result = CliRunner().invoke(app, command_line(run, arguments), catch_exceptions=False)
+    if result.exit_code:
+        raise AssertionError(f"{arguments[0]}: exit code {result.exit_code}:\n{result.output[-3000:]}")
+
+
 def start(run: Path, arguments: list[str], log) -> subprocess.Popen:
     """The command line as a user would type it, on one thread."""
-    command, *options = arguments
-    subject = run if command in OF_A_RUN else run.with_suffix(".toml")
-    line = [sys.executable, "-m", "rocktokens.cli.main", command, str(subject), *options]
+    line = [sys.executable, "-m", "rocktokens.cli.main", *command_line(run, arguments)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(line, stdout=log, stderr=subprocess.STDOUT, env=environment)
+
+
+def command_line(run: Path, arguments: list[str]) -> list[str]:
+    """The arguments with the run, or its config, that they are for."""
+    command, *options = arguments
+    return [command, str(run if command in OF_A_RUN else run.with_suffix(".toml")), *options]
 
 
 def wait_for_work(process: subprocess.Popen, run: Path) -> float:
@@ -174,23 +229,24 @@ def trace_rows(run: RunDir) -> Counter[tuple[str, int, int]]:
     return rows
 
 
-def describe(ending: Ending, duration: float) -> str:
+def describe(ending: Ending, whole: Ending) -> str:
     """One line about how a process ended."""
-    if ending.killed_after is None:
-        return f"finished after {ending.worked:.2f} s of work"
-    return f"killed {ending.killed_after:.2f} s into {duration:.2f} s of work"
+    how = "killed" if ending.killed else "finished"
+    return f"{how} after {ending.worked:.2f} of {whole.worked:.2f} s of work, {ending.parts} parts committed"
 
 
-def _kills(endings: list[Ending]) -> int:
-    return sum(ending.killed_after is not None for ending in endings)
+def count_kills(endings: list[Ending]) -> int:
+    """How many processes were killed."""
+    return sum(ending.killed for ending in endings)
 
 
-def _ends_within(process: subprocess.Popen, seconds: float) -> bool:
-    try:
-        process.wait(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        return False
-    return True
+def count_midway(endings: list[Ending]) -> int:
+    """How many were killed when parts were committed, and jobs left that a later process committed as further parts."""
+    midway, last = 0, 0
+    for ending in reversed(endings):
+        last = last if ending.killed else ending.parts
+        midway += ending.killed and 0 < ending.parts < last
+    return midway
 
 
 def main() -> None:
@@ -202,7 +258,9 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         endings = CrashTest(options.command, Path(directory), options.seed).run(options.kills)
-    print(f"{_kills(endings)} kills, {len(endings) - _kills(endings)} finished runs, all equal to the reference")
+    kills = count_kills(endings)
+    print(f"{kills} kills, {count_midway(endings)} of them between two parts of the work")
+    print(f"{len(endings) - kills} finished runs, all equal to the reference")
 
 
 if __name__ == "__main__":

@@ -3,11 +3,12 @@
 from pathlib import Path
 
 import pytest
-from harness import CrashTest
+from harness import CrashTest, count_kills, count_midway
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("command", "kills"), [("distill", 3), ("trace", 3), ("knockout", 2)])
+@pytest.mark.parametrize(("command", "kills"), [("distill", 2), ("trace", 1), ("knockout", 1)])
 def test_killed_runs_end_like_an_uninterrupted_one(command: str, kills: int, tmp_path: Path):
     endings = CrashTest(command, tmp_path, seed=7).run(kills)
-    assert sum(ending.killed_after is not None for ending in endings) == kills
+    assert count_kills(endings) == kills
+    assert count_midway(endings) >= 1

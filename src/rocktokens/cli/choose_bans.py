@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from rocktokens.errors import RocktokensError
+from rocktokens.errors import ControlMatchError, RocktokensError
 from rocktokens.interventions.records import Ban
 from rocktokens.report.text import visible
 from rocktokens.types import RockSet, RockToken
@@ -54,7 +54,7 @@ class Tokens:
 def choose_bans(rocks: RockSet, wanted: Wanted, tokens: Tokens) -> list[Ban]:
     """What to ban, each type once; one set of it all when ``wanted.together``."""
     named = [_named_ban(token_id, rocks, tokens.vocabulary) for token_id in _named_ids(wanted, tokens)]
-    chosen = _ranked(rocks, wanted) if wanted.any_rocks else []
+    chosen = ranked_rocks(rocks, wanted) if wanted.any_rocks else []
     ranked = [Ban((token.id,), token.text, category=token.category) for token in chosen]
     bans = list(dict.fromkeys([*ranked, *named]))
     if not wanted.together or len(bans) == 1:
@@ -72,11 +72,20 @@ def control_ban(
     own = replace(rocks, tokens=[token for token in rocks.tokens if token.id in ban.ids])
     if len(own.tokens) < len(ban.ids):
         raise RocktokensError("--controls finds partners for rocks alone: leave out --id and --text, or --controls")
-    controls = match_controls(store, own, tolerance, 1, seed, excluded={*rocks.ids.tolist(), *end_ids})
-    return Ban(tuple(sorted(controls.draws[0].ids)), f"controls of {ban.name}")
+    try:
+        controls = match_controls(store, own, tolerance, 1, seed, excluded={*rocks.ids.tolist(), *end_ids})
+    except ControlMatchError as error:
+        alone = ", ".join(repr(token.text) for token in own.tokens if token.id in error.unmatched)
+        raise RocktokensError(
+            f"--controls: no set of types that are no rocks is as frequent, within knockout.tolerance = {tolerance:g} "
+            f"each and 2 % in all{f' (none is for {alone})' if alone else ''}: raise knockout.tolerance, take fewer "
+            "rocks with --top, or leave out --controls"
+        ) from None
+    return Ban(tuple(sorted(controls.draws[0].ids)), f"controls of {ban.name}", role="matched")
 
 
-def _ranked(rocks: RockSet, wanted: Wanted) -> list[RockToken]:
+def ranked_rocks(rocks: RockSet, wanted: Wanted) -> list[RockToken]:
+    """The rocks that are wanted, in rank order."""
     if not rocks.tokens:
         raise RocktokensError(
             "rocks.json holds no rocks that can be banned: run `rocktokens find` with a larger find.k or a lower "

@@ -4,7 +4,7 @@
    numbers of ``rocktokens evaluate``: without a ban, this is the accuracy it reports.
 2. What is decoded is kept in the run as it comes. The same command goes on where it was interrupted, and another one
    finds what was decoded under the same conditions, whatever it bans.
-3. The sweep goes into knockout.json, the verdicts into rocks.json, unless it was the teacher who wrote.
+3. The sweep goes into knockout.json; the verdicts go into rocks.json where a checkpoint of the run wrote the answers.
 """
 
 import hashlib
@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from rocktokens.cli.choose_bans import Tokens, Wanted, choose_bans, control_ban
+from rocktokens.cli.choose_bans import Tokens, Wanted, choose_bans, control_ban, ranked_rocks
 from rocktokens.cli.common import AsJson, Overrides, RunPath, config_of, notes, output, print_json, progress_bar
 from rocktokens.cli.evaluate import resolve_models
 from rocktokens.cli.trace import make_sampler
 from rocktokens.config import Config, evaluation_task
 from rocktokens.errors import RocktokensError
 from rocktokens.interventions.records import Ban, Knockout, KnockoutSweep
-from rocktokens.run_dir import RunDir, derive_seed
+from rocktokens.run_dir import RunDir, derive_seed, package_versions
 from rocktokens.types import Prompt, RockSet, RockToken
 
 if TYPE_CHECKING:
@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from rocktokens.tasks.base import Task
 
 RuleName = Literal["method", "paper"]
-TEACHER = "teacher"
-"""Its verdicts are not the student's, whose rocks are in rocks.json."""
+DECODING_PACKAGES = ("rocktokens", "torch", "transformers")
 
 
 def knockout(
@@ -67,7 +66,7 @@ def knockout(
     Example: [bold]rocktokens knockout runs/mine --top 50 --greedy[/bold]
 
     Some types, or a whole category at once: [bold]rocktokens knockout runs/mine --text So --text Wait[/bold],
-    [bold]rocktokens knockout runs/mine --category digit --together --controls[/bold]
+    [bold]rocktokens knockout runs/mine --category digit --together[/bold]
     """
     chosen = {"top": top, "num_samples": samples, "num_prompts": prompts, "temperature": 0 if greedy else None}
     settings = [f"knockout.{name}={value}" for name, value in chosen.items() if value is not None]
@@ -90,7 +89,8 @@ def knockout(
 
     print_sweep(sweep, rule, show)
     output.print(f"everything: {run.knockout}", soft_wrap=True, markup=False)
-    if sweep.settings["model"] != TEACHER:
+    rocks = RockSet.load(run.rocks)
+    if _tested_rocks(rocks, sweep) and rocks.source.get("verdicts") == provenance(sweep, rule):
         output.print(f"verdicts of single rocks: {run.rocks}", soft_wrap=True, markup=False)
 
 
@@ -160,7 +160,7 @@ def run_knockout(
         )
         sweep = replace(sweep, warnings=[*sweep.warnings, *_left_out(rocks, wanted, loaded.eos_ids)])
         run.commit(run.knockout.name, sweep.save)
-        if name != TEACHER:
+        if _is_student(run, config, subject):
             run.commit(run.rocks.name, with_verdicts(rocks, sweep, rule).save)
     return sweep
 
@@ -235,8 +235,9 @@ def _bans(
 
 
 def _left_out(rocks: RockSet, wanted: Wanted, end_ids: Collection[int]) -> list[str]:
-    """What to say of rocks that cannot be banned."""
-    ends = [repr(token.text) for token in rocks.tokens if wanted.any_rocks and token.id in end_ids]
+    """What to say of rocks that were asked for and cannot be banned."""
+    asked = ranked_rocks(rocks, wanted) if wanted.any_rocks else []
+    ends = [repr(token.text) for token in asked if token.id in end_ids]
     return [f"never banned, since no answer could end without them: {', '.join(ends)}"] if ends else []
 
 
@@ -247,6 +248,9 @@ def _conditions(config: Config, subject: _Subject, prompts: Sequence[Prompt]) ->
     return {
         "model": subject.identity,
         "tokenizer_sha256": subject.tokenizer_sha256,
+        "config_sha256": _digest(json.loads(subject.loaded.model.config.to_json_string())),
+        "eos_ids": sorted(subject.loaded.eos_ids),
+        "versions": package_versions(DECODING_PACKAGES),
         "dtype": config.models.dtype,
         "device": subject.loaded.model.device.type,
         "task": evaluation_task(config).model_dump(mode="json"),
@@ -289,10 +293,38 @@ def _columns(run: RunDir, rocks: RockSet, bans: Sequence[Ban]) -> dict[str, dict
     return {name: dict(zip(ids, values.tolist(), strict=True)) for name, values in columns.items()}
 
 
+def _is_student(run: RunDir, config: Config, subject: _Subject) -> bool:
+    """Whether the rocks are this model's: it is a checkpoint of the run, or one of the students it was traced with."""
+    from rocktokens.models.fingerprints import model_identity
+    from rocktokens.training.checkpoint import list_checkpoints
+
+    own = [*(str(run.checkpoint(step)) for step in list_checkpoints(run)), *config.trace.checkpoints]
+    return subject.identity in {model_identity(name, run) for name in own}
+
+
+def provenance(sweep: KnockoutSweep, rule: RuleName) -> dict[str, Any]:
+    """Where verdicts in rocks.json come from."""
+    names = ("model", "n_prompts", "num_samples", "temperature", "mode", "seed")
+    return {**{name: sweep.settings[name] for name in names}, "rule": rule}
+
+
 def with_verdicts(rocks: RockSet, sweep: KnockoutSweep, rule: RuleName) -> RockSet:
     """The rocks with what was found out about those that were banned alone; the others as they were."""
-    tested = {own.ban.ids[0]: own for own in sweep.of_role("tested") if len(own.ban.ids) == 1}
-    return replace(rocks, tokens=[_judged(token, tested.get(token.id), rule) for token in rocks.tokens])
+    tested = _tested_rocks(rocks, sweep)
+    if not tested:
+        return rocks
+    return replace(
+        rocks,
+        tokens=[_judged(token, tested.get(token.id), rule) for token in rocks.tokens],
+        source={**rocks.source, "verdicts": provenance(sweep, rule)},
+    )
+
+
+def _tested_rocks(rocks: RockSet, sweep: KnockoutSweep) -> dict[int, Knockout]:
+    """By id, the rocks that were banned alone."""
+    ids = set(rocks.ids.tolist())
+    alone = [own for own in sweep.of_role("tested") if len(own.ban.ids) == 1]
+    return {own.ban.ids[0]: own for own in alone if own.ban.ids[0] in ids}
 
 
 def _judged(token: RockToken, found: Knockout | None, rule: RuleName) -> RockToken:

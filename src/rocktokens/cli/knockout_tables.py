@@ -135,10 +135,8 @@ def count_table(sweep: KnockoutSweep) -> Table:
         own = sweep.of_role(role)
         for rule, name in RULES.items() if own else ():
             counts = sweep.counts[role][rule]
-            unknown = rule == "corrected" and any(knockout.q is None for knockout in own)
-            table.add_row(
-                who if rule == "method" else "", name, *("—" if unknown else str(counts[kind]) for kind in KINDS)
-            )
+            cells = ["—" if counts is None else str(counts[kind]) for kind in KINDS]
+            table.add_row(who if rule == "method" else "", name, *cells)
     return table
 
 
@@ -160,8 +158,8 @@ def _beyond_placebos(sweep: KnockoutSweep) -> Iterator[str]:
     elif tested:
         below, above = (sum(own < min(placebos) for own in tested), sum(own > max(placebos) for own in tested))
         yield (
-            f"{below} of the {len(tested)} tested lose more than any of the {len(placebos)} placebos as frequent, "
-            f"{above} gain more"
+            f"of the {len(tested)} tested, {below} have a Δ below that of every one of the {len(placebos)} placebos as "
+            f"frequent, and {above} one above"
         )
 
 

@@ -111,15 +111,16 @@ class Curtailed:
         return [range(start, end) for start, end in pairwise(ends)]
 
     def judge(self, interim: Interim, block: int, noise: Interval) -> list[Settled | None]:
-        """Verdicts that nothing can change any more."""
-        if interim.looked == self.n_prompts:
-            return [*complete(interim, self.rule, noise)]
+        """Verdicts that nothing can change any more; with their numbers where nothing is left to be known."""
         verdicts = settled_verdicts(interim.lowest_KN, interim.highest_KN, interim.num_samples, self.rule, noise)
-        return [settled and Settled(settled, None, None, None, "curtailed") for settled in verdicts]
+        known_K = (interim.lowest_KN == interim.highest_KN).all(axis=1)
+        stopped = [None if certain is None else Settled(certain, None, None, None, "curtailed") for certain in verdicts]
+        wholes = complete(interim, self.rule, noise)
+        return [own if known else stop for own, known, stop in zip(wholes, known_K, stopped, strict=True)]
 
 
 def complete(interim: Interim, rule: Rule, noise: Interval) -> list[Settled]:
-    """Verdicts of bans of which everything is known."""
+    """Verdicts of bans of which everything is known (of others, as if the lowest were)."""
     effects = paired_effects(interim.lowest_KN, interim.num_samples, rule, noise)
     return [
         Settled(verdict(effect.delta, effect.interval, rule), effect.delta, effect.interval, effect.p)

@@ -1,13 +1,15 @@
 """What a sweep has decoded so far, so that it can be interrupted at any moment and go on with the same result.
 
-Free rollouts are written once. Finished continuations are gathered and committed to the run as immutable Parquet parts
-every few seconds; whoever kills the process loses at most those. A continuation is found again by what was banned and
-which rollout it continues, so a later sweep over other tokens uses what is there. The folder is named after everything
-that the rollouts depend on: nothing is ever found that was decoded under other conditions.
+Free rollouts are written once. What was decoded under bans is gathered and committed to the run as immutable Parquet
+parts; whoever kills the process loses at most a fiftieth of its work. An entry is found again by what was banned and
+which rollout it continues, so a later sweep over other tokens uses what is there. The folder is named after the
+conditions the rollouts were decoded under. Only ids are kept, not whether an answer was right: grades are made by the
+grader of today.
 """
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -15,14 +17,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rocktokens.errors import RunDirError
-from rocktokens.interventions.changes import Continuation
 from rocktokens.rollouts.store import read_rollouts, write_rollouts
 from rocktokens.run_dir import RunDir
 from rocktokens.types import Rollout
 
 Key = tuple[tuple[int, ...], int]
 """The banned ids, ascending, and the place of the free rollout."""
-SECONDS_PER_PART = 2.0
+SHARE_PER_PART, LEAST_SECONDS = 0.02, 0.2
+"""A part is written when this share of the time so far has passed since the last one: few parts, and little lost."""
 SCHEMA_VERSION = 1
 _VERSION_KEY = b"rocktokens.knockout.version"
 SCHEMA = pa.schema(
@@ -32,18 +34,27 @@ SCHEMA = pa.schema(
         ("start", pa.int32()),
         ("token_ids", pa.list_(pa.int32())),
         ("finished", pa.bool_()),
-        ("right", pa.bool_()),
     ],
     metadata={_VERSION_KEY: str(SCHEMA_VERSION)},
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """What was written from a position of a free rollout on."""
+
+    start: int
+    token_ids: np.ndarray
+    """int32."""
+    finished: bool
 
 
 class Journal(Protocol):
     """Anything that remembers what a sweep has decoded."""
 
     @property
-    def finished(self) -> Mapping[Key, Continuation]:
-        """All continuations so far."""
+    def finished(self) -> Mapping[Key, Decoded]:
+        """Everything so far."""
         ...
 
     def free(self) -> list[Rollout] | None:
@@ -54,8 +65,8 @@ class Journal(Protocol):
         """Remember the free rollouts."""
         ...
 
-    def add(self, key: Key, continuation: Continuation) -> None:
-        """Remember a continuation, now or soon."""
+    def add(self, key: Key, decoded: Decoded) -> None:
+        """Remember an entry, now or soon."""
         ...
 
     def flush(self) -> None:
@@ -67,7 +78,7 @@ class MemoryJournal:
     """Forgets everything when the process ends."""
 
     def __init__(self) -> None:
-        self.finished: dict[Key, Continuation] = {}
+        self.finished: dict[Key, Decoded] = {}
         self._free: list[Rollout] | None = None
 
     def free(self) -> list[Rollout] | None:
@@ -78,9 +89,9 @@ class MemoryJournal:
         """Remember the free rollouts."""
         self._free = list(rollouts)
 
-    def add(self, key: Key, continuation: Continuation) -> None:
-        """Remember a continuation."""
-        self.finished[key] = continuation
+    def add(self, key: Key, decoded: Decoded) -> None:
+        """Remember an entry."""
+        self.finished[key] = decoded
 
     def flush(self) -> None:
         """Nothing is ever late."""
@@ -99,11 +110,11 @@ class RunJournal:
         self._run = run
         self._folder = f"knockout/{conditions}"
         self._parts = [entry.path for entry in run.files(f"{self._folder}/part-")]
-        self.finished: dict[Key, Continuation] = {}
-        self._new: list[tuple[Key, Continuation]] = []
-        self._written = time.monotonic()
+        self.finished: dict[Key, Decoded] = {}
+        self._new: list[tuple[Key, Decoded]] = []
+        self._began = self._written = time.monotonic()
         for entry in run.files(f"{self._folder}/part-"):
-            self.finished.update(_continuations(pq.read_table(run.verify(entry))))
+            self.finished.update(_entries(pq.read_table(run.verify(entry))))
 
     def free(self) -> list[Rollout] | None:
         """The free rollouts, None if they have not been written."""
@@ -114,11 +125,12 @@ class RunJournal:
         """Commit the free rollouts."""
         write_rollouts(self._run, f"{self._folder}/free.parquet", rollouts)
 
-    def add(self, key: Key, continuation: Continuation) -> None:
-        """Remember a continuation; committed with others after a moment."""
-        self.finished[key] = continuation
-        self._new.append((key, continuation))
-        if time.monotonic() - self._written > SECONDS_PER_PART:
+    def add(self, key: Key, decoded: Decoded) -> None:
+        """Remember an entry; committed with others after a moment."""
+        self.finished[key] = decoded
+        self._new.append((key, decoded))
+        now = time.monotonic()
+        if now - self._written > max(LEAST_SECONDS, SHARE_PER_PART * (now - self._began)):
             self.flush()
 
     def flush(self) -> None:
@@ -131,20 +143,19 @@ class RunJournal:
         self._written = time.monotonic()
 
 
-def _table(entries: Sequence[tuple[Key, Continuation]]) -> pa.Table:
+def _table(entries: Sequence[tuple[Key, Decoded]]) -> pa.Table:
     columns = [
         [list(banned) for (banned, _), _ in entries],
         [rollout for (_, rollout), _ in entries],
         [own.start for _, own in entries],
         [own.token_ids for _, own in entries],
         [own.finished for _, own in entries],
-        [own.right for _, own in entries],
     ]
     arrays = [pa.array(values, type=field.type) for values, field in zip(columns, SCHEMA, strict=True)]
     return pa.Table.from_arrays(arrays, schema=SCHEMA)
 
 
-def _continuations(table: pa.Table) -> dict[Key, Continuation]:
+def _entries(table: pa.Table) -> dict[Key, Decoded]:
     version = (table.schema.metadata or {}).get(_VERSION_KEY, b"none").decode()
     if version != str(SCHEMA_VERSION):
         raise RunDirError(
@@ -152,8 +163,8 @@ def _continuations(table: pa.Table) -> dict[Key, Continuation]:
             "use the version that wrote them, or remove the knockout folder of the run"
         )
     return {
-        (tuple(row["banned"]), row["rollout_id"]): Continuation(
-            row["start"], np.array(row["token_ids"], np.int32), row["finished"], row["right"]
+        (tuple(row["banned"]), row["rollout_id"]): Decoded(
+            row["start"], np.array(row["token_ids"], np.int32), row["finished"]
         )
         for row in table.to_pylist()
     }

@@ -7,13 +7,14 @@
    The jobs, one per ban and rollout, are decoded together, whatever ban they belong to.
 3. The design decides after each block of prompts which bans are settled: at the end (exact), when nothing can change
    their verdict any more (curtailed), or by a group-sequential test (sequential).
-4. The free rollouts are decoded a second time, from their prompts, amid the jobs. In float32 on one CPU thread nothing
-   may differ; where an engine's rounding depends on the batch, the change it makes by itself is reported, and widens
-   every interval, so that it cannot pass as an effect.
+4. The free rollouts are continued once more amid the jobs, each from a random position and under the ban of an id that
+   none of them holds. In float32 on one CPU thread nothing may differ; where an engine's rounding depends on the batch,
+   the change it makes by itself is reported, and widens every interval, so that it cannot pass as an effect.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
@@ -77,7 +78,7 @@ def knockout_sweep(
         tokenizer: the sampler's model's.
         task: grades the answers.
         prompts: with answers, each once.
-        bans: what to ban: an id, ids that are banned together, or a ``Ban``.
+        bans: what to ban: an id, ids that are banned together, or a ``Ban``; each counts once.
         num_samples: answers per prompt.
         temperature: of the sampling; 0 is greedy.
         max_new_tokens: longest response.
@@ -98,10 +99,11 @@ def knockout_sweep(
     """
     rule = rule or Rule(seed=seed)
     journal = journal or MemoryJournal()
+    _require_settings(mode, num_samples, temperature)
     require_answers(task, prompts)
     _require_distinct(prompts)
     vocabulary = Vocabulary(getattr(tokenizer, "backend_tokenizer", None))
-    tested = [_as_ban(ban, vocabulary) for ban in bans]
+    tested = _distinct(_as_ban(ban, vocabulary) for ban in bans)
     _require_bannable(tested, sampler)
     sampling = Sampling(sampler, tokenizer, task, prompts, temperature, max_new_tokens, seed)
     free = free_rollouts(sampling, num_samples, chat_template, max_prompt_length, journal, progress)
@@ -152,10 +154,13 @@ def _placebos(
         counts_V, set(range(sampler.vocab_size)) - set(allowed), never, derive_seed(seed, "never emitted")
     )
     placebos = [
-        *(_single(token, vocabulary, "matched") for token in partners.ids),
+        *(
+            replace(_single(token, vocabulary, "matched"), beside=rock)
+            for token, rock in zip(partners.ids, partners.rock_ids, strict=True)
+        ),
         *(_single(token, vocabulary, "never") for token in unheard),
     ]
-    return placebos, partners.unmatched
+    return placebos, partners.unmatched if matched else []
 
 
 def _single(token: int, vocabulary: Vocabulary, role: Role) -> Ban:
@@ -170,6 +175,23 @@ def _as_ban(ban: Ban | int | Iterable[int], vocabulary: Vocabulary) -> Ban:
         return _single(int(ban), vocabulary, "tested")
     ids = tuple(sorted({int(token) for token in ban}))
     return Ban(ids, " ".join(vocabulary.text(token) for token in ids))
+
+
+def _distinct(bans: Iterable[Ban]) -> list[Ban]:
+    """The first ban of each set of ids, in order."""
+    first: dict[tuple[int, ...], Ban] = {}
+    for ban in bans:
+        first.setdefault(ban.ids, ban)
+    return [*first.values()]
+
+
+def _require_settings(mode: str, num_samples: int, temperature: float) -> None:
+    if mode not in get_args(Mode):
+        raise RocktokensError(f"mode is {mode!r}: use one of {', '.join(get_args(Mode))}")
+    if num_samples < 1:
+        raise RocktokensError(f"num_samples is {num_samples}: answer every prompt at least once")
+    if not temperature >= 0:
+        raise RocktokensError(f"temperature is {temperature}: give 0 for greedy answers, or a number above it")
 
 
 def _require_bannable(bans: Sequence[Ban], sampler: Sampler) -> None:

@@ -3,6 +3,9 @@
 A rollout that holds no banned token is its own outcome. Any other is a job, decoded from its first banned token on; the
 jobs of all bans are decoded together, and what the journal has is not decoded again. Results count only once their
 prompt is looked at, so that what a design decides does not depend on what happened to be decoded before.
+
+Amid the jobs every free rollout is continued once more, from a random position, under the ban of an id that no free
+rollout holds. By rights nothing changes: what does is the engine's own noise.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -14,12 +17,13 @@ import numpy as np
 
 from rocktokens.interventions.changes import NOWHERE, Continuation, first_occurrences
 from rocktokens.interventions.designs import Design, Interim, Settled
-from rocktokens.interventions.journal import Journal
+from rocktokens.interventions.journal import Decoded, Journal, Key
 from rocktokens.interventions.records import Ban
 from rocktokens.interventions.summary import Evidence
 from rocktokens.interventions.verdicts import EXACT, Rule, paired_effects
 from rocktokens.rollouts.encode import make_rollouts
 from rocktokens.rollouts.sampler import Branch, Completion, Sampler
+from rocktokens.run_dir import derive_seed
 from rocktokens.tasks.base import Task
 from rocktokens.types import Prompt, Rollout
 
@@ -28,7 +32,7 @@ Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 Job = tuple[tuple[int, ...], int, int]
 """Banned ids, place of the free rollout, and the first position that differs."""
 NOTHING: tuple[int, ...] = ()
-"""The ban of the second free run."""
+"""What is banned when free rollouts are decoded again and every id occurs in one of them."""
 
 
 @contextmanager
@@ -72,9 +76,20 @@ class Outcomes:
         self._looked_KR = np.zeros_like(affected_KR)
         self._stop = 0
         self._retraced = 0
+        self._graded: dict[Key, Continuation] = {}
+        self._again = self._repetitions()
 
     def _prompt(self, place: int) -> Prompt:
         return self.sampling.prompts[place // self.num_samples]
+
+    def _repetitions(self) -> list[Job]:
+        """Every free rollout from some position on, under bans that change nothing."""
+        idle = [ban.ids for ban in self.bans if ban.role == "never"] or [NOTHING]
+        rng = np.random.Generator(np.random.PCG64(derive_seed(self.sampling.seed, "repetitions")))
+        return [
+            (idle[place % len(idle)], place, int(rng.integers(len(rollout.token_ids))))
+            for place, rollout in enumerate(self.free)
+        ]
 
     def settle(self, design: Design, rule: Rule, progress: Progress) -> tuple[list[Settled], dict[str, Any]]:
         """Decode block by block what the design still wants to see; what it settled, and the engine's own noise."""
@@ -82,7 +97,7 @@ class Outcomes:
         noise: dict[str, Any] = {}
         for number, block in enumerate(design.blocks):
             still_open = [ban for ban in range(len(self.bans)) if ban not in settled]
-            again = [] if noise else [(NOTHING, place, 0) for place in range(len(self.free))]
+            again = [] if noise else self._again
             self._look(still_open, block, again, f"decoding under bans {number + 1}/{len(design.blocks)}", progress)
             noise = noise or self._noise(rule)
             found = design.judge(self.interim().of(still_open), number, noise["interval"])
@@ -91,12 +106,16 @@ class Outcomes:
 
     def _noise(self, rule: Rule) -> dict[str, Any]:
         """What has changed in the free rollouts that were decoded again, amid the jobs."""
-        again = [self.journal.finished[NOTHING, place] for place in range(len(self.free))]
+        again = [self._outcome((ids, place)) for ids, place, _ in self._again]
         changes_R = np.array([own.right for own in again]).astype(int) - self.free_right_R
         [effect] = paired_effects(self._by_prompt(changes_R[None]), self.num_samples, rule, EXACT)
-        same = [np.array_equal(own.token_ids, rollout.token_ids) for own, rollout in zip(again, self.free, strict=True)]
+        same = [
+            np.array_equal(own.token_ids, rollout.token_ids[own.start :])
+            for own, rollout in zip(again, self.free, strict=True)
+        ]
         return {
             "rollouts": len(again),
+            "tokens": sum(len(own.token_ids) for own in again),
             "differing": len(same) - sum(same),
             "flips": int(np.count_nonzero(changes_R)),
             "delta": effect.delta,
@@ -117,7 +136,7 @@ class Outcomes:
     def evidence(self, settled: list[Settled], noise: dict[str, Any]) -> Evidence:
         """All of it, for the summary."""
         looked = [
-            {int(place): self.journal.finished[ban.ids, int(place)] for place in np.flatnonzero(looked_R)}
+            {int(place): self._outcome((ban.ids, int(place))) for place in np.flatnonzero(looked_R)}
             for ban, looked_R in zip(self.bans, self._looked_KR, strict=True)
         ]
         return Evidence(
@@ -144,11 +163,11 @@ class Outcomes:
         wanted = [(self.bans[ban].ids, place, int(self.first_KR[ban, place])) for ban, place in jobs]
         self._decode([*others, *wanted], label, progress)
         for ban, place in jobs:
-            right = self.journal.finished[self.bans[ban].ids, place].right
+            right = self._outcome((self.bans[ban].ids, place)).right
             change = int(right) - int(self.free_right_R[place])
             self._lowest_KR[ban, place] = self._highest_KR[ban, place] = change
             self._looked_KR[ban, place] = True
-        last_start = {place: start for _, place, start in sorted(wanted, key=lambda job: job[2])}
+        last_start = {place: start for _, place, start in sorted([*others, *wanted], key=lambda job: job[2])}
         self._retraced += sum(last_start.values())
         self._stop = block.stop
 
@@ -160,7 +179,8 @@ class Outcomes:
 
             def done(index: int, completion: Completion) -> None:
                 banned, place, start = missing[index]
-                self.journal.add((banned, place), self._continuation(place, start, completion))
+                self.journal.add((banned, place), Decoded(start, completion.token_ids, completion.finished))
+                self._outcome((banned, place))
                 advance(1)
 
             sampling = self.sampling
@@ -174,10 +194,14 @@ class Outcomes:
             )
         self.journal.flush()
 
-    def _continuation(self, place: int, start: int, completion: Completion) -> Continuation:
-        token_ids = np.concatenate([self.free[place].token_ids[:start], completion.token_ids])
-        right = self.sampling.grade(self._prompt(place), token_ids)
-        return Continuation(start, completion.token_ids, completion.finished, right)
+    def _outcome(self, key: Key) -> Continuation:
+        """What was decoded, graded."""
+        if key not in self._graded:
+            decoded, place = self.journal.finished[key], key[1]
+            token_ids = np.concatenate([self.free[place].token_ids[: decoded.start], decoded.token_ids])
+            right = self.sampling.grade(self._prompt(place), token_ids)
+            self._graded[key] = Continuation(decoded.start, decoded.token_ids, decoded.finished, right)
+        return self._graded[key]
 
 
 def free_rollouts(

@@ -3,7 +3,8 @@
 1. Frequencies are counted in the free rollouts of the sweep itself: that is what a ban acts on.
 2. Matched: types that are no rocks, each as frequent as a rock, one to one for as many rocks as possible
    (rocktokens.stats.matching). A rock nobody can stand in for is named and the sweep goes on without its placebo.
-3. Never: ids that no free rollout holds. Banning one changes nothing, so whatever shows is a fault of the sweep.
+3. Never: ids that no free rollout holds. Banning one changes nothing, so Δ is 0 without decoding; the sweep continues
+   some free rollouts under each of them all the same, and whatever then differs is noise of the engine.
 """
 
 from collections.abc import Collection, Sequence

@@ -32,6 +32,8 @@ class Ban:
     """The token's text, or what the set is called."""
     role: Role = "tested"
     category: str = ""
+    beside: int | None = None
+    """The tested type that a matched placebo is as frequent as."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +97,13 @@ class KnockoutSweep:
     baseline: dict[str, Any]
     """accuracy, interval, n_prompts, num_samples, mean_length, truncated_share."""
     noise: dict[str, Any]
-    """Free rollouts decoded a second time through the path of the bans: rollouts, differing, flips, delta, interval."""
+    """Free rollouts continued once more, under bans that change nothing: rollouts, tokens, differing, flips (answers
+    that change sides), delta, interval."""
     cost: dict[str, Any]
     """jobs, decoded_tokens, full_sweep_tokens, share; placebos included."""
     counts: dict[str, Any]
-    """How many verdicts of each kind, by role, then by rule ("method", "paper", "corrected"), then by verdict."""
+    """How many verdicts of each kind, by role, then by rule ("method", "paper", "corrected"), then by verdict; None for
+    a rule that could not be applied."""
     detectable: dict[str, float]
     """Smallest loss shown with 80 % power by a ban that changes no other answer: single, corrected."""
     correlations: list[dict[str, Any]]

@@ -21,7 +21,7 @@ from rocktokens.interventions.designs import Interim, Settled
 from rocktokens.interventions.evaluate import bootstrap_interval, wilson_interval
 from rocktokens.interventions.power import detectable_by_ban, detectable_loss
 from rocktokens.interventions.records import Ban, Interval, Knockout, KnockoutSweep, Role
-from rocktokens.interventions.verdicts import Rule, paper_verdict, verdict
+from rocktokens.interventions.verdicts import Rule, paper_verdict, without_effect
 from rocktokens.traces.token_text import Vocabulary
 from rocktokens.types import Rollout, Verdict
 
@@ -79,13 +79,13 @@ def summarise(
         baseline=baseline,
         noise={**evidence.noise, "interval": [*noise_interval]},
         cost=_cost(evidence),
-        counts={role: _counts(knockouts, role, rule) for role in get_args(Role)},
+        counts={role: _counts([own for own in knockouts if own.ban.role == role], rule) for role in get_args(Role)},
         detectable={
             "single": detectable_loss(n_prompts, rule, noise=noise_interval),
             "corrected": detectable_loss(n_prompts, rule, max(1, len(tested)), noise_interval),
         },
         correlations=_correlations(tested, columns, rule.seed),
-        warnings=_warnings(baseline, evidence.noise, [vocabulary.text(token) for token in unmatched]),
+        warnings=_warnings(baseline, evidence.noise, [vocabulary.text(token) for token in unmatched], rule),
         knockouts=knockouts,
     )
 
@@ -160,7 +160,7 @@ def _cost(evidence: Evidence) -> dict[str, Any]:
     lengths_R = np.array([len(rollout.token_ids) for rollout in evidence.free])
     free_tokens, n_bans = int(lengths_R.sum()), len(evidence.bans)
     continuations = [(place, own) for looked in evidence.looked for place, own in looked.items()]
-    decoded = 2 * free_tokens + sum(len(own.token_ids) for _, own in continuations)
+    decoded = free_tokens + evidence.noise["tokens"] + sum(len(own.token_ids) for _, own in continuations)
     longer = sum(own.length - int(lengths_R[place]) for place, own in continuations)
     full = (1 + n_bans) * free_tokens + longer
     return {
@@ -173,30 +173,37 @@ def _cost(evidence: Evidence) -> dict[str, Any]:
     }
 
 
-def _counts(knockouts: Sequence[Knockout], role: Role, rule: Rule) -> dict[str, dict[str, int]]:
-    own = [knockout for knockout in knockouts if knockout.ban.role == role]
-    verdicts: dict[str, list[Verdict]] = {
-        "method": [knockout.verdict for knockout in own],
-        "paper": [knockout.paper_verdict for knockout in own],
-        "corrected": [_corrected_verdict(knockout, rule) for knockout in own],
+def _counts(knockouts: Sequence[Knockout], rule: Rule) -> dict[str, dict[str, int] | None]:
+    """By rule; nothing is corrected where a ban was stopped without a p."""
+    corrected = [_corrected_verdict(own, rule) for own in knockouts]
+    return {
+        "method": _tally([own.verdict for own in knockouts]),
+        "paper": _tally([own.paper_verdict for own in knockouts]),
+        "corrected": None if None in corrected else _tally(corrected),
     }
-    kinds = ("pillar", "stumbling", "neutral", "undecided")
-    return {name: {kind: Counter(given)[kind] for kind in kinds} for name, given in verdicts.items()}
 
 
-def _corrected_verdict(knockout: Knockout, rule: Rule) -> Verdict:
-    """What is left of a verdict when p is corrected; where there is no q, no effect is claimed."""
-    significant = knockout.q is not None and knockout.q <= rule.alpha
-    if knockout.verdict not in ("pillar", "stumbling") or significant:
+def _tally(verdicts: Sequence[str | None]) -> dict[str, int]:
+    return {kind: Counter(verdicts)[kind] for kind in ("pillar", "stumbling", "neutral", "undecided")}
+
+
+def _corrected_verdict(knockout: Knockout, rule: Rule) -> Verdict | None:
+    """What is left of a verdict when p is corrected."""
+    if knockout.q is None or knockout.interval is None:
+        return None
+    if knockout.verdict not in ("pillar", "stumbling") or knockout.q <= rule.alpha:
         return knockout.verdict
-    return "undecided" if knockout.interval is None else verdict(0.0, knockout.interval, rule)
+    return without_effect(knockout.interval, rule)
 
 
 def _correlations(
     tested: Sequence[Knockout], columns: Mapping[str, Mapping[int, float]], seed: int
 ) -> list[dict[str, Any]]:
-    single = [knockout for knockout in tested if len(knockout.ban.ids) == 1]
-    deltas_K = np.array([np.nan if knockout.delta is None else knockout.delta for knockout in single])
+    """Over types that are written at all; none where some were stopped without their Δ: the others are no sample."""
+    single = [knockout for knockout in tested if len(knockout.ban.ids) == 1 and knockout.changes.n_rollouts]
+    if any(knockout.delta is None for knockout in single):
+        return []
+    deltas_K = np.array([knockout.delta for knockout in single])
     values = {
         name: np.array([value_of.get(knockout.ban.ids[0], np.nan) for knockout in single])
         for name, value_of in columns.items()
@@ -204,15 +211,22 @@ def _correlations(
     return correlate(deltas_K, values, seed=seed) if single else []
 
 
-def _warnings(baseline: dict[str, Any], noise: dict[str, Any], unmatched: Sequence[str]) -> list[str]:
+def _warnings(baseline: dict[str, Any], noise: dict[str, Any], unmatched: Sequence[str], rule: Rule) -> list[str]:
     warnings = []
+    unseen = (1 - rule.margin) ** baseline["n_prompts"]
+    if unseen > rule.alpha:
+        warnings.append(
+            f"{baseline['n_prompts']} prompts are few: a ban that loses {100 * rule.margin:g} points changes none of "
+            f"them in {100 * unseen:.0f} % of samples, and is then called neutral"
+        )
     if baseline["accuracy"] in (0, 1):
         none = "wrong, so no ban can lose" if baseline["accuracy"] == 0 else "right, so no ban can gain"
         warnings.append(f"every free answer is {none} any: this sample has no power in that direction")
     if noise["differing"]:
         warnings.append(
             f"the engine is not exact: decoded a second time, {noise['differing']} of {noise['rollouts']} free "
-            f"rollouts differ and {noise['flips']} answers change sides; every interval is widened by that"
+            f"rollouts differ and {noise['flips']} answers change sides; intervals are widened by what that does to "
+            "accuracy, p is not"
         )
     if unmatched:
         named = ", ".join(repr(text) for text in unmatched[:NAMED])

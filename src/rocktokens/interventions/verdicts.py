@@ -109,7 +109,12 @@ def verdict(delta: float, interval: Interval, rule: Rule) -> Verdict:
         return "pillar"
     if delta >= rule.epsilon - ROUNDING and low > ROUNDING:
         return "stumbling"
-    return "neutral" if _within_margin(low, high, rule) else "undecided"
+    return without_effect(interval, rule)
+
+
+def without_effect(interval: Interval, rule: Rule) -> Verdict:
+    """What to call a change that is no evidence of an effect."""
+    return "neutral" if _within_margin(*interval, rule) else "undecided"
 
 
 def paper_verdict(verdict: Verdict) -> Verdict:

@@ -16,7 +16,7 @@ from rocktokens.training.checkpoint import TrainerState, latest_checkpoint
 from rocktokens.training.record import cut_log
 from rocktokens.training.session import Session
 
-FREE_SECTIONS = frozenset({"trace", "find", "evaluation", "knockout"})
+FREE_SECTIONS = frozenset({"trace", "find", "evaluation", "knockout", "gradients"})
 FREE_KEYS = frozenset({"run.directory", "training.report_to"})
 
 
