@@ -22,7 +22,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from importlib import metadata
 
 import numpy as np
 import psutil
@@ -32,6 +31,7 @@ from rocktokens.gradients.geometry import describe_types, split_half
 from rocktokens.gradients.logit_space import GradientSums, logit_gradients
 from rocktokens.models.head import LMHead
 from rocktokens.models.load import load_model
+from rocktokens.run_dir import package_versions
 from rocktokens.scoring.divergence import token_scores
 from rocktokens.scoring.score import score_rollouts
 from rocktokens.types import Rollout
@@ -95,7 +95,7 @@ def measure_memory() -> dict[str, int]:
     token_ids = np.repeat(np.sort(generator.choice(VOCAB, TYPES, replace=False)), 4)
     halves = generator.random(len(token_ids)) < 0.5
     head_VD = torch.empty(1, STUDENT_WIDTH).expand(VOCAB, -1)
-    torch.ones(8, 8) @ torch.ones(8, 8)
+    torch.mm(torch.ones(8, 8), torch.ones(8, 8))
     process = psutil.Process()
     before = process.memory_info().rss
     sums = GradientSums.plan(token_ids, halves, vocab_size=VOCAB, like=head_VD, seed=SEED)
@@ -201,11 +201,11 @@ def _zipf(generator: np.random.Generator, types: int, count: int) -> np.ndarray:
 
 def _machine(threads: int) -> str:
     memory = psutil.virtual_memory().total / (1 << 30)
-    versions = ", ".join(f"{name} {metadata.version(name)}" for name in PACKAGES)
+    versions = ", ".join(f"{name} {version}" for name, version in package_versions(PACKAGES).items())
     gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
     return (
         f"{datetime.date.today()}, {platform.system()} {platform.machine()}, {threads} of {os.cpu_count()} cores, "
-        f"{memory:.0f} GiB{gpu}, load {os.getloadavg()[0]:.1f}\nPython {platform.python_version()}, {versions}"
+        f"{memory:.0f} GiB{gpu}, load {os.getloadavg()[0]:.1f}\n{versions}"
     )
 
 

@@ -46,6 +46,10 @@ LIGHT_MODULES = (
     "rocktokens.traces.store",
     "rocktokens.stats.rocks",
     "rocktokens.stats.controls",
+    "rocktokens.gradients.claims",
+    "rocktokens.gradients.study",
+    "rocktokens.cli.gradients_groups",
+    "rocktokens.cli.gradients_tables",
     "rocktokens.cli.main",
 )
 HEAVY = ("torch", "transformers", "accelerate", "peft")

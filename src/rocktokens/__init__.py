@@ -19,6 +19,7 @@ _HOME_OF = {
     "TraceStore": "rocktokens.traces.store",
     "TraceWriter": "rocktokens.traces.writer",
     "find_rocks": "rocktokens.stats.rocks",
+    "gradient_shares": "rocktokens.gradients.parameter_space",
     "knockout_sweep": "rocktokens.interventions.knockout",
     "make_policy": "rocktokens.policies",
     "match_controls": "rocktokens.stats.controls",
@@ -38,6 +39,7 @@ __all__ = [
     "TraceWriter",
     "__version__",
     "find_rocks",
+    "gradient_shares",
     "knockout_sweep",
     "make_policy",
     "match_controls",
@@ -47,6 +49,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from rocktokens.gradients.parameter_space import gradient_shares
     from rocktokens.interventions.knockout import knockout_sweep
     from rocktokens.interventions.records import Ban, KnockoutSweep
     from rocktokens.policies import make_policy

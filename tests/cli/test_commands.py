@@ -16,7 +16,7 @@ from rocktokens.models import pebbles
 from rocktokens.run_dir import RunDir
 from rocktokens.traces.writer import TraceWriter
 
-VERBS = ("demo", "check", "distill", "trace", "find", "evaluate", "knockout")
+VERBS = ("demo", "check", "distill", "trace", "find", "evaluate", "gradients", "knockout")
 
 
 @pytest.fixture
@@ -299,6 +299,7 @@ def test_demo_goes_from_nothing_to_an_answer_and_picks_up_what_is_there(tmp_path
     small = (
         "training.max_steps=2", "training.save_steps=1", "training.per_device_train_batch_size=4",
         "trace.num_prompts=4", "evaluation.num_prompts=4", "find.k=5", "models.device=cpu",
+        "gradients.batches=2", "knockout.num_prompts=4",
     )  # fmt: skip
     demo = ("demo", "--directory", tmp_path / "demo", *changed(*small))
     record = succeed(*demo, "--json").record
@@ -308,3 +309,4 @@ def test_demo_goes_from_nothing_to_an_answer_and_picks_up_what_is_there(tmp_path
     shown = succeed(*demo).stdout
     assert snapshot(tmp_path / "demo") == before
     assert "the student went from" in shown and str(tmp_path / "demo") in shown
+    assert len(record["gradients"]["claims"]) == shown.count("\n· ") and record["knockout"]["noise"]["differing"] == 0

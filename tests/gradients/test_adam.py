@@ -9,7 +9,7 @@ from gradient_oracle import flat, group_sums, make_rollouts, position_gradients,
 
 from rocktokens.config import TrainingSection
 from rocktokens.errors import RocktokensError
-from rocktokens.gradients.adam import AdamSettings, Moments, clip_factor, moments_by_name, step_parts
+from rocktokens.gradients.adam import AdamSettings, Moments, clip_factor, moments_of, step_parts
 from rocktokens.gradients.backward import Objective, group_gradients
 from rocktokens.gradients.blocks import trainable_blocks
 from rocktokens.gradients.parameter_space import gradient_shares
@@ -36,14 +36,14 @@ def started(steps: int, max_grad_norm: float, **section):
 
 def dense_parts(student, optimizer, settings, gradients) -> torch.Tensor:
     """(A + 2, n): the parts over all parameters, one after the other."""
-    moments = moments_by_name(optimizer_state(student, optimizer), dict(student.named_parameters()))
+    saved = optimizer_state(student, optimizer)
     g_An = flat(gradients, student.parameters())
     clip = clip_factor(float(g_An.sum(dim=0).norm()), settings.max_grad_norm)
     parts, start = [], 0
     for name, parameter in student.named_parameters():
         own_An = g_An[:, start : start + parameter.numel()]
         start += parameter.numel()
-        state = moments.get(name)
+        state = moments_of(saved, name, parameter)
         state = state and Moments(state.exp_avg.flatten(), state.exp_avg_sq.flatten(), state.step)
         decay = settings.weight_decay.get(name, 0.0)
         parts.append(step_parts(own_An, parameter.detach().flatten(), state, settings, decay, clip))
@@ -175,6 +175,21 @@ def test_before_the_first_step_no_state_and_an_empty_one_are_the_same():
     )
     np.testing.assert_array_equal(none, empty)
     assert np.all(none[..., -2, :] == 0)
+
+
+def test_a_parameter_without_a_gradient_needs_no_state():
+    """An optimizer never steps on it, so its state is in no checkpoint."""
+    student, optimizer, settings = started(2, 1.0)
+    state = optimizer_state(student, optimizer)
+
+    def measure():
+        return gradient_shares(
+            student, tiny_gpt2(12, 2), ROLLOUTS, SETS, batches=1, adam=settings, optimizer_state=state
+        ).update()
+
+    without = measure()
+    student.transformer.h[0].register_parameter("unused", torch.nn.Parameter(torch.ones(3, dtype=torch.float64)))
+    assert measure() == without
 
 
 def test_settings_are_read_from_the_optimizer():

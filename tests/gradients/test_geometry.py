@@ -58,6 +58,21 @@ def test_identical_gradients_do_not_cancel():
     np.testing.assert_allclose(table.contribution.value, np.linalg.norm(gradient) * np.array([7, 2]))
 
 
+@pytest.mark.parametrize("lengths", [[1.0, 1.0, 1.0], [1.0, 0.001, 40.0], [3.0, 0.0, 2.0]])
+def test_coherence_is_of_directions_and_not_of_lengths(lengths):
+    lengths_n1 = np.array(lengths)[:, None]
+    parallel, orthogonal = lengths_n1 * np.eye(WIDTH)[[0] * 3], lengths_n1 * np.eye(WIDTH)[:3]
+    found = describe_types(summed(np.vstack([parallel, orthogonal]), np.repeat([1, 2], 3)), "hidden")
+    np.testing.assert_allclose(found.coherence.value, [1, 0], atol=1e-12)
+
+
+def test_without_a_pair_there_is_no_coherence():
+    """One occurrence with a gradient, beside others that have none, is no pair."""
+    gradients = np.random.default_rng(0).normal(size=(3, WIDTH)) * np.array([[1.0], [1.0], [0.0]])
+    found = describe_types(summed(gradients, np.array([1, 2, 2])), "hidden")
+    assert np.isnan(found.coherence.value).all()
+
+
 def test_opposite_gradients_cancel():
     gradient = np.random.default_rng(0).normal(size=WIDTH)
     table = describe_types(summed(np.stack([gradient, -gradient, gradient]), np.array([1, 1, 2])), "hidden")

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from scipy.stats import ttest_1samp
+from scipy.stats import binomtest, ttest_1samp
 
 from rocktokens.gradients.shares import GradientShares, estimate
 
@@ -29,22 +29,33 @@ def made_up(update_shares: list[float], gradient_share: float = 0.5) -> Gradient
 @pytest.mark.parametrize(
     ("update_shares", "rocks", "rest"),
     [
-        ([0.30, 0.32, 0.28, 0.31], "suppresses", "amplifies"),
-        ([0.70, 0.72, 0.68, 0.71], "amplifies", "suppresses"),
-        ([0.30, 0.72, 0.48, 0.51], "cannot be told", "cannot be told"),
-        ([0.30, 0.31, 0.29], "cannot be told", "cannot be told"),
+        ([0.30, 0.32, 0.28, 0.31, 0.33, 0.29], "suppresses", "amplifies"),
+        ([0.70, 0.72, 0.68, 0.71, 0.73, 0.69], "amplifies", "suppresses"),
+        ([0.30, 0.72, 0.48, 0.51, 0.49, 0.52], "cannot be told", "cannot be told"),
+        # the interval alone would tell, the signs do not: too few batches, or one on the other side
+        ([0.30, 0.32, 0.28, 0.31, 0.33], "cannot be told", "cannot be told"),
+        ([0.30, 0.32, 0.28, 0.31, 0.33, 0.51], "cannot be told", "cannot be told"),
+        # the signs alone would tell, the interval does not
+        ([0.01, 0.49, 0.49, 0.49, 0.49, 0.49], "cannot be told", "cannot be told"),
         ([0.30], "cannot be told", "cannot be told"),
     ],
 )
-def test_verdict_follows_the_interval_of_the_paired_difference(update_shares, rocks, rest):
+def test_verdict_needs_the_interval_of_the_paired_difference_and_its_signs(update_shares, rocks, rest):
     effects = made_up(update_shares).adam_effects()
     assert (effects["rocks"].verdict, effects["rest"].verdict) == (rocks, rest)
     assert effects["rocks"].difference.mean == pytest.approx(np.mean(update_shares) - 0.5)
+    fewer, more = (int(np.sum(sign * (np.array(update_shares) - 0.5) > 0)) for sign in (-1, 1))
+    assert (
+        (effects["rocks"].below, effects["rocks"].above)
+        == (fewer, more)
+        == (effects["rest"].above, effects["rest"].below)
+    )
+    assert effects["rocks"].p == pytest.approx(binomtest(fewer, fewer + more).pvalue)
 
 
 def test_differences_are_paired_by_batch():
     """Shares that scatter widely but fall by the same amount in every batch are told apart all the same."""
-    shares = np.array([0.2, 0.4, 0.6, 0.8])
+    shares = np.array([0.2, 0.3, 0.4, 0.6, 0.7, 0.8])
     steady = made_up((shares - 0.05).tolist())
     steady.gradient_gram_NBAA[:, 0] = np.stack([np.diag([share, 1 - share]) for share in shares])
     assert steady.adam_effects()["rocks"].verdict == "suppresses"

@@ -94,14 +94,14 @@ def oracle_types(positions, space):
     table = {}
     for token, own in of_type.items():
         norms = [np.linalg.norm(g) for g in own]
-        pairs = [a @ b for i, a in enumerate(own) for j, b in enumerate(own) if i != j]
+        pairs = [(cos(a, b), norms[i] * norms[j]) for i, a in enumerate(own) for j, b in enumerate(own) if i != j]
         to_balanced, size = cos(mean[token], balanced), np.linalg.norm(mean[token])
         table[token] = {
             "norm": size,
             "mean_norm": np.mean(norms),
             "share": sum(norms) / all_norms,
             "alignment": size / np.mean(norms),
-            "coherence": np.mean(pairs) / np.mean(np.square(norms)) if pairs else np.nan,
+            "coherence": np.average([c for c, _ in pairs], weights=[w for _, w in pairs]) if pairs else np.nan,
             "cos_balanced": to_balanced,
             "cos_pooled": cos(mean[token], pooled),
             "contribution": len(own) * size * to_balanced,

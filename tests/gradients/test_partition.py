@@ -22,6 +22,13 @@ def test_types_get_their_set_and_the_others_the_rest():
     partition.require_fit(ROLLOUTS)
 
 
+def test_sets_that_hold_every_token_leave_no_rest():
+    everyone = np.unique(token_ids(ROLLOUTS)).tolist()
+    partition = by_type(ROLLOUTS, {"a": everyone[:3], "b": everyone[3:]})
+    assert partition.names == ("a", "b")
+    np.testing.assert_array_equal(partition.group_T, np.isin(token_ids(ROLLOUTS), everyone[3:]))
+
+
 @given(
     values=st.lists(st.floats(-5, 5), min_size=1),
     edges=st.lists(st.integers(-4, 4), min_size=1, max_size=4, unique=True).map(sorted),

@@ -88,7 +88,7 @@ def numbers(x, y, width):
         "cosine": estimates.cosine(*products),
         "projection": estimates.projection(*products),
         "signed share": estimates.signed_share(*products),
-        "coherence": estimates.coherence(products[1], 3.0, 5, width),
+        "coherence": estimates.coherence(products[1], 3.0, 3.5, width),
     }
 
 

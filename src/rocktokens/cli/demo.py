@@ -4,7 +4,8 @@
 2. Distil, on-policy, every token traced.
 3. Replay one probe set through the checkpoints and find the rocks.
 4. Did accuracy suffer on the way? Which types did training move, which not?
-5. Do the rocks matter? Ban each of them, and placebos, and see what happens to the answers.
+5. Who owns the gradient? Which claims of the paper hold here?
+6. Do the rocks matter? Ban each of them, and placebos, and see what happens to the answers.
 
 Every stage leaves its files in the run directory; a second call picks up what is there.
 """
@@ -25,6 +26,8 @@ from rocktokens.cli.distill import run_distill
 from rocktokens.cli.evaluate import accuracy_table, resolve_models, run_evaluate
 from rocktokens.cli.find import run_find, split_seed
 from rocktokens.cli.find_tables import print_summary, rock_table
+from rocktokens.cli.gradients import run_gradients
+from rocktokens.cli.gradients_tables import print_claims
 from rocktokens.cli.knockout import run_knockout
 from rocktokens.cli.knockout_tables import print_verdicts
 from rocktokens.cli.trace import run_trace
@@ -69,7 +72,9 @@ def run_demo(config: Config, *, quiet: bool = False) -> dict[str, Any]:
     rocks = run_find(run, config.find, split_seed(config)).rocks
     notes.rule("4  measure accuracy on new problems")
     records = run_evaluate(run, config, resolve_models(run, config, ["teacher", "all"]))
-    notes.rule("5  ban the rocks")
+    notes.rule("5  see where the gradient goes")
+    gradients = run_gradients(run, config)
+    notes.rule("6  ban the rocks")
     sweep = run_knockout(run, config, Wanted(top=config.knockout.top))
     movement, types = measure_movement(run, rocks)
     if not quiet:
@@ -77,6 +82,8 @@ def run_demo(config: Config, *, quiet: bool = False) -> dict[str, Any]:
         print_summary(rocks)
         output.print(rock_table(rocks, 20))
         output.print(movement_table(types, 20, movement["prompts"]))
+        print_claims(gradients)
+        output.print()
         print_verdicts(sweep, "method", 20)
         _print_answer(records, movement, run)
     return {
@@ -84,6 +91,7 @@ def run_demo(config: Config, *, quiet: bool = False) -> dict[str, Any]:
         "evaluations": [{k: r[k] for k in ("name", "accuracy", "wilson_interval", "n_prompts")} for r in records],
         "movement": movement,
         "rocks": {"summary": rocks.summary, "top": [token.text for token in rocks.tokens]},
+        "gradients": {"claims": gradients["claims"]},
         "knockout": {"baseline": sweep.baseline, "counts": sweep.counts, "noise": sweep.noise},
     }
 
@@ -153,7 +161,7 @@ def _print_answer(records: list[dict[str, Any]], movement: dict[str, Any], run: 
     )
     output.print(f"files: {run.path}, figures in {run.path / 'figures'}", soft_wrap=True, markup=False)
     output.print(
-        f"how sure is all this? rocktokens find {run.path}, rocktokens knockout {run.path}",
+        f"how sure is all this, and what else is there? rocktokens find {run.path}, also gradients and knockout",
         soft_wrap=True,
         markup=False,
     )

@@ -11,7 +11,7 @@ import sys
 
 import typer
 
-from rocktokens.cli import check, demo, distill, evaluate, find, knockout, trace
+from rocktokens.cli import check, demo, distill, evaluate, find, gradients, knockout, trace
 from rocktokens.errors import RocktokensError
 
 INTERRUPTED = 130
@@ -32,7 +32,17 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-for verb in (demo.demo, check.check, distill.distill, trace.trace, find.find, evaluate.evaluate, knockout.knockout):
+VERBS = (
+    demo.demo,
+    check.check,
+    distill.distill,
+    trace.trace,
+    find.find,
+    gradients.gradients,
+    evaluate.evaluate,
+    knockout.knockout,
+)
+for verb in VERBS:
     app.command()(verb)
 
 

@@ -73,15 +73,26 @@ class Moments:
     """Steps taken so far."""
 
 
-def moments_by_name(
-    optimizer_state: Mapping[str, torch.Tensor], parameters: Mapping[str, torch.Tensor]
-) -> dict[str, Moments]:
-    """Adam's state of every parameter, from the flat form ``<parameter>/<state>`` of a checkpoint.
+def moments_of(optimizer_state: Mapping[str, torch.Tensor], name: str, parameter: torch.Tensor) -> Moments | None:
+    """Adam's state of a parameter that has a gradient, from the flat form ``<parameter>/<state>`` of a checkpoint.
 
     Returns:
-        Nothing where ``optimizer_state`` is empty: no step was taken yet.
+        None where ``optimizer_state`` is empty: no step was taken yet.
     """
-    return {name: _moments(optimizer_state, name, parameters[name]) for name in parameters if optimizer_state}
+    if not optimizer_state:
+        return None
+    exp_avg, exp_avg_sq, step = (optimizer_state.get(f"{name}/{key}") for key in ("exp_avg", "exp_avg_sq", "step"))
+    if exp_avg is None or exp_avg_sq is None or step is None:
+        raise RocktokensError(
+            f"optimizer_state has no exp_avg, exp_avg_sq and step of parameter {name!r}: give the state of the "
+            "checkpoint the student was loaded from, with the same parameters trainable"
+        )
+    if exp_avg.shape != parameter.shape or exp_avg_sq.shape != parameter.shape:
+        raise RocktokensError(
+            f"optimizer_state has moments of shape {tuple(exp_avg.shape)} for parameter {name!r} of shape "
+            f"{tuple(parameter.shape)}: give the state of the checkpoint the student was loaded from"
+        )
+    return Moments(exp_avg, exp_avg_sq, float(step))
 
 
 def clip_factor(norm: float, max_grad_norm: float | None) -> float:
@@ -121,19 +132,3 @@ def step_parts(
     momentum_n = settings.beta1 * exp_avg_n * scale_n
     decay_n = -settings.learning_rate * weight_decay * value_n
     return torch.cat([own_An, momentum_n[None], decay_n[None]])
-
-
-def _moments(optimizer_state: Mapping[str, torch.Tensor], name: str, parameter: torch.Tensor) -> Moments:
-    fields = [optimizer_state.get(f"{name}/{key}") for key in ("exp_avg", "exp_avg_sq", "step")]
-    exp_avg, exp_avg_sq, step = fields
-    if exp_avg is None or exp_avg_sq is None or step is None:
-        raise RocktokensError(
-            f"optimizer_state has no exp_avg, exp_avg_sq and step of parameter {name!r}: give the state of the "
-            "checkpoint the student was loaded from, with the same parameters trainable"
-        )
-    if exp_avg.shape != parameter.shape or exp_avg_sq.shape != parameter.shape:
-        raise RocktokensError(
-            f"optimizer_state has moments of shape {tuple(exp_avg.shape)} for parameter {name!r} of shape "
-            f"{tuple(parameter.shape)}: give the state of the checkpoint the student was loaded from"
-        )
-    return Moments(exp_avg, exp_avg_sq, float(step))

@@ -7,6 +7,7 @@ With x and y sketched to width m and c their cosine, to first order in 1/√m:
     cosine        ⟨s(x), s(y)⟩ / ‖s(x)‖ ‖s(y)‖   (1 − c²) / √m            the norms err along with the product
     projection    ⟨s(x), s(y)⟩ / ‖s(y)‖          ‖x‖ √((1 − c²/2) / m)
     signed share  ⟨s(x), s(y)⟩ / ‖s(y)‖²         ‖x‖/‖y‖ √((1 − c²) / m)
+    coherence     (‖s(x)‖² − Σ‖g‖²) / P          ‖x‖² √(2/m) / P          x = Σ g, P = (Σ‖g‖)² − Σ‖g‖², exact
 
 What such an estimate is off by is a sum over pairs of colliding ids, Σ_{i≠j} M_ij sign_i sign_j, whose variance is 2/m
 times Σ_{i≠j} M_ij². A sketch does not show the diagonal of M, so it is counted in: the errors are upper bounds,
@@ -19,6 +20,9 @@ from dataclasses import fields, is_dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+
+ROUNDING = 1e-9
+"""What is below this share of what it was subtracted from is rounding."""
 
 
 class Estimate(NamedTuple):
@@ -60,9 +64,17 @@ def signed_share(product: Any, square_x: Any, square_y: Any, width: float) -> Es
     return Estimate(ratio(product, square_y), np.sqrt(ratio(square_x, square_y) * (1 - c**2).clip(0) / width))
 
 
-def coherence(square: Any, squares: Any, count: Any, width: float) -> Estimate:
-    """(‖Σ g‖² − Σ‖g‖²) / ((n − 1) Σ‖g‖²): the mean inner product of two of n vectors over their mean square."""
-    scale = ratio(1.0, (count - 1) * squares)
+def coherence(square: Any, squares: Any, length: Any, width: float) -> Estimate:
+    """(‖Σ g‖² − Σ‖g‖²) / ((Σ‖g‖)² − Σ‖g‖²): the mean cosine of two of the vectors, weighted by ‖g_i‖ ‖g_j‖.
+
+    Args:
+        square: ‖s(Σ g)‖², the only part that is sketched.
+        squares: Σ‖g‖².
+        length: Σ‖g‖. Where no two of the vectors have a length, there is no pair, and no coherence.
+        width: m.
+    """
+    pairs = length**2 - squares
+    scale = ratio(1.0, np.where(pairs > ROUNDING * squares, pairs, 0.0))
     return Estimate((square - squares) * scale, np.sqrt(2 / width) * square * scale)
 
 

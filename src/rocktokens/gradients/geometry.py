@@ -4,8 +4,9 @@ With g_i the gradient at occurrence i, O(v) the n occurrences of type v, S_v = �
 
 1. Sizes: ‖ḡ_v‖, the mean of ‖g_i‖, and the type's share of Σ_i ‖g_i‖ over all positions.
 2. Cancellation: the *alignment* ‖ḡ_v‖ / mean‖g_i‖ is 1 where every occurrence pushes the same way and about 1/√n where
-   directions are random. The *coherence* (‖S_v‖² − Σ‖g_i‖²) / ((n − 1) Σ‖g_i‖²), the mean inner product of two
-   occurrences over the mean square, is 1 and 0 there, whatever n: use it to compare types of different frequency.
+   directions are random. The *coherence* (‖S_v‖² − Σ‖g_i‖²) / ((Σ‖g_i‖)² − Σ‖g_i‖²), the mean cosine of two occurrences
+   weighted by the product of their lengths, is 1 and 0 there, whatever n and whatever the lengths: use it to compare
+   types of different frequency.
 3. Directions: cosines with G = Σ_i g_i and with G_bal = Σ_v ḡ_v, and contrib(v) = n ‖ḡ_v‖ cos(ḡ_v, G_bal).
 4. Chance: the cosine of a type's mean over one random half of the prompts with that over the other (``split_half``).
 
@@ -44,7 +45,7 @@ class TypeTable:
     """Of Σ‖g_i‖ over all positions; exact."""
     alignment: Estimate
     coherence: Estimate
-    """NaN for a type that occurs once."""
+    """NaN for a type of which less than two occurrences have a gradient."""
     cos_balanced: Estimate
     cos_pooled: Estimate
     contribution: Estimate
@@ -87,7 +88,7 @@ def describe_types(gradients: TypeGradients, space: Space) -> TypeTable:
     sums, freq_U = gradients.sums(space), gradients.freq.astype(np.float64)
     width = sums.sketch_width
     balanced_W, pooled_W = gradients.balanced(space), gradients.pooled(space)
-    square_U, with_balanced_U, with_pooled_U = _products(gradients, space, balanced_W, pooled_W)
+    square_U, with_balanced_U, with_pooled_U = products(gradients, space, balanced_W, pooled_W)
     norm = estimates.norm(square_U, width)
     balanced = (with_balanced_U, square_U, balanced_W @ balanced_W, width)
     return TypeTable(
@@ -98,7 +99,7 @@ def describe_types(gradients: TypeGradients, space: Space) -> TypeTable:
         mean_norm=sums.norm_U / freq_U,
         share=ratio(sums.norm_U, sums.norm_U.sum()),
         alignment=norm.scaled(ratio(1.0, sums.norm_U)),
-        coherence=estimates.coherence(square_U, sums.square_U, freq_U, width),
+        coherence=estimates.coherence(square_U, sums.square_U, sums.norm_U, width),
         cos_balanced=estimates.cosine(*balanced),
         cos_pooled=estimates.cosine(with_pooled_U, square_U, pooled_W @ pooled_W, width),
         contribution=estimates.projection(*balanced),
@@ -147,7 +148,7 @@ def total_cosine(first: TypeGradients, second: TypeGradients, space: Space) -> E
     return Estimate(*np.hstack(found))
 
 
-def _products(gradients: TypeGradients, space: Space, *others_W: np.ndarray) -> list[np.ndarray]:
+def products(gradients: TypeGradients, space: Space, *others_W: np.ndarray) -> list[np.ndarray]:
     """‖S_v‖² and the products of S_v with each of the others, (U,)."""
     found = []
     for types_n in blocks(np.arange(len(gradients.freq))):

@@ -2,14 +2,15 @@
 
 1. A group's gradient is the sum of its types' sums; its norm, cosines and signed share ⟨Σ S_v, G⟩ / ‖G‖² are of that.
    The signed shares of a partition add up to 1, as do its shares of Σ‖g_i‖.
-2. Two groups are compared by the numbers of their types (Mann–Whitney, two-sided, each test uncorrected). Alignment
+2. Two groups are compared by the numbers of their types (Mann–Whitney, two-sided, each test uncorrected). Types are
+   the unit, and are taken as independent, which types that stand in for each other are not. Alignment
    falls with frequency by chance alone: compare it where frequencies match, or compare coherence.
 
 Groups are token ids by name, and may overlap; categories are groups too.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import combinations
 from typing import Any
 
@@ -49,13 +50,9 @@ class GroupGradient:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupTest:
+class RankTest:
     """Mann–Whitney's test on one number of the types of two groups."""
 
-    column: str
-    space: Space
-    first: str
-    second: str
     n_first: int
     """Types for which the number is defined."""
     n_second: int
@@ -64,6 +61,16 @@ class GroupTest:
     superiority: float
     """Chance that a type of the first group has the larger number, ties counting half; NaN for an empty group."""
     p: float
+
+
+@dataclass(frozen=True, slots=True)
+class GroupTest(RankTest):
+    """The same, with what was tested."""
+
+    column: str
+    space: Space
+    first: str
+    second: str
 
 
 def describe_groups(gradients: TypeGradients, table: TypeTable, groups: Groups) -> list[GroupGradient]:
@@ -82,6 +89,16 @@ def compare_groups(table: TypeTable, groups: Groups, columns: Sequence[str] = CO
         for first, second in combinations(groups, 2)
         for column in columns
     ]
+
+
+def rank_test(first: np.ndarray, second: np.ndarray) -> RankTest:
+    """Mann–Whitney's test, two-sided, of numbers of which some may not be defined."""
+    first, second = (values[~np.isnan(values)] for values in (first, second))
+    superiority = p = float("nan")
+    if len(first) and len(second):
+        test: Any = mannwhitneyu(first, second, alternative="two-sided")
+        superiority, p = float(test.statistic) / (len(first) * len(second)), float(test.pvalue)
+    return RankTest(len(first), len(second), median(first), median(second), superiority, p)
 
 
 def by_label(token_ids_U: np.ndarray, labels: Sequence[str]) -> dict[str, np.ndarray]:
@@ -121,21 +138,7 @@ def _describe(
 
 
 def _test(column: str, table: TypeTable, *groups: tuple[str, np.ndarray]) -> GroupTest:
-    values = [table.value(column)[chosen_U] for _, chosen_U in groups]
-    first, second = (value[~np.isnan(value)] for value in values)
-    superiority = p = float("nan")
-    if len(first) and len(second):
-        test: Any = mannwhitneyu(first, second, alternative="two-sided")
-        superiority, p = float(test.statistic) / (len(first) * len(second)), float(test.pvalue)
-    return GroupTest(
-        column=column,
-        space=table.space,
-        first=groups[0][0],
-        second=groups[1][0],
-        n_first=len(first),
-        n_second=len(second),
-        median_first=median(first),
-        median_second=median(second),
-        superiority=superiority,
-        p=p,
-    )
+    (first, first_U), (second, second_U) = groups
+    values_U = table.value(column)
+    found = asdict(rank_test(values_U[first_U], values_U[second_U]))
+    return GroupTest(**found, column=column, space=table.space, first=first, second=second)

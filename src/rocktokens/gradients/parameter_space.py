@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from rocktokens.config import Divergence
 from rocktokens.errors import NonFiniteLossError, RocktokensError
-from rocktokens.gradients.adam import AdamSettings, Moments, clip_factor, moments_by_name, step_parts
+from rocktokens.gradients.adam import AdamSettings, Moments, clip_factor, moments_of, step_parts
 from rocktokens.gradients.backward import Gradients, Objective, group_gradients
 from rocktokens.gradients.blocks import ordered, trainable_blocks
 from rocktokens.gradients.inner_products import BlockGrams, local, local_like
@@ -75,13 +75,15 @@ def gradient_shares(
     partition = groups if isinstance(groups, Partition) else by_type(rollouts, groups)
     partition.require_fit(rollouts)
     trainable = _Trainable.of(student)
-    moments = _moments_of(adam, optimizer_state, trainable.parameters)
+    state = optimizer_state or {}
+    if state and adam is None:
+        raise RocktokensError("optimizer_state is given without adam: give the optimizer's AdamSettings too")
     group_of_rollout = split_by_rollout(partition.group_T, rollouts)
     tokens, gradient_grams, step_grams = [], [], []
     for indices in prompt_batches(rollouts, batches):
         own, group_T = [rollouts[i] for i in indices], np.concatenate([group_of_rollout[i] for i in indices])
         gradient_gram, step_gram = trainable.grams(
-            group_gradients(objective, own, group_T, len(partition.names), tokens_per_forward), adam, moments
+            group_gradients(objective, own, group_T, len(partition.names), tokens_per_forward), adam, state
         )
         tokens.append(np.bincount(group_T, minlength=len(partition.names)))
         gradient_grams.append(gradient_gram)
@@ -114,7 +116,7 @@ class _Trainable:
         return ordered(set(self.block_of.values()))
 
     def grams(
-        self, gradients: list[Gradients], adam: AdamSettings | None, moments: dict[str, Moments]
+        self, gradients: list[Gradients], adam: AdamSettings | None, state: Mapping[str, torch.Tensor]
     ) -> tuple[np.ndarray, np.ndarray | None]:
         """Inner products of the groups' gradients, and of the parts of Adam's next step if there is one."""
         gradient_gram = self._gradient_gram(gradients)
@@ -126,7 +128,7 @@ class _Trainable:
         if adam is None:
             return gradient_gram, None
         clip = clip_factor(math.sqrt(max(squared_norm, 0.0)), adam.max_grad_norm)
-        return gradient_gram, self._step_gram(gradients, adam, moments, clip)
+        return gradient_gram, self._step_gram(gradients, adam, state, clip)
 
     def _gradient_gram(self, gradients: list[Gradients]) -> np.ndarray:
         """float64 (B, A, A)."""
@@ -136,16 +138,16 @@ class _Trainable:
         return grams.total()
 
     def _step_gram(
-        self, gradients: list[Gradients], adam: AdamSettings, moments: dict[str, Moments], clip: float
+        self, gradients: list[Gradients], adam: AdamSettings, state: Mapping[str, torch.Tensor], clip: float
     ) -> np.ndarray:
         """float64 (B, A + 2, A + 2)."""
         grams = BlockGrams(self.blocks, len(gradients) + len(OTHER_PARTS))
         for name, parameter, own in self._with_gradients(gradients):
-            value, state = local(parameter), _local_moments(moments.get(name), parameter)
+            value, moments = local(parameter), _local_moments(moments_of(state, name, parameter), parameter)
             decay = adam.weight_decay.get(name, 0.0)
 
-            def parts(here: slice, own=own, value=value, state=state, decay=decay) -> torch.Tensor:
-                return step_parts(_rows(own, here), value[here].double(), _cut(state, here), adam, decay, clip)
+            def parts(here: slice, own=own, value=value, moments=moments, decay=decay) -> torch.Tensor:
+                return step_parts(_rows(own, here), value[here].double(), _cut(moments, here), adam, decay, clip)
 
             grams.add(self.block_of[name], parameter, parts)
         return grams.total()
@@ -196,11 +198,3 @@ def _checked_objective(objective: Objective) -> Objective:
 
 def _is_sharded(model: Any) -> bool:
     return any(isinstance(parameter, DTensor) for parameter in model.parameters())
-
-
-def _moments_of(
-    adam: AdamSettings | None, optimizer_state: Mapping[str, torch.Tensor] | None, parameters: dict[str, torch.Tensor]
-) -> dict[str, Moments]:
-    if optimizer_state and adam is None:
-        raise RocktokensError("optimizer_state is given without adam: give the optimizer's AdamSettings too")
-    return moments_by_name(optimizer_state or {}, parameters)

@@ -44,7 +44,7 @@ class Partition:
 
 
 def by_type(rollouts: Sequence[Rollout], sets: Mapping[str, Collection[int]]) -> Partition:
-    """Groups of positions that predict a token of the same set; the tokens of no set are the group ``rest``.
+    """Groups of positions that predict a token of the same set; tokens of no set, if any, are the group ``rest``.
 
     Args:
         rollouts: those the partition is for, in order.
@@ -61,7 +61,8 @@ def by_type(rollouts: Sequence[Rollout], sets: Mapping[str, Collection[int]]) ->
                     f"token id {token_id} is in the groups {first!r} and {name!r}: leave it out of one of them"
                 )
     groups = (group_of.get(int(token_id), len(sets)) for rollout in rollouts for token_id in rollout.token_ids)
-    return Partition((*sets, REST), np.fromiter(groups, dtype=np.int64))
+    group_T = np.fromiter(groups, dtype=np.int64)
+    return Partition((*sets, REST) if np.any(group_T == len(sets)) else tuple(sets), group_T)
 
 
 def by_edges(values_T: np.ndarray, edges: Sequence[float], quantity: str) -> Partition:

@@ -9,11 +9,12 @@ For one batch, with g_A the gradient of group A, g = Σ_A g_A, and all inner pro
 
 and the first three also for the parts u_A of Adam's next step, u = Σ_A u_A (``adam``).
 
-1. A batch gives one value. Means and 95 % intervals are over batches, which share no prompt, by Student's t: a batch
-   is itself a mean over thousands of tokens, so its values are close to normal, while a bootstrap of so few of them
-   would be too narrow (with 4 batches it covers about 80 %). No interval below 2 batches.
+1. A batch gives one value. Means and 95 % intervals are over batches, which share no prompt, by Student's t, since a
+   bootstrap of so few values would be too narrow (with 4 batches it covers about 80 %). It takes the values for normal,
+   which a ratio of inner products need not be. No interval below 2 batches.
 2. Does Adam suppress a group? Its share in the update minus its share in the gradient, paired by batch: it does if the
-   interval lies below 0, amplifies if above, and otherwise, or with fewer than 4 batches, it cannot be told.
+   interval lies below 0 and an exact sign test over batches, which takes nothing for normal, agrees (p ≤ 0.05);
+   amplifies if both lie above; otherwise it cannot be told. Below 6 batches no sign test comes out at 0.05.
 
 Compare the rate of a group with that of a control of as many tokens, not with 1: random groups have other rates
 too. At the first step they are far above 1, since v̂ is then the square of the whole gradient, which is next to nothing
@@ -31,13 +32,12 @@ import numpy as np
 from scipy.stats import t as student_t
 
 from rocktokens.errors import RocktokensError
+from rocktokens.gradients.estimates import ratio
+from rocktokens.gradients.verdicts import ALPHA, sign_test
 
 OTHER_PARTS = ("momentum", "weight decay")
 """Of a step, after the groups' own."""
 LEVEL = 0.95
-LEAST_BATCHES = 4
-"""For a verdict."""
-
 Interval = tuple[float, float]
 AdamVerdict = Literal["suppresses", "amplifies", "cannot be told"]
 
@@ -80,6 +80,11 @@ class AdamEffect:
 
     difference: Estimate
     """Share in the update minus share in the gradient."""
+    below: int
+    """Batches in which the difference is below 0."""
+    above: int
+    p: float
+    """Of the sign test."""
     verdict: AdamVerdict
 
 
@@ -128,10 +133,7 @@ class GradientShares:
             return None
         update_NA, gradient_NA = (_shares(gram.sum(axis=1)) for gram in (self._update_gram, self.gradient_gram_NBAA))
         differences = _estimates(update_NA - gradient_NA)
-        return {
-            name: AdamEffect(difference, _verdict(difference))
-            for name, difference in zip(self.groups, differences, strict=True)
-        }
+        return {name: _effect(difference) for name, difference in zip(self.groups, differences, strict=True)}
 
     def to_record(self) -> dict[str, Any]:
         """Everything above as JSON: every number with its mean, its interval and its values by batch."""
@@ -185,12 +187,12 @@ def _geometry(
     groups: list[str], gram_NAA: np.ndarray, all_NAA: np.ndarray, gradient_gram_NAA: np.ndarray | None = None
 ) -> Geometry:
     norms_NA, whole_N = _norms(gram_NAA)
-    cosines_NA = _ratio(gram_NAA.sum(axis=-1), norms_NA * whole_N[:, None])
+    cosines_NA = ratio(gram_NAA.sum(axis=-1), norms_NA * whole_N[:, None])
     columns = zip(_estimates(norms_NA), _estimates(cosines_NA), _estimates(_shares(gram_NAA)), strict=True)
     rates = [None] * len(groups) if gradient_gram_NAA is None else _estimates(_rates(gram_NAA, gradient_gram_NAA))
     return Geometry(
         norm=estimate(whole_N),
-        energy=estimate(_ratio(whole_N**2, all_NAA.sum(axis=(-2, -1)))),
+        energy=estimate(ratio(whole_N**2, _norms(all_NAA)[1] ** 2)),
         groups={name: GroupGeometry(*own, rate) for name, own, rate in zip(groups, columns, rates, strict=True)},
     )
 
@@ -203,17 +205,17 @@ def _norms(gram_NAA: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def _shares(gram_NAA: np.ndarray) -> np.ndarray:
     dots_NA = gram_NAA.sum(axis=-1)
-    return _ratio(dots_NA, dots_NA.sum(axis=-1, keepdims=True))
+    return ratio(dots_NA, dots_NA.sum(axis=-1, keepdims=True).clip(min=0))
 
 
 def _rates(update_gram_NAA: np.ndarray, gradient_gram_NAA: np.ndarray) -> np.ndarray:
     (update_NA, update_N), (gradient_NA, gradient_N) = _norms(update_gram_NAA), _norms(gradient_gram_NAA)
-    return _ratio(_ratio(update_NA, gradient_NA), _ratio(update_N, gradient_N)[:, None])
+    return ratio(ratio(update_NA, gradient_NA), ratio(update_N, gradient_N)[:, None])
 
 
 def _cosine_matrix(groups: list[str], gram_NAA: np.ndarray) -> dict[str, dict[str, Estimate]]:
     norms_NA, _ = _norms(gram_NAA)
-    cosines_NAA = _ratio(gram_NAA, norms_NA[:, :, None] * norms_NA[:, None, :])
+    cosines_NAA = ratio(gram_NAA, norms_NA[:, :, None] * norms_NA[:, None, :])
     return {name: dict(zip(groups, _estimates(cosines_NAA[:, row]), strict=True)) for row, name in enumerate(groups)}
 
 
@@ -221,17 +223,15 @@ def _estimates(values_NA: np.ndarray) -> list[Estimate]:
     return [estimate(values_N) for values_N in values_NA.T]
 
 
-def _ratio(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
-    """NaN where the denominator is 0."""
-    numerator, denominator = np.broadcast_arrays(numerator, denominator)
-    return np.divide(numerator, denominator, out=np.full(numerator.shape, np.nan), where=denominator > 0)
-
-
-def _verdict(difference: Estimate) -> AdamVerdict:
-    if difference.interval is None or len(difference.values) - difference.values.count(None) < LEAST_BATCHES:
-        return "cannot be told"
-    low, high = difference.interval
-    return "suppresses" if high < 0 else "amplifies" if low > 0 else "cannot be told"
+def _effect(difference: Estimate) -> AdamEffect:
+    defined = [value for value in difference.values if value is not None]
+    below, above = sum(value < 0 for value in defined), sum(value > 0 for value in defined)
+    p = sign_test(above, below)
+    verdict: AdamVerdict = "cannot be told"
+    if difference.interval is not None and p <= ALPHA:
+        low, high = difference.interval
+        verdict = "suppresses" if high < 0 and below > above else "amplifies" if low > 0 and above > below else verdict
+    return AdamEffect(difference, below, above, p, verdict)
 
 
 def _records(estimates: Any) -> Any:

@@ -29,6 +29,8 @@ STYLES = {ROCK: "bold dark_orange", RARE: "bold cyan", OTHER: "dim"}
 CURVE_ROWS = 14
 CURVE_NUMBERS = 48
 """Characters of a line of the curve that are not bars."""
+HALF = 0.5 + 1e-9
+"""Rounds to the nearest cell; what rounding errors put just below a half is one."""
 BAR_WIDTH = 14
 _ASCII = str.maketrans("●○·▒▓│┤└─┬█░—–►…", "@o.=%|++-+#.-->~")
 
@@ -127,7 +129,7 @@ def _funnel(points: Points, frame: Frame, width: int, height: int) -> Renderable
 def _rows(points: Points, frame: Frame, columns: int, height: int) -> list[Text]:
     """The lines of the plot from the bottom up: in each cell the mark of the topmost group that is there."""
     x, y = frame.place(points.freq, points.mean_kl)
-    column, row = (np.floor(at * (cells - 1) + 0.5).astype(int) for at, cells in ((x, columns), (y, height)))
+    column, row = (np.floor(at * (cells - 1) + HALF).astype(int) for at, cells in ((x, columns), (y, height)))
     count, layer = np.zeros((height, columns), int), np.full((height, columns), -1)
     np.add.at(count, (row, column), 1)
     np.maximum.at(layer, (row, column), points.layer)
@@ -152,7 +154,7 @@ def _axis(freqs: np.ndarray, frame: Frame, columns: int) -> tuple[str, str]:
     line, labels = ["─"] * columns, [" "] * columns
     for freq in (*decades, float(freqs.min()), float(freqs.max())):
         text = _short(freq)
-        column = math.floor(frame.place(np.array(freq), np.array(0))[0] * (columns - 1) + 0.5)
+        column = math.floor(frame.place(np.array(freq), np.array(0))[0] * (columns - 1) + HALF)
         start = max(min(column - len(text) // 2, columns - len(text)), 0)
         if not "".join(labels[max(start - 1, 0) : start + len(text) + 1]).strip():
             line[column], labels[start : start + len(text)] = "┬", text
