@@ -131,6 +131,18 @@ def test_later_overrides_win_and_reach_nested_sections():
     assert config.evaluation.task.path == "x"
 
 
+def test_another_task_takes_the_place_of_the_one_in_the_file():
+    """A run's own config has every default written out; the keys of its task are not those of another one."""
+    written = dump_config(parse_config(MINIMAL, ["evaluation.task.split=test"]))
+    chosen = ["evaluation.task.path=x", "evaluation.task.name=jsonl"]
+    for overrides in (chosen, chosen[::-1]):
+        assert parse_config(written, overrides).evaluation.task == JsonlTask(name="jsonl", path="x")
+    same = parse_config(written, ["evaluation.task.name=wordmath", "evaluation.task.max_steps=2"]).evaluation.task
+    assert same == WordmathTask(split="test", max_steps=2)
+    with pytest.raises(ConfigError, match=r"evaluation\.task\.split is not a known key of that task$"):
+        parse_config(written, [*chosen, "evaluation.task.split=test"])
+
+
 @pytest.mark.parametrize("override", ["run.seed", "seed=1", "run..seed=1", ".seed=1", "=1"])
 def test_a_malformed_override_is_refused(override):
     with pytest.raises(ConfigError, match=r"is not of the form section\.key=value"):

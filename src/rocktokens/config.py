@@ -29,6 +29,8 @@ GAMMA, ETA = 0.9, 0.1
 """When contexts are similar, and how many similar ones make an occurrence consistent (docs/decisions.md says why)."""
 POSITIVE = 5e-324
 """The smallest number above 0."""
+_TASK_NAME = re.compile(r"\s*(?:evaluation\.)?task\.name\s*=")
+"""An override that chooses the task: it comes before those of the task's own keys, in whatever order they are given."""
 _STEP = re.compile(r"(?:step|checkpoint|global_step)[-_](\d+)$")
 
 
@@ -328,7 +330,7 @@ def parse_config(text: str, overrides: list[str] | None = None, name: str = "con
         record = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{name} is not valid TOML: {error}") from None
-    for override in overrides or []:
+    for override in sorted(overrides or [], key=lambda override: not _TASK_NAME.match(override)):
         _apply_override(record, override)
     try:
         return Config.model_validate(record)
@@ -354,6 +356,8 @@ def _apply_override(record: dict[str, Any], override: str) -> None:
         table = table.setdefault(part, {})
         if not isinstance(table, dict):
             raise ConfigError(f"--set {override!r}: {part!r} is a value, not a section")
+    if _TASK_NAME.match(override) and _task_name(table) != value.strip():
+        table.clear()  # the keys of another task
     table[path[-1]] = _toml_value(value.strip())
 
 
@@ -390,6 +394,8 @@ def _task_names() -> set[str]:
 def _nearest(location: list[str]) -> str:
     known = _known_keys()
     name = ".".join(location)
+    if name in known:
+        return " of that task"
     match = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     if not match:
         same_leaf = [key for key in known if key.rsplit(".", 1)[-1] == location[-1]]
