@@ -12,26 +12,23 @@ machine that does nothing else: its load is printed first and last.
 """
 
 import argparse
-import datetime
 import json
 import os
-import platform
 import resource
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 
+from printing import machine, print_table, whole
 from rocktokens.run_dir import file_sha256
 from rocktokens.stats.analysis import analyse
 from rocktokens.stats.context import context_consistency
@@ -61,9 +58,9 @@ Work = Callable[[], Measured]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=_whole, nargs="+", default=[10**5, 10**6, 10**7, 10**8])
-    parser.add_argument("--pandas-rows", type=_whole, default=10**7, help="the largest trace that pandas is tried on")
-    parser.add_argument("--contexts", type=_whole, default=20_000, help="occurrences of one type")
+    parser.add_argument("--rows", type=whole, nargs="+", default=[10**5, 10**6, 10**7, 10**8])
+    parser.add_argument("--pandas-rows", type=whole, default=10**7, help="the largest trace that pandas is tried on")
+    parser.add_argument("--contexts", type=whole, default=20_000, help="occurrences of one type")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--traces", type=Path, nargs="+", help="runs to measure, instead of writing traces")
     parser.add_argument("--keep", type=Path, help="an empty folder for the traces, which then stay")
@@ -72,7 +69,7 @@ def main() -> None:
     if arguments.child:
         print(json.dumps(_timed(**arguments.child)))
         return
-    print(_machine(), end="\n\n", flush=True)
+    print(machine(PACKAGES), end="\n\n", flush=True)
     home = arguments.keep or Path(tempfile.mkdtemp(prefix="rocktokens-find-"))
     try:
         traces = arguments.traces or [_written(home / f"rows-{rows}", rows) for rows in arguments.rows]
@@ -92,7 +89,7 @@ def report_find(by_size: dict[int, Path], threads: int) -> bool:
     """Whether one thread finds the same as several."""
     costs = {rows: _measure("find", threads, trace=str(trace)) for rows, trace in by_size.items()}
     print(f"find_rocks(k={K}), {threads} threads: both halves, contexts, bootstrap, summary")
-    _print_table(
+    print_table(
         ("trace rows", *COLUMNS, "rows/s", f"at most {AT_MOST[0]:.0f} s and {AT_MOST[1]:.0f} MiB"),
         [
             (
@@ -118,7 +115,7 @@ def report_find(by_size: dict[int, Path], threads: int) -> bool:
 def report_pandas(by_size: dict[int, Path], most: int) -> None:
     print("a dict per token and pandas: ranks one of the two checkpoints by freq x mean, and does nothing else of it")
     tried = {rows: _measure("pandas", 1, trace=str(trace)) for rows, trace in by_size.items() if rows <= most}
-    _print_table(("trace rows", *COLUMNS), [(f"{rows:,}", *_cells(cost)) for rows, cost in tried.items()])
+    print_table(("trace rows", *COLUMNS), [(f"{rows:,}", *_cells(cost)) for rows, cost in tried.items()])
     beyond = [f"{rows:,}" for rows in by_size if rows > most]
     print(f"stopped there: not run on {', '.join(beyond)} rows\n" if beyond else "", flush=True)
 
@@ -129,7 +126,7 @@ def report_contexts(count: int, threads: int) -> None:
         name: _measure(name, threads, count=count) for name in ("blocked", "all pairs float32", "all pairs float64")
     }
     exact = np.array(ways["all pairs float64"]["neighbours"])
-    _print_table(
+    print_table(
         ("", *COLUMNS, "occurrences with another count than in float64"),
         [(name, *_cells(cost), str(np.count_nonzero(exact != cost["neighbours"]))) for name, cost in ways.items()],
     )
@@ -141,7 +138,7 @@ def report_analysis(by_size: dict[int, Path], threads: int) -> None:
     print(f"search, rock set and the whole analysis (sensitivity, controls, cut-off …), {threads} threads")
     chosen = {rows for rows in by_size if rows == 10**6} | {max(by_size)}
     costs = {rows: _measure("analysis", threads, trace=str(by_size[rows])) for rows in sorted(chosen)}
-    _print_table(("trace rows", *COLUMNS), [(f"{rows:,}", *_cells(cost)) for rows, cost in costs.items()])
+    print_table(("trace rows", *COLUMNS), [(f"{rows:,}", *_cells(cost)) for rows, cost in costs.items()])
 
 
 # What is measured: each function prepares, and gives back what to time.
@@ -296,31 +293,12 @@ def _count_rows(trace: Path) -> int:
     return sum(store.rows(checkpoint) for checkpoint in store.checkpoints)
 
 
-def _machine() -> str:
-    memory = psutil.virtual_memory().total / (1 << 30)
-    versions = ", ".join(f"{name} {metadata.version(name)}" for name in PACKAGES)
-    return (
-        f"{datetime.date.today()}, {platform.system()} {platform.machine()}, {os.cpu_count()} cores, {memory:.0f} GiB, "
-        f"load {os.getloadavg()[0]:.1f}\nPython {platform.python_version()}, {versions}"
-    )
-
-
 def _cells(cost: Measured) -> tuple[str, str, str]:
     return f"{cost['seconds']:.1f}", f"{cost['cpu']:.1f}", f"{cost['peak_mib']:,.0f}"
 
 
 def _verdict(cost: Measured, at_most: tuple[float, float]) -> str:
     return "met" if cost["seconds"] <= at_most[0] and cost["peak_mib"] <= at_most[1] else "missed"
-
-
-def _print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """As Markdown."""
-    lines = [header, ["---:"] * len(header), *rows]
-    print("".join(f"| {' | '.join(line)} |\n" for line in lines), flush=True)
-
-
-def _whole(text: str) -> int:
-    return int(float(text))
 
 
 if __name__ == "__main__":

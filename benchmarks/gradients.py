@@ -12,10 +12,8 @@ On a CPU, seconds are those of the processor, on a GPU those of the clock; the l
 """
 
 import argparse
-import datetime
 import json
 import os
-import platform
 import resource
 import statistics
 import subprocess
@@ -27,11 +25,11 @@ import numpy as np
 import psutil
 import torch
 
+from printing import machine, print_table, whole
 from rocktokens.gradients.geometry import describe_types, split_half
 from rocktokens.gradients.logit_space import GradientSums, logit_gradients
 from rocktokens.models.head import LMHead
 from rocktokens.models.load import load_model
-from rocktokens.run_dir import package_versions
 from rocktokens.scoring.divergence import token_scores
 from rocktokens.scoring.score import score_rollouts
 from rocktokens.types import Rollout
@@ -48,7 +46,7 @@ PACKAGES = ("rocktokens", "torch", "transformers", "numpy")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--positions", type=int, default=512, help="of the heads that are timed at full size")
-    parser.add_argument("--tokens", type=_whole, nargs="+", default=[10**3, 10**4, 10**5], help="of whole replays")
+    parser.add_argument("--tokens", type=whole, nargs="+", default=[10**3, 10**4, 10**5], help="of whole replays")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu", help="of the heads at full size")
@@ -58,7 +56,8 @@ def main() -> None:
     if arguments.memory_only:
         print(json.dumps(measure_memory()))
         return
-    print(_machine(arguments.threads), end="\n\n", flush=True)
+    print(machine(PACKAGES, arguments.threads))
+    print(torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU", end="\n\n", flush=True)
     met = [
         report_memory(),
         report_heads(arguments.positions, arguments.repeats, arguments.device),
@@ -79,7 +78,7 @@ def report_memory() -> bool:
         ("peak while everything is computed from them", found["peak"]),
         ("dense types × V, estimated", dense),
     ]
-    _print_table(("", "MB"), [(name, f"{size / 1e6:,.0f}") for name, size in rows])
+    print_table(("", "MB"), [(name, f"{size / 1e6:,.0f}") for name, size in rows])
     met = max(found["sums"], found["process"], found["peak"]) <= MEMORY_AT_MOST
     print(
         f"sketch of width {found['sketch_width']}, {found['split']:,} types with both halves; "
@@ -135,7 +134,7 @@ def report_heads(positions: int, repeats: int, device: str) -> bool:
     ratio = with_gradients / plain
     print(f"heads alone, V = {VOCAB:,}, widths {STUDENT_WIDTH} and {TEACHER_WIDTH}, {positions:,} positions, {device}")
     cells = [f"{1e3 * seconds / positions:.2f}" for seconds in (plain, with_gradients)]
-    _print_table(("plain, ms/token", "with gradients, ms/token", "ratio"), [(*cells, f"{ratio:.2f}")])
+    print_table(("plain, ms/token", "with gradients, ms/token", "ratio"), [(*cells, f"{ratio:.2f}")])
     print(f"at most {TIME_AT_MOST}: {_verdict(ratio <= TIME_AT_MOST)}\n", flush=True)
     return ratio <= TIME_AT_MOST
 
@@ -155,7 +154,7 @@ def report_replay(sizes: Sequence[int], repeats: int) -> bool:
         ratios.append(with_gradients / plain)
         each = [f"{1e6 * seconds / tokens:.0f}" for seconds in (plain, with_gradients)]
         rows.append((f"{tokens:,}", *each, f"{ratios[-1]:.2f}"))
-    _print_table(("response tokens", "plain, µs/token", "with gradients, µs/token", "ratio"), rows)
+    print_table(("response tokens", "plain, µs/token", "with gradients, µs/token", "ratio"), rows)
     met = max(ratios[1:] or ratios) <= TIME_AT_MOST
     print(f"at most {TIME_AT_MOST} from the second size on: {_verdict(met)}\n", flush=True)
     return met
@@ -199,28 +198,8 @@ def _zipf(generator: np.random.Generator, types: int, count: int) -> np.ndarray:
     return np.searchsorted(upto, generator.random(count) * upto[-1], side="right")
 
 
-def _machine(threads: int) -> str:
-    memory = psutil.virtual_memory().total / (1 << 30)
-    versions = ", ".join(f"{name} {version}" for name, version in package_versions(PACKAGES).items())
-    gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
-    return (
-        f"{datetime.date.today()}, {platform.system()} {platform.machine()}, {threads} of {os.cpu_count()} cores, "
-        f"{memory:.0f} GiB{gpu}, load {os.getloadavg()[0]:.1f}\n{versions}"
-    )
-
-
 def _verdict(met: bool) -> str:
     return "met" if met else "missed"
-
-
-def _print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """As Markdown."""
-    lines = [header, ["---:"] * len(header), *rows]
-    print("".join(f"| {' | '.join(line)} |\n" for line in lines), flush=True)
-
-
-def _whole(text: str) -> int:
-    return int(float(text))
 
 
 if __name__ == "__main__":

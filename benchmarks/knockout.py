@@ -12,21 +12,18 @@ printed first and last.
 """
 
 import argparse
-import datetime
-import os
-import platform
 import statistics
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from printing import machine
 from rocktokens import TraceStore
 from rocktokens.config import load_config
 from rocktokens.interventions.journal import MemoryJournal
@@ -111,7 +108,7 @@ def main() -> None:
     console = Console(width=112)
     bench = _bench(options)
     tokens = _tokens(options.run, bench, options.tokens)
-    _print_machine(console)
+    console.print(machine(PACKAGES, cores=1), highlight=False)
     journals = [MemoryJournal() for _ in range(3)]
     exact = [bench.sweep(tokens, "exact", journals[0])]
     halves = [_plain(bench, tokens[: len(tokens) // 2])]
@@ -128,7 +125,7 @@ def main() -> None:
     console.print(f"rollouts that differ from the plain sweep's: {differing} of {len(tokens) * len(bench.prompts)}")
     console.print(f"verdicts that differ from the plain sweep's: {unequal} of {len(tokens)}")
     console.print(f"free rollouts that differ when decoded again: {exact[0][0].noise['differing']}")
-    _print_machine(console)
+    console.print(machine(PACKAGES, cores=1), highlight=False)
     sys.exit(1 if differing or unequal else 0)
 
 
@@ -254,13 +251,6 @@ def _print_agreement(console: Console, exact: KnockoutSweep, sequential: Knockou
     for name, sweep in (("exact", exact), ("sequential", sequential)):
         counts = [sum(own.verdict == kind for own in sweep.knockouts) for kind in kinds]
         console.print(f"{name}: " + ", ".join(f"{count} {kind}" for count, kind in zip(counts, kinds, strict=True)))
-
-
-def _print_machine(console: Console) -> None:
-    versions = ", ".join(f"{package} {metadata.version(package)}" for package in PACKAGES)
-    load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
-    now = datetime.datetime.now(datetime.UTC).date()
-    console.print(f"{now}; {platform.machine()}, {os.cpu_count()} CPUs, load {load}; {versions}", highlight=False)
 
 
 if __name__ == "__main__":
