@@ -101,12 +101,6 @@ def rank_test(first: np.ndarray, second: np.ndarray) -> RankTest:
     return RankTest(len(first), len(second), median(first), median(second), superiority, p)
 
 
-def by_label(token_ids_U: np.ndarray, labels: Sequence[str]) -> dict[str, np.ndarray]:
-    """A partition of the types by a label each, such as their categories, in order of first appearance."""
-    labels_U = np.array(labels)
-    return {label: token_ids_U[labels_U == label] for label in dict.fromkeys(labels)}
-
-
 def _describe(
     name: str,
     chosen_U: np.ndarray,
