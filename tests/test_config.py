@@ -1,8 +1,11 @@
 """A config is read strictly, overridden exactly, and written so that it reads back the same."""
 
+import tomllib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import Field, model_validator
 
 from rocktokens.config import (
     Config,
@@ -16,14 +19,19 @@ from rocktokens.config import (
     PolicySection,
     RolloutsSection,
     RunSection,
+    Section,
     TraceSection,
     TrainingSection,
     WordmathTask,
+    apply_overrides,
     dump_config,
+    dump_toml,
     evaluation_task,
     load_config,
     parse_config,
+    validate,
 )
+from rocktokens.config.policies import RocksSection, UniformSection
 from rocktokens.errors import ConfigError
 
 MINIMAL = '[run]\ndirectory = "runs/a"\n'
@@ -36,13 +44,14 @@ tasks = st.one_of(
     st.builds(JsonlTask, name=st.just("jsonl"), path=names, id_field=st.none() | names, limit=st.none() | counts),
     st.builds(HubTask, name=st.just("hub"), path=names, subset=st.none() | names, template=names),
 )
+policies = st.builds(RocksSection, name=st.just("rocks"), rocks=st.text(min_size=1), lam=positive)
 configs = st.builds(
     Config,
     run=st.builds(RunSection, directory=st.text(min_size=1, max_size=20), seed=st.integers(0, 2**63 - 1)),
     models=st.builds(ModelsSection, student=names, teacher=names, dtype=st.sampled_from(["float32", "bfloat16"])),
     task=tasks,
     rollouts=st.builds(RolloutsSection, temperature=positive, batch_size=counts, chat_template=st.booleans()),
-    policy=st.builds(PolicySection, name=st.just("rocks"), rocks=st.text(min_size=1), lam=positive),
+    policy=policies,
     lora=st.builds(LoraSection, enabled=st.booleans(), lora_dropout=st.floats(0, 1, exclude_max=True)),
     training=st.builds(
         TrainingSection, learning_rate=positive, report_to=st.lists(st.sampled_from(["trackio", "wandb"]))
@@ -82,6 +91,88 @@ def test_a_file_reads_like_its_text(tmp_path):
     path = tmp_path / "run.toml"
     path.write_text(MINIMAL)
     assert load_config(path, ["run.seed=3"]) == parse_config(MINIMAL, ["run.seed=3"])
+
+
+keys = st.text(max_size=8)
+values = st.recursive(
+    st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(keys, values, max_size=5))
+def test_a_dumped_record_reads_back(record):
+    assert tomllib.loads(dump_toml(record)) == record
+
+
+# Other files than a run's
+
+
+class Arm(Section):
+    name: str
+    policy: PolicySection = UniformSection()
+
+
+class Plan(Section):
+    arm: list[Arm] = Field(min_length=1)
+    base: LoraSection = LoraSection()
+
+    @model_validator(mode="after")
+    def _names_differ(self):
+        if len({arm.name for arm in self.arm}) < len(self.arm):
+            raise ValueError("two arms have one name: give each its own")
+        return self
+
+
+@pytest.mark.parametrize(
+    ("record", "sentence"),
+    [
+        ({}, "arm is missing: set it in the file"),
+        ({"arm": [{}]}, "arm[0].name is missing: set it in the file"),
+        ({"arm": [{"name": "a", "polcy": {}}]}, "arm[0].polcy is not a known key: did you mean arm[0].policy?"),
+        (
+            {"arm": [{"name": "a"}, {"name": "b", "policy": {"name": "tip", "roh": 1}}]},
+            "arm[1].policy.roh is not a known key: did you mean arm[1].policy.rho?",
+        ),
+        (
+            {"arm": [{"name": "a", "policy": {"rho": 1}}]},
+            "arm[0].policy.rho is not a known key of policy uniform",
+        ),
+        (
+            {"arm": [{"name": "a", "policy": "tip"}]},
+            "arm[0].policy = 'tip' is not valid: Input should be a valid dictionary or object to extract fields from",
+        ),
+        ({"arm": [{"name": "a"}], "basis": {}}, "basis is not a known key: did you mean base?"),
+        ({"arm": [{"name": "a"}], "base": {"zz": 1}}, "base.zz is not a known key"),
+        ({"arm": [{"name": "a"}], "lora_alfa": 1}, "lora_alfa is not a known key: did you mean base.lora_alpha?"),
+        ({"arm": [{"name": "a"}] * 2}, "two arms have one name: give each its own"),
+    ],
+)
+def test_other_models_are_refused_in_the_same_words(record, sentence):
+    with pytest.raises(ConfigError) as caught:
+        validate(Plan, record, "study.toml")
+    assert str(caught.value) == f"study.toml: {sentence}"
+
+
+def test_overrides_reach_any_record():
+    record = {"base": {"policy": {"name": "tip", "rho": 0.1, "protect": "x"}, "task": {"split": "test"}}}
+    apply_overrides(
+        record, ["base.policy.fraction=0.5", 'base.policy.name="prefix"', "base.task.name=wordmath", "a.b.c=1"]
+    )
+    assert record == {
+        "base": {
+            "policy": {"name": "prefix", "fraction": 0.5, "protect": "x"},
+            "task": {"split": "test", "name": "wordmath"},
+        },
+        "a": {"b": {"c": 1}},
+    }
+
+
+def test_a_long_value_is_cut_short():
+    with pytest.raises(ConfigError) as caught:
+        parse_config(MINIMAL, [f"run.seed={'x' * 500}"])
+    assert len(str(caught.value)) < 250 and "xxx…" in str(caught.value)
 
 
 # What evaluation runs on
@@ -139,7 +230,7 @@ def test_another_task_takes_the_place_of_the_one_in_the_file():
         assert parse_config(written, overrides).evaluation.task == JsonlTask(name="jsonl", path="x")
     same = parse_config(written, ["evaluation.task.name=wordmath", "evaluation.task.max_steps=2"]).evaluation.task
     assert same == WordmathTask(split="test", max_steps=2)
-    with pytest.raises(ConfigError, match=r"evaluation\.task\.split is not a known key of that task$"):
+    with pytest.raises(ConfigError, match=r"evaluation\.task\.split is not a known key of task jsonl$"):
         parse_config(written, [*chosen, "evaluation.task.split=test"])
 
 
@@ -171,7 +262,7 @@ def test_an_override_below_a_value_is_refused():
         (["models.dtype=int8"], "models.dtype = 'int8' is not valid"),
         (["task.name=chess"], "task.name = 'chess' is not a task: use one of hub, jsonl, wordmath"),
         (["task.name=jsonl"], "task.path is missing: set it in the file or with --set task.path=…"),
-        (["policy.name=rocks"], "policy.rocks is not set: policy `rocks` needs the path of a rocks.json"),
+        (["policy.name=rocks"], "policy.rocks is missing: set it in the file or with --set policy.rocks=…"),
         (["knockout.tops=3"], "knockout.tops is not a known key: did you mean knockout.top?"),
         (["knockout.alpha=0"], "knockout.alpha = 0 is not valid"),
         (["knockout.alpha=1"], "knockout.alpha = 1 is not valid"),

@@ -59,7 +59,10 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True)
 class TokenScores:
-    """Per-token quantities of METHOD 2, one entry per response token, numpy or torch alike, all (T,) float32."""
+    """Per-token quantities of METHOD 2, one entry per response token, numpy or torch alike, all (T,) float32.
+
+    The first six are always there; the others are None unless they were asked for.
+    """
 
     kl: Any
     logp_student: Any
@@ -67,11 +70,21 @@ class TokenScores:
     entropy_student: Any
     entropy_teacher: Any
     grad_norm: Any
+    teacher_mass_top16: Any = None
+    """The teacher's probability on the student's 16 likeliest tokens."""
+    student_top1_in_teacher_top5: Any = None
+    """1 where the student's likeliest token is among the teacher's 5 likeliest, else 0."""
+    forward_kl: Any = None
+    """Σ q (log q − log p), whatever ``kl`` holds."""
 
     def items(self) -> Iterator[tuple[str, Any]]:
-        """Column names with their arrays, in the order of the trace schema."""
-        for column in fields(self):
-            yield column.name, getattr(self, column.name)
+        """Names and arrays of the six standard columns, in the order of the trace schema."""
+        for name in STANDARD_COLUMNS:
+            yield name, getattr(self, name)
+
+
+STANDARD_COLUMNS = tuple(column.name for column in fields(TokenScores) if column.default is not None)
+EXTRA_COLUMNS = tuple(column.name for column in fields(TokenScores) if column.default is None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from rocktokens.cli.findings import (
 )
 from rocktokens.cli.main import app
 from rocktokens.cli.probe import estimate_time
-from rocktokens.cli.static_checks import check_directory, check_head, check_rocks, check_templates, disk_need, misfit
+from rocktokens.cli.static_checks import check_directory, check_head, check_policy, check_templates, disk_need, misfit
 from rocktokens.config import parse_config
 from rocktokens.models.fingerprints import vocabulary_sha256
 from rocktokens.models.load import load_model
@@ -256,12 +256,12 @@ def test_rocks_of_another_vocabulary_fail_but_the_probe_runs(pair, tmp_path):
     RockSet("0" * 64, {}, {}, {}).save(path)
     settings = ("policy.name=rocks", f"policy.rocks={path}")
     code, findings = run_json(pair, *settings)
-    assert code == 2 and "the rocks were found with tokenizer 000000000000" in findings["rocks"]["remedy"]
+    assert code == 2 and "the rocks were found with tokenizer 000000000000" in findings["policy"]["remedy"]
     assert "overlap" in findings
     RockSet(vocabulary_sha256(byte_tokenizer().get_vocab()), {}, {}, {}).save(path)
-    assert check_rocks(config_of(pair, *settings), vocabulary_sha256(byte_tokenizer().get_vocab())).level == "ok"
+    assert check_policy(config_of(pair, *settings), vocabulary_sha256(byte_tokenizer().get_vocab())).level == "ok"
     path.unlink()
-    assert "does not exist" in check_rocks(config_of(pair, *settings), "").remedy
+    assert "does not exist" in check_policy(config_of(pair, *settings), "").remedy
 
 
 def test_the_run_directory(tmp_path):

@@ -1,14 +1,15 @@
-"""Weights follow the predicted ids, in the arrays the caller brought."""
+"""Rocks and their windows weigh λ where they are predicted; which rocks can be chosen."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from policy_oracle import RULE, rock_set
 
 from rocktokens.errors import ConfigError, RocktokensError
 from rocktokens.policies import make_policy
-from rocktokens.types import RockSet, RockToken, TokenScores
+from rocktokens.types import TokenScores
 
 IDS = np.array([5, 3, 9, 3, 7, 7, 1], dtype=np.int32)
 POSITIONS, ROLLOUTS = np.arange(7), np.zeros(7, np.int64)
@@ -16,11 +17,6 @@ POSITIONS, ROLLOUTS = np.arange(7), np.zeros(7, np.int64)
 
 def weigh(policy, ids):
     return policy(None, ids, POSITIONS, ROLLOUTS, 0)
-
-
-def rock_set(*ids: int) -> RockSet:
-    tokens = [RockToken(token_id, "", rank, 2, 1.0, 2.0, None, None, "other") for rank, token_id in enumerate(ids, 1)]
-    return RockSet("", {}, {}, {}, tokens)
 
 
 def test_uniform_weighs_one():
@@ -44,20 +40,9 @@ def test_a_shift_by_one_in_either_direction_shows(shift):
     assert shifted.tolist() == sorted((frozen + shift).tolist()) != frozen.tolist()
 
 
-def test_lambda_one_is_uniform_bit_for_bit():
+def test_no_rocks_are_uniform_bit_for_bit():
     ones = weigh(make_policy("uniform"), IDS)
-    assert weigh(make_policy("rocks", rocks=[3, 7], lam=1), IDS).tobytes() == ones.tobytes()
     assert weigh(make_policy("rocks", rocks=[], lam=0), IDS).tobytes() == ones.tobytes()
-
-
-@pytest.mark.parametrize(("name", "params"), [("uniform", {}), ("rocks", {"rocks": [3, 7], "lam": 0.1})])
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-def test_torch_in_torch_out_with_the_same_numbers(name, params, dtype):
-    policy = make_policy(name, **params)
-    weights = weigh(policy, torch.from_numpy(IDS).to(dtype))
-    assert weights.dtype == torch.float32
-    assert not weights.requires_grad
-    np.testing.assert_array_equal(weights.numpy(), weigh(policy, IDS))
 
 
 def test_rocks_come_as_a_set_a_path_or_ids(tmp_path):
@@ -68,37 +53,54 @@ def test_rocks_come_as_a_set_a_path_or_ids(tmp_path):
         assert weigh(make_policy("rocks", rocks=given), IDS).tolist() == expected
 
 
-@pytest.mark.parametrize(
-    ("name", "params", "sentence"),
-    [
-        ("rock", {}, "policy 'rock' is not known: did you mean 'rocks'?"),
-        ("zzz", {}, "policy 'zzz' is not known: use one of uniform, rocks"),
-        ("rocks", {"rocks": [1], "lamb": 0}, "policy rocks has no parameter 'lamb': did you mean 'lam'?"),
-        ("uniform", {"lam": 0}, "policy uniform has no parameter 'lam': it takes none"),
-        ("rocks", {"lam": 0}, "policy rocks needs parameter 'rocks'"),
-        ("rocks", {"rocks": [1], "lam": -0.5}, "lam = -0.5 is not valid: give a weight of 0 or more"),
-        ("rocks", {"rocks": [1], "lam": float("nan")}, "lam = nan is not valid"),
-        ("rocks", {"rocks": [1], "lam": "0"}, "lam = '0' is not valid"),
-        ("rocks", {"rocks": [1.5]}, "are not token ids"),
-        ("rocks", {"rocks": [-1]}, "are not token ids"),
-        ("rocks", {"rocks": [1], "window": 5}, "window = 5 is not valid: give True or False"),
-        ("rocks", {"rocks": [1], "window": True}, "window = True needs rocks with a window rule and these have none"),
-    ],
-)
-def test_mistakes_are_named(name, params, sentence):
-    with pytest.raises(ConfigError) as caught:
-        make_policy(name, **params)
-    assert sentence in str(caught.value)
-
-
 def test_a_missing_rocks_file_says_how_to_make_one(tmp_path):
     with pytest.raises(RocktokensError, match="run `rocktokens find` first"):
         make_policy("rocks", rocks=tmp_path / "rocks.json")
 
 
-def test_neither_policy_needs_scores():
-    assert not make_policy("uniform").needs_scores
-    assert not make_policy("rocks", rocks=[1]).needs_scores
+# Some of the rocks
+
+RANKED = rock_set(
+    9,
+    3,
+    7,
+    category=["digit", "latex_math", "punctuation"],
+    verdict=["pillar", "neutral", "untested"],
+)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "ids"),
+    [
+        ({}, {9, 3, 7}),
+        ({"k": 2}, {9, 3}),
+        ({"k": 99}, {9, 3, 7}),
+        ({"categories": ["punctuation", "latex_math"]}, {3, 7}),
+        ({"verdicts": ["neutral", "stumbling", "undecided", "untested"]}, {3, 7}),
+        ({"k": 2, "verdicts": ["neutral", "untested"]}, {3}),
+        ({"categories": ["digit", "latex_math", "other"], "verdicts": ["pillar"]}, {9}),
+    ],
+)
+def test_rocks_are_chosen_by_rank_category_and_verdict(chosen, ids):
+    frozen = IDS[weigh(make_policy("rocks", rocks=RANKED, **chosen), IDS) == 0]
+    assert set(frozen.tolist()) == ids
+
+
+def test_ids_are_chosen_by_rank_alone():
+    assert weigh(make_policy("rocks", rocks=[7, 3], k=1), IDS).tolist() == [1, 1, 1, 1, 0, 0, 1]
+    with pytest.raises(ConfigError, match=r"policy\.categories needs a rocks\.json and token ids were given: give its"):
+        make_policy("rocks", rocks=[7, 3], categories=["digit"])
+    with pytest.raises(ConfigError, match=r"policy\.verdicts needs a rocks\.json"):
+        make_policy("rocks", rocks=[7, 3], verdicts=["neutral"])
+
+
+def test_a_choice_that_leaves_no_rock_is_refused():
+    with pytest.raises(
+        ConfigError, match=r"categories = \['other'\] leaves no rock: give some of digit, latex_math, p"
+    ):
+        make_policy("rocks", rocks=RANKED, categories=["other"])
+    with pytest.raises(ConfigError, match=r"policy\.verdicts = \['neutral'\] leaves no rock: give some of pillar$"):
+        make_policy("rocks", rocks=RANKED, k=1, verdicts=["neutral"])
 
 
 # Windows: rock 3 with high kl reaches two to its left, one to its right; rock 7 is low and stands alone.
@@ -106,7 +108,6 @@ def test_neither_policy_needs_scores():
 WINDOW_IDS = np.array([5, 6, 2, 3, 9, 4, 7, 8, 1], dtype=np.int32)
 KL = np.array([0.9, 0.9, 0.5, 0.7, 0.6, 0.1, 0.2, 0.9, 0.9], np.float32)
 WEIGHTS = [1, 0.25, 0.25, 0.25, 0.25, 1, 0.25, 1, 1]
-RULE = {"max_each_side": 2, "min_kl": 0.5}
 
 
 def scores_of(kl) -> TokenScores:
@@ -114,7 +115,7 @@ def scores_of(kl) -> TokenScores:
 
 
 def window_policy(lam: float = 0.25):
-    return make_policy("rocks", rocks=replace(rock_set(3, 7), windows=RULE), lam=lam, window=True)
+    return make_policy("rocks", rocks=rock_set(3, 7, windows=RULE), lam=lam, window=True)
 
 
 def weigh_windows(kl, ids) -> list[float]:
@@ -146,22 +147,16 @@ def test_windows_of_torch_scores_are_detached():
     assert weights.tolist() == WEIGHTS
 
 
-def test_lambda_one_with_windows_is_uniform_bit_for_bit():
-    weights = window_policy(lam=1.0)(scores_of(KL), WINDOW_IDS, np.arange(9), np.zeros(9, np.int64), 0)
-    assert weights.tobytes() == np.ones(9, np.float32).tobytes()
-
-
-def test_windows_need_scores_and_say_so():
-    policy = window_policy()
-    assert policy.needs_scores
-    with pytest.raises(ConfigError, match="window = True needs the kl of every token and no scores were given"):
-        weigh(policy, IDS)
+def test_scores_are_needed_for_windows_only():
+    assert window_policy().needs == {"kl"}
+    assert make_policy("rocks", rocks=[1]).needs == frozenset()
 
 
 def test_windows_come_with_the_rocks_file(tmp_path):
-    replace(rock_set(3, 7), windows=RULE).save(tmp_path / "rocks.json")
+    rocks = rock_set(3, 7, windows=RULE)
+    rocks.save(tmp_path / "rocks.json")
     policy = make_policy("rocks", rocks=tmp_path / "rocks.json", lam=0.25, window=True)
     assert policy(scores_of(KL), WINDOW_IDS, np.arange(9), np.zeros(9, np.int64), 0).tolist() == WEIGHTS
-    rock_set(3, 7).save(tmp_path / "rocks.json")
+    replace(rocks, windows=None).save(tmp_path / "rocks.json")
     with pytest.raises(ConfigError, match=r"these have none: give a rocks\.json of `rocktokens find`"):
         make_policy("rocks", rocks=tmp_path / "rocks.json", window=True)

@@ -17,8 +17,9 @@ from rocktokens.cli.findings import Finding, check_disk, check_ends, check_width
 from rocktokens.config import Config, evaluation_task
 from rocktokens.errors import RocktokensError
 from rocktokens.models.fingerprints import SAMPLES, same_tokenizer, vocabulary_sha256
+from rocktokens.policies import policy_from_section
 from rocktokens.run_dir import RunDir, derive_seed
-from rocktokens.types import Prompt, RockSet
+from rocktokens.types import Prompt
 
 if TYPE_CHECKING:
     from rocktokens.models.load import LoadedModel
@@ -199,21 +200,20 @@ def check_run(config: Config, student: "LoadedModel") -> list[Finding]:
         check_directory(Path(config.run.directory)),
         check_disk(disk_need(config, trainable), shutil.disk_usage(folder).free),
     ]
-    if config.policy.name == "rocks":
-        findings.insert(0, check_rocks(config, vocabulary_sha256(student.tokenizer.get_vocab())))
+    if config.policy.name != "uniform" or config.policy.protect is not None:
+        findings.insert(0, check_policy(config, vocabulary_sha256(student.tokenizer.get_vocab())))
     return findings
 
 
-def check_rocks(config: Config, tokenizer_sha256: str) -> Finding:
-    """Whether the rocks of the policy can be read and are of this vocabulary."""
+def check_policy(config: Config, tokenizer_sha256: str) -> Finding:
+    """Whether the policy can be made: its files can be read and are of this vocabulary."""
 
-    def load() -> Finding:
-        rocks = RockSet.load(config.policy.rocks or "")
-        rocks.require_tokenizer(tokenizer_sha256)
-        value = f"{len(rocks.tokens)} rocks with weight {config.policy.lam}"
-        return Finding("rocks", "ok", value, measured={"rocks": len(rocks.tokens)})
+    def make() -> Finding:
+        needs = sorted(policy_from_section(config.policy, tokenizer_sha256).needs)
+        value = f"{config.policy.name}, {'after scoring ' + ', '.join(needs) if needs else 'before scoring'}"
+        return Finding("policy", "ok", value, measured={"needs": needs})
 
-    return or_fail("rocks", load)
+    return or_fail("policy", make)
 
 
 def check_directory(path: Path) -> Finding:

@@ -1,84 +1,80 @@
 """Weight λ on rock types, 1 on every other token (METHOD 7): λ = 0 freezes the rocks out of the loss.
 
-1. The rocks come as a RockSet, the path of a rocks.json, or plain token ids.
+1. The rocks are a RockSet or plain ids in rank order; the first ``k``, or those of some categories or verdicts, can be
+   chosen from them.
 2. A position is a rock when the token *predicted* there is one; the input token that precedes it does not matter.
 3. With ``window`` the positions of their windows weigh λ too, by the rule that comes with the rocks.
 """
 
-import math
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from rocktokens.errors import ConfigError
-from rocktokens.policies.uniform import ones_like
-from rocktokens.types import RockSet
+from rocktokens.policies.base import UpdateTokens, WeightPolicy
+from rocktokens.types import RockSet, RockToken
 from rocktokens.windows import WindowRule, rock_windows
 
 
-class RocksPolicy:
+class RocksPolicy(WeightPolicy):
     """Weight ``lam`` where the predicted token is a rock.
 
     Args:
-        rocks: a RockSet, the path of a rocks.json, or token ids.
-        lam: weight of a rock token, 0 or more.
-        window: whether the windows of the rocks weigh ``lam`` too; that needs the kl of every token, so scores.
+        rocks: a RockSet or token ids in rank order.
+        lam: weight of a rock token.
+        window: whether the windows of the rocks weigh ``lam`` too; that needs the kl of every token.
+        chosen: ``k``, ``categories`` and ``verdicts`` of ``choose_rocks``.
     """
 
     name = "rocks"
-    needs_scores = False
 
-    def __init__(self, rocks: RockSet | str | Path | Iterable[int], lam: float = 0.0, window: bool = False) -> None:
-        if isinstance(lam, str) or not (math.isfinite(lam) and lam >= 0):
-            raise ConfigError(f"lam = {lam!r} is not valid: give a weight of 0 or more")
-        if not isinstance(window, bool):
-            raise ConfigError(f"window = {window!r} is not valid: give True or False")
-        if isinstance(rocks, str | Path):
-            rocks = RockSet.load(rocks)
-        self.lam = float(lam)
+    def __init__(self, rocks: RockSet | Sequence[int], lam: float = 0.0, window: bool = False, **chosen: Any) -> None:
+        self.lam, self.rock_ids = lam, choose_rocks(rocks, **chosen)
         self.rule = _window_rule(rocks) if window else None
-        self.needs_scores = window
-        self.rock_ids = _rock_ids(rocks)
+        self.needs = frozenset({"kl"} if window else ())
 
-    def __call__(self, scores: Any, token_ids_T: Any, positions_T: Any, rollout_ids_T: Any, step: int) -> Any:
-        """Weights, float32 (T,)."""
-        chosen_T = _is_member(token_ids_T, self.rock_ids)
-        if self.rule is not None:
-            if scores is None:
-                raise ConfigError(
-                    "window = True needs the kl of every token and no scores were given: "
-                    "score before weighing, or give window = False"
-                )
-            chosen_T = rock_windows(chosen_T, scores.kl, rollout_ids_T, positions_T, self.rule)
-        weights_T = ones_like(token_ids_T)
-        weights_T[chosen_T] = self.lam
-        return weights_T
+    def weigh(self, tokens: UpdateTokens) -> np.ndarray:
+        """λ at the marked tokens."""
+        return np.where(self.marked(tokens), self.lam, 1.0)
+
+    def marked(self, tokens: UpdateTokens) -> np.ndarray:
+        """Where the rocks and, if asked for, their windows are: bool (T,)."""
+        is_rock_T = np.isin(tokens.token_ids, self.rock_ids)
+        if self.rule is None:
+            return is_rock_T
+        return rock_windows(is_rock_T, tokens.scores["kl"], tokens.rollout_ids, tokens.positions, self.rule)
 
 
-def _window_rule(rocks: RockSet | Iterable[int]) -> WindowRule:
+def choose_rocks(
+    rocks: RockSet | Sequence[int],
+    k: int | None = None,
+    categories: Sequence[str] | None = None,
+    verdicts: Sequence[str] | None = None,
+) -> np.ndarray:
+    """int64 (K,): ids in rank order, of the first k rocks those of the categories and with the verdicts."""
+    if isinstance(rocks, RockSet):
+        kept = _only(_only(rocks.tokens[:k], "categories", "category", categories), "verdicts", "verdict", verdicts)
+        return np.array([token.id for token in kept], dtype=np.int64)
+    if categories or verdicts:
+        key = "categories" if categories else "verdicts"
+        raise ConfigError(f"policy.{key} needs a rocks.json and token ids were given: give its path as policy.rocks")
+    return np.array(rocks[:k], dtype=np.int64)
+
+
+def _only(tokens: list[RockToken], key: str, attribute: str, wanted: Sequence[str] | None) -> list[RockToken]:
+    """The rocks whose attribute is one of those wanted, if any are; that none is left is refused."""
+    kept = [token for token in tokens if wanted is None or getattr(token, attribute) in wanted]
+    if tokens and not kept:
+        there = ", ".join(sorted({getattr(token, attribute) for token in tokens}))
+        raise ConfigError(f"policy.{key} = {wanted} leaves no rock: give some of {there}")
+    return kept
+
+
+def _window_rule(rocks: RockSet | Sequence[int]) -> WindowRule:
     if not isinstance(rocks, RockSet) or rocks.windows is None:
         raise ConfigError(
-            "window = True needs rocks with a window rule and these have none: give a rocks.json of `rocktokens find`"
+            "policy.window = True needs rocks with a window rule and these have none: "
+            "give a rocks.json of `rocktokens find`"
         )
     return WindowRule.from_dict(rocks.windows)
-
-
-def _rock_ids(rocks: RockSet | Iterable[int]) -> np.ndarray:
-    """int64 (K,), whatever the rocks came as."""
-    if isinstance(rocks, RockSet):
-        return rocks.ids
-    ids = np.asarray(list(rocks))
-    if ids.size and not (np.issubdtype(ids.dtype, np.integer) and ids.min() >= 0):
-        raise ConfigError(f"rocks = {ids.tolist()[:5]} are not token ids: give whole numbers of 0 or more")
-    return ids.astype(np.int64)
-
-
-def _is_member(token_ids_T: Any, ids_K: np.ndarray) -> Any:
-    """Where a token is one of ``ids_K``: bool (T,), numpy or torch as the tokens are."""
-    if isinstance(token_ids_T, np.ndarray):
-        return np.isin(token_ids_T, ids_K)
-    import torch
-
-    return torch.isin(token_ids_T, torch.as_tensor(ids_K, device=token_ids_T.device))

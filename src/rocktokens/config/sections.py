@@ -1,43 +1,23 @@
-"""The configuration of a run: one TOML file, strict models, overrides by ``--set section.key=value``.
+"""The sections of a run's configuration: a knob lives in the section of the component that uses it.
 
-A knob lives in the section of the component that uses it. Names follow TRL and transformers where they have one.
-An unknown key is an error that names the nearest valid key; every error is one sentence.
+Names follow TRL and transformers where they have one.
 """
 
-import difflib
-import json
 import re
-import tomllib
-from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Any, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Discriminator,
-    Field,
-    Tag,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, field_validator
 
+from rocktokens.config.base import Divergence, Section
+from rocktokens.config.policies import PolicySection, UniformSection
+from rocktokens.config.tasks import TaskSection, WordmathTask
 from rocktokens.errors import ConfigError
 
-Divergence = Literal["reverse", "forward", "jsd"]
 GAMMA, ETA = 0.9, 0.1
 """When contexts are similar, and how many similar ones make an occurrence consistent (docs/decisions.md says why)."""
 POSITIVE = 5e-324
 """The smallest number above 0."""
-_TASK_NAME = re.compile(r"\s*(?:evaluation\.)?task\.name\s*=")
-"""An override that chooses the task: it comes before those of the task's own keys, in whatever order they are given."""
 _STEP = re.compile(r"(?:step|checkpoint|global_step)[-_](\d+)$")
-
-
-class Section(BaseModel):
-    """Unknown keys are refused, values are never silently changed after reading."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class RunSection(Section):
@@ -56,55 +36,6 @@ class ModelsSection(Section):
         default="float32", description="of the loaded weights; log-softmax is float32 whatever this says"
     )
     device: str = Field(default="auto", description="auto, cpu, cuda or cuda:N")
-
-
-class WordmathTask(Section):
-    """The embedded word problems; prompts are generated, train and test never share a problem."""
-
-    name: Literal["wordmath"] = "wordmath"
-    split: Literal["train", "test"] = "train"
-    max_steps: int = Field(default=4, ge=1, le=4, description="problems need 1 to this many steps")
-
-
-class JsonlTask(Section):
-    """Any dataset on disk, one JSON object a line."""
-
-    name: Literal["jsonl"]
-    path: str
-    prompt_field: str = "question"
-    answer_field: str = Field(default="answer", description="empty: the data has no answers")
-    id_field: str | None = None
-    template: str = Field(
-        default="{prompt}", description="text of the user turn; {prompt} is replaced by the prompt field"
-    )
-    grading: Literal["math", "exact"] = Field(default="math", description="math: '#### N', \\boxed{} and equivalence")
-    limit: int | None = Field(default=None, ge=1)
-
-
-class HubTask(Section):
-    """A dataset of the Hugging Face Hub through `datasets` (extra `[hub]`), or one it can read from disk."""
-
-    name: Literal["hub"]
-    path: str
-    subset: str | None = None
-    split: str = "train"
-    prompt_field: str = "question"
-    answer_field: str = Field(default="answer", description="empty: the data has no answers")
-    id_field: str | None = None
-    template: str = "{prompt}"
-    grading: Literal["math", "exact"] = "math"
-    limit: int | None = Field(default=None, ge=1)
-
-
-def _task_name(value: Any) -> Any:
-    """A task section without a name is the embedded task, so that one key of it can be overridden."""
-    return value.get("name", "wordmath") if isinstance(value, dict) else getattr(value, "name", None)
-
-
-TaskSection = Annotated[
-    Annotated[WordmathTask, Tag("wordmath")] | Annotated[JsonlTask, Tag("jsonl")] | Annotated[HubTask, Tag("hub")],
-    Discriminator(_task_name),
-]
 
 
 class RolloutsSection(Section):
@@ -127,21 +58,6 @@ class ScoringSection(Section):
     temperature: float = Field(default=1.0, gt=0)
     tokens_per_chunk: int = Field(default=1024, ge=1, description="positions whose logits are in memory at once")
     tokens_per_batch: int = Field(default=16384, ge=1, description="padded tokens of one forward without gradient")
-
-
-class PolicySection(Section):
-    """The weight of each token in the loss."""
-
-    name: Literal["uniform", "rocks"] = "uniform"
-    rocks: str | None = Field(default=None, description="a rocks.json; needed by the policy `rocks`")
-    lam: float = Field(default=0.0, ge=0, description="weight of rock tokens")
-    denominator: Literal["all", "kept"] = "all"
-
-    @model_validator(mode="after")
-    def _rocks_need_a_file(self) -> "PolicySection":
-        if self.name == "rocks" and not self.rocks:
-            raise ValueError("policy.rocks is not set: policy `rocks` needs the path of a rocks.json")
-        return self
 
 
 class LoraSection(Section):
@@ -180,6 +96,9 @@ class TrainingSection(Section):
         gt=0,
         le=1,
         description="stop when more rollouts than this hit the length limit 3 steps running",
+    )
+    trace: bool = Field(
+        default=True, description="write the scores of every response token to traces/training while training"
     )
     report_to: list[Literal["trackio", "wandb", "tensorboard"]] = Field(default_factory=list)
 
@@ -232,7 +151,7 @@ class FindSection(Section):
     @classmethod
     def _whole_or_auto(cls, k: Any) -> Any:
         if k != "auto" and (isinstance(k, bool) or not isinstance(k, int) or k < 1):
-            raise ValueError(f"find.k = {k!r} is not valid: give a whole number of at least 1, or auto")
+            raise ValueError("give a whole number of at least 1, or auto")
         return k
 
 
@@ -284,7 +203,7 @@ class Config(Section):
     task: TaskSection = WordmathTask()
     rollouts: RolloutsSection = RolloutsSection()
     scoring: ScoringSection = ScoringSection()
-    policy: PolicySection = PolicySection()
+    policy: PolicySection = UniformSection()
     lora: LoraSection = LoraSection()
     training: TrainingSection = TrainingSection()
     trace: TraceSection = TraceSection()
@@ -310,128 +229,3 @@ def checkpoint_steps(names: list[str]) -> list[int]:
     """What ``trace.checkpoints`` are filed under: the steps in their names if all have one, else their places."""
     found = [_STEP.search(name.rstrip("/")) for name in names]
     return [int(match.group(1)) if all(found) and match else index for index, match in enumerate(found)]
-
-
-def load_config(path: str | Path, overrides: list[str] | None = None) -> Config:
-    """Read a TOML file, apply ``section.key=value`` overrides, and validate."""
-    path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ConfigError(f"config file {path} does not exist: give the path of a TOML file") from None
-    except (IsADirectoryError, UnicodeDecodeError, PermissionError) as error:
-        raise ConfigError(f"config file {path} cannot be read ({error}): give the path of a TOML file") from None
-    return parse_config(text, overrides, name=str(path))
-
-
-def parse_config(text: str, overrides: list[str] | None = None, name: str = "config") -> Config:
-    """Validate TOML text; ``name`` is what error messages call it."""
-    try:
-        record = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{name} is not valid TOML: {error}") from None
-    for override in sorted(overrides or [], key=lambda override: not _TASK_NAME.match(override)):
-        _apply_override(record, override)
-    try:
-        return Config.model_validate(record)
-    except ValidationError as error:
-        raise ConfigError(f"{name}: {_one_sentence(error)}") from None
-
-
-def dump_config(config: Config) -> str:
-    """The config as TOML with every default written out; ``parse_config`` gives the same config back."""
-    record = config.model_dump(mode="json", exclude_none=True)
-    lines: list[str] = []
-    _dump_table(record, (), lines)
-    return "\n".join(lines).strip() + "\n"
-
-
-def _apply_override(record: dict[str, Any], override: str) -> None:
-    key, equals, value = override.partition("=")
-    path = key.strip().split(".")
-    if not equals or len(path) < 2 or not all(path):
-        raise ConfigError(f"--set {override!r} is not of the form section.key=value, for example run.seed=1")
-    table = record
-    for part in path[:-1]:
-        table = table.setdefault(part, {})
-        if not isinstance(table, dict):
-            raise ConfigError(f"--set {override!r}: {part!r} is a value, not a section")
-    if _TASK_NAME.match(override) and _task_name(table) != value.strip():
-        table.clear()  # the keys of another task
-    table[path[-1]] = _toml_value(value.strip())
-
-
-def _toml_value(text: str) -> Any:
-    """A TOML literal if it parses as one, otherwise the bare text: ``--set run.directory=runs/a`` needs no quotes."""
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
-
-
-def _one_sentence(error: ValidationError) -> str:
-    """The first problem, in words: the field, the value, and the remedy."""
-    problem = min(error.errors(include_url=False), key=lambda found: found["type"] != "extra_forbidden")
-    location = [str(part) for part in problem["loc"] if part not in _task_names()]
-    name = ".".join(location)
-    if problem["type"] == "extra_forbidden":
-        return f"{name} is not a known key{_nearest(location)}"
-    if problem["type"] == "missing":
-        name = "run.directory" if name == "run" else name
-        return f"{name} is missing: set it in the file or with --set {name}=…"
-    if problem["type"] == "union_tag_invalid":
-        return (
-            f"{name}.name = {problem['input']['name']!r} is not a task: use one of {', '.join(sorted(_task_names()))}"
-        )
-    message = problem["msg"].removeprefix("Value error, ")
-    return f"{name} = {problem['input']!r} is not valid: {message}" if problem["type"] != "value_error" else message
-
-
-def _task_names() -> set[str]:
-    return {get_args(model.model_fields["name"].annotation)[0] for model in _models_of(TaskSection)}
-
-
-def _nearest(location: list[str]) -> str:
-    known = _known_keys()
-    name = ".".join(location)
-    if name in known:
-        return " of that task"
-    match = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    if not match:
-        same_leaf = [key for key in known if key.rsplit(".", 1)[-1] == location[-1]]
-        match = same_leaf[:1]
-    return f": did you mean {match[0]}?" if match else ""
-
-
-def _known_keys() -> list[str]:
-    keys: list[str] = []
-    for section, field in Config.model_fields.items():
-        keys.append(section)
-        keys.extend(f"{section}.{key}" for model in _models_of(field.annotation) for key in model.model_fields)
-        if section == "evaluation":
-            keys.extend(f"evaluation.task.{key}" for model in _models_of(TaskSection) for key in model.model_fields)
-    return sorted(set(keys))
-
-
-def _models_of(annotation: Any) -> list[type[Section]]:
-    if isinstance(annotation, type):
-        return [annotation] if issubclass(annotation, Section) else []
-    return [model for argument in get_args(annotation) for model in _models_of(argument)]
-
-
-def _dump_table(table: dict[str, Any], path: tuple[str, ...], lines: list[str]) -> None:
-    scalars = {key: value for key, value in table.items() if not isinstance(value, dict)}
-    if path and scalars:
-        lines.extend(["", f"[{'.'.join(path)}]"])
-    lines.extend(f"{key} = {_dump_value(value)}" for key, value in scalars.items())
-    for key, value in table.items():
-        if isinstance(value, dict):
-            _dump_table(value, (*path, key), lines)
-
-
-def _dump_value(value: Any) -> str:
-    if isinstance(value, list):
-        return "[" + ", ".join(_dump_value(item) for item in value) + "]"
-    if isinstance(value, str):  # a JSON string is a TOML basic string once DEL is escaped too
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    return json.dumps(value)

@@ -1,0 +1,34 @@
+"""What every section of a configuration has in common."""
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict
+
+Divergence = Literal["reverse", "forward", "jsd"]
+
+
+class Section(BaseModel):
+    """Unknown keys are refused, values are never silently changed after reading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class NamedSection(Section):
+    """A section that is one of several, told apart by its ``name``."""
+
+    kind: ClassVar[str]
+    """What errors call it: a task, a policy."""
+    common: ClassVar[frozenset[str]] = frozenset()
+    """Keys all sections of the kind have; they stay when another one is chosen."""
+
+    name: Any
+    """Each section narrows it to its own; declared here so that it comes first in a written file."""
+
+
+def named_by_default(name: str) -> BeforeValidator:
+    """A table without a name is the section of this name, so that one key of it can be set alone."""
+
+    def add_name(value: Any) -> Any:
+        return {"name": name, **value} if isinstance(value, dict) else value
+
+    return BeforeValidator(add_name)

@@ -1,0 +1,129 @@
+"""Configuration files: TOML in and out, overrides by ``--set section.key=value``.
+
+1. A file is read into a record. An override replaces one value of it.
+2. An override that chooses the task or the policy comes first, in whatever order they are given, and takes away the
+   keys of the one that was there.
+3. The record is validated (rocktokens.config.sentences).
+"""
+
+import json
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from rocktokens.config.policies import PolicyBase
+from rocktokens.config.sections import Config
+from rocktokens.config.sentences import validate
+from rocktokens.errors import ConfigError
+
+_CHOICE = re.compile(r"\s*(?:\w+\.)*(task|policy)\.name\s*=")
+_DEFAULT_NAMES = {"task": "wordmath", "policy": "uniform"}
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+
+
+def load_config(path: str | Path, overrides: list[str] | None = None) -> Config:
+    """Read a TOML file, apply ``section.key=value`` overrides, and validate."""
+    return _config(read_toml(path), overrides, name=str(path))
+
+
+def parse_config(text: str, overrides: list[str] | None = None, name: str = "config") -> Config:
+    """Validate TOML text; ``name`` is what error messages call it."""
+    return _config(_parse_toml(text, name), overrides, name)
+
+
+def dump_config(config: Config) -> str:
+    """The config as TOML with every default written out; ``parse_config`` gives the same config back."""
+    return dump_toml(config.model_dump(mode="json", exclude_none=True))
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """The record in a TOML file."""
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"config file {path} does not exist: give the path of a TOML file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"config file {path} cannot be read ({error}): give the path of a TOML file") from None
+    return _parse_toml(text, str(path))
+
+
+def apply_overrides(record: dict[str, Any], overrides: list[str]) -> None:
+    """Set ``section.key=value`` in a record; of two for one key the later wins."""
+    for override in sorted(overrides, key=lambda override: not _CHOICE.match(override)):
+        _apply_override(record, override)
+
+
+def dump_toml(record: dict[str, Any]) -> str:
+    """A record as TOML, tables within lists inline; reading it gives the same record back."""
+    lines: list[str] = []
+    _dump_table(record, (), lines)
+    return "\n".join(lines).strip() + "\n"
+
+
+def _config(record: dict[str, Any], overrides: list[str] | None, name: str) -> Config:
+    apply_overrides(record, overrides or [])
+    return validate(Config, record, name)
+
+
+def _parse_toml(text: str, name: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{name} is not valid TOML: {error}") from None
+
+
+def _apply_override(record: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    path, value = key.strip().split("."), _toml_value(text.strip())
+    if not equals or len(path) < 2 or not all(path):
+        raise ConfigError(f"--set {override!r} is not of the form section.key=value, for example run.seed=1")
+    table = record
+    for part in path[:-1]:
+        table = table.setdefault(part, {})
+        if not isinstance(table, dict):
+            raise ConfigError(f"--set {override!r}: {part!r} is a value, not a section")
+    if choice := _CHOICE.match(override):
+        _leave_for(table, choice.group(1), value)
+    table[path[-1]] = value
+
+
+def _leave_for(table: dict[str, Any], kind: str, name: Any) -> None:
+    """Take away the keys of the task or policy that stands in a table, if another one comes."""
+    if table.get("name", _DEFAULT_NAMES[kind]) != name:
+        common = PolicyBase.common if kind == "policy" else ()
+        for key in table.keys() - common:
+            del table[key]
+
+
+def _toml_value(text: str) -> Any:
+    """A TOML literal if it parses as one, otherwise the bare text: ``--set run.directory=runs/a`` needs no quotes."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _dump_table(table: dict[str, Any], path: tuple[str, ...], lines: list[str]) -> None:
+    values = {key: value for key, value in table.items() if not isinstance(value, dict)}
+    if path and (values or not table):
+        lines.extend(["", f"[{'.'.join(_dump_key(key) for key in path)}]"])
+    lines.extend(f"{_dump_key(key)} = {_dump_value(value)}" for key, value in values.items())
+    for key, value in table.items():
+        if isinstance(value, dict):
+            _dump_table(value, (*path, key), lines)
+
+
+def _dump_key(key: str) -> str:
+    return key if _BARE_KEY.fullmatch(key) else _dump_value(key)
+
+
+def _dump_value(value: Any) -> str:
+    if isinstance(value, list):
+        return "[" + ", ".join(_dump_value(item) for item in value) + "]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_dump_key(key)} = {_dump_value(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, str):  # a JSON string is a TOML basic string once DEL is escaped too
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return repr(value) if isinstance(value, float) else json.dumps(value)

@@ -1,0 +1,305 @@
+"""The weight of each token in the loss: one section per policy (METHOD 7, docs/policies.md).
+
+These sections are the one list of policies and their parameters: a TOML file and ``make_policy`` are both checked by
+them. Values are not converted: a number written as text is refused.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+from pydantic import ConfigDict, Field, PlainValidator, field_serializer, field_validator, model_validator
+
+from rocktokens.config.base import NamedSection, named_by_default
+from rocktokens.types import ControlSet, RockSet, Verdict
+
+Category = Literal[
+    "latex_math",
+    "markdown_whitespace",
+    "discourse",
+    "digit",
+    "punctuation",
+    "function_word",
+    "content_word",
+    "other",
+]
+
+
+def _rocks(value: Any) -> str | list[int] | RockSet:
+    """A path, token ids in rank order, or in Python a RockSet."""
+    if isinstance(value, RockSet) or _is_path(value):
+        return value if isinstance(value, RockSet) else str(value)
+    ids: list[Any] = list(value) if isinstance(value, Iterable) and not isinstance(value, str | dict) else [value]
+    if not all(isinstance(each, int | np.integer) and not isinstance(each, bool) and each >= 0 for each in ids):
+        raise ValueError("give the path of a rocks.json, or token ids, whole numbers of 0 or more")
+    return [int(each) for each in ids]
+
+
+def _rocks_with_verdicts(value: Any) -> str | RockSet:
+    if isinstance(value, RockSet) or _is_path(value):
+        return value if isinstance(value, RockSet) else str(value)
+    raise ValueError("give the path of a rocks.json")
+
+
+def _controls(value: Any) -> str | ControlSet:
+    if isinstance(value, ControlSet) or _is_path(value):
+        return value if isinstance(value, ControlSet) else str(value)
+    raise ValueError("give the path of a controls.json")
+
+
+def _is_path(value: Any) -> bool:
+    return isinstance(value, str | Path) and str(value) != ""
+
+
+Rocks = Annotated[str | list[int] | RockSet, PlainValidator(_rocks)]
+RocksWithVerdicts = Annotated[str | RockSet, PlainValidator(_rocks_with_verdicts)]
+Controls = Annotated[str | ControlSet, PlainValidator(_controls)]
+Weight = Annotated[float, Field(ge=0)]
+Share = Annotated[float, Field(gt=0, le=1)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+
+
+class PolicyBase(NamedSection):
+    """What every policy has, whatever it weighs by."""
+
+    model_config = ConfigDict(strict=True)
+    kind: ClassVar[str] = "policy"
+    common: ClassVar[frozenset[str]] = frozenset({"denominator", "protect"})
+
+    denominator: Literal["all", "kept"] = Field(
+        default="all", description="all: response tokens of the update; kept: the sum of their weights"
+    )
+    protect: RocksWithVerdicts | None = Field(
+        default=None, description="a rocks.json of `rocktokens knockout`: its pillars never weigh less than 1"
+    )
+
+
+class UniformSection(PolicyBase):
+    """Weight 1 everywhere: plain on-policy distillation."""
+
+    name: Literal["uniform"] = "uniform"
+
+
+class _OfRocks(PolicyBase):
+    rocks: Rocks = Field(description="a rocks.json, or token ids in rank order")
+    lam: Weight = Field(default=0.0, description="weight of the chosen tokens; 0 freezes them out of the loss")
+    window: bool = Field(default=False, description="the windows around the rocks too, by the rule in the rocks.json")
+    k: int | None = Field(default=None, ge=1, description="only the first k rocks")
+    categories: list[Category] | None = Field(default=None, min_length=1, description="only rocks of these categories")
+    verdicts: list[Verdict] | None = Field(default=None, min_length=1, description="only rocks with these verdicts")
+
+
+class RocksSection(_OfRocks):
+    """Weight ``lam`` on the rocks."""
+
+    name: Literal["rocks"]
+
+
+class OnlineRocksSection(PolicyBase):
+    """Weight ``lam`` on the types that training itself finds it cannot move (docs/online.md)."""
+
+    name: Literal["online_rocks"]
+    lam: Weight = Field(default=0.0, description="weight of a frozen type's tokens")
+    window_steps: int = Field(default=8, ge=2, description="steps of a window; types are judged when one closes")
+    decay: float = Field(default=0.8, gt=0, lt=1, description="what a window's evidence still counts one window later")
+    min_share: float = Field(
+        default=0.005, gt=0, lt=1, description="least share of the summed kl a type must hold to be called"
+    )
+    tolerance: float = Field(
+        default=0.05,
+        gt=0,
+        lt=1,
+        description="a type lies still when its kl surely changes by less than this share of itself per window",
+    )
+    patience: int = Field(
+        default=2, ge=1, description="windows running that must agree before a type is frozen or released"
+    )
+    freeze_windows: int = Field(
+        default=8,
+        ge=1,
+        description="windows a type stays frozen before it is trained again on trial; doubles with every further term",
+    )
+    start: int = Field(
+        default=0, ge=0, description="no type is called before this step: at least the warm-up of the learning rate"
+    )
+    probe: Share = Field(
+        default=0.05, description="share of the frozen tokens that are scored all the same, without gradient"
+    )
+    seed: Seed | None = Field(default=None, description="of the probe's choice; default: from the run's seed")
+
+
+class RandomPositionsSection(PolicyBase):
+    """Keep a random share of all positions."""
+
+    name: Literal["random_positions"]
+    rho: Share = Field(description="share of positions that is kept")
+    seed: Seed | None = Field(default=None, description="default: from the run's seed")
+
+
+class TypeControlSection(PolicyBase):
+    """Weight ``lam`` on types as frequent as the rocks."""
+
+    name: Literal["type_control"]
+    controls: Controls = Field(description="a controls.json")
+    draw: int = Field(default=0, ge=0, description="which draw of the controls")
+    lam: Weight = 0.0
+
+
+class OccurrenceControlSection(_OfRocks):
+    """Weight ``lam`` on as many random positions of every response as the rocks have, in runs as long."""
+
+    name: Literal["occurrence_control"]
+    draw: int = Field(default=0, ge=0, description="draws with one seed differ")
+    seed: Seed | None = Field(default=None, description="default: from the run's seed")
+
+
+class _TopTypes(PolicyBase):
+    k: int = Field(ge=1, description="how many types")
+    lam: Weight = Field(default=0.0, description="their weight")
+
+
+class TopFrequencySection(_TopTypes):
+    """Weight ``lam`` on the most frequent types of the update."""
+
+    name: Literal["top_frequency"]
+
+
+class TopMeanLossSection(_TopTypes):
+    """Weight ``lam`` on the types of largest mean kl in the update."""
+
+    name: Literal["top_mean_loss"]
+
+
+class TopGradNormSection(_TopTypes):
+    """Weight ``lam`` on the types of largest mean logit-gradient norm in the update."""
+
+    name: Literal["top_grad_norm"]
+
+
+class HighEntropySection(PolicyBase):
+    """Keep the positions where the student is least sure."""
+
+    name: Literal["high_entropy"]
+    rho: Share = Field(default=0.2, description="share that is kept")
+
+
+class TipSection(PolicyBase):
+    """Keep the positions where the student is unsure or far from the teacher."""
+
+    name: Literal["tip"]
+    rho: Share = Field(default=0.5, description="share that is kept")
+
+
+class TeachableSection(PolicyBase):
+    """Keep the positions with high kl where the teacher likes what the student likes."""
+
+    name: Literal["teachable"]
+    rho: Share = Field(default=0.05, description="share that is kept")
+
+
+class SelectkdSection(PolicyBase):
+    """Weight ``beta`` where the student's first choice is not among the teacher's first five."""
+
+    name: Literal["selectkd"]
+    beta: Weight = Field(default=0.01, description="weight of the tokens that are not selected")
+
+
+class PrefixSection(PolicyBase):
+    """Keep the first part of every response."""
+
+    name: Literal["prefix"]
+    fraction: Share = Field(description="share of each response that is kept")
+
+
+class FirstNSection(PolicyBase):
+    """Keep the first tokens of every response."""
+
+    name: Literal["first_n"]
+    n: int = Field(ge=1, description="how many tokens of each response are kept")
+
+
+class PrefixImportanceSection(PolicyBase):
+    """Weigh a position the more, the less of the response's disagreement lies before it."""
+
+    name: Literal["prefix_importance"]
+    w_max: float = Field(default=1.5, ge=1, description="weight of the first position; the last ones approach 1")
+
+
+class EntropyMixSection(PolicyBase):
+    """Weigh by how sure the teacher and how unsure the student is."""
+
+    name: Literal["entropy_mix"]
+    alpha: Weight = Field(description="strength of the teacher's certainty")
+    beta: Weight = Field(description="strength of the student's uncertainty")
+
+
+class AsymmetricSection(PolicyBase):
+    """Weight 1; reverse KL where the teacher likes the sampled token better than the student, forward KL elsewhere."""
+
+    name: Literal["asymmetric"]
+
+
+class _Composed(PolicyBase):
+    policies: list["PolicySection"] = Field(min_length=1)
+
+    @field_validator("policies")
+    @classmethod
+    def _common_keys_stand_outside(cls, parts: list[PolicyBase]) -> list[PolicyBase]:
+        for index, part in enumerate(parts):
+            if inner := sorted(part.model_fields_set & cls.common):
+                raise ValueError(f"{inner[0]} of policy {index} is for the whole: set it beside policies, not within")
+        return parts
+
+    @field_serializer("policies")
+    def _without_common_keys(self, parts: list[PolicyBase]) -> list[dict[str, Any]]:
+        return [part.model_dump(mode="json", exclude_none=True, exclude=set(self.common)) for part in parts]
+
+
+class ProductSection(_Composed):
+    """The product of the weights of several policies."""
+
+    name: Literal["product"]
+
+
+class ScheduleSection(_Composed):
+    """One policy after the other."""
+
+    name: Literal["schedule"]
+    steps: list[Annotated[int, Field(ge=0)]] = Field(description="the step from which each policy holds, ascending")
+
+    @model_validator(mode="after")
+    def _one_step_each(self) -> "ScheduleSection":
+        if len(self.steps) != len(self.policies):
+            raise ValueError(f"steps has {len(self.steps)} entries and policies {len(self.policies)}: give one each")
+        if any(later <= earlier for earlier, later in zip(self.steps, self.steps[1:], strict=False)):
+            raise ValueError(f"steps = {self.steps} does not ascend: give each policy a later step than the one before")
+        return self
+
+
+PolicySection = Annotated[
+    UniformSection
+    | RocksSection
+    | OnlineRocksSection
+    | RandomPositionsSection
+    | TypeControlSection
+    | OccurrenceControlSection
+    | TopFrequencySection
+    | TopMeanLossSection
+    | TopGradNormSection
+    | HighEntropySection
+    | TipSection
+    | TeachableSection
+    | SelectkdSection
+    | PrefixSection
+    | FirstNSection
+    | PrefixImportanceSection
+    | EntropyMixSection
+    | AsymmetricSection
+    | ProductSection
+    | ScheduleSection,
+    Field(discriminator="name"),
+    named_by_default("uniform"),
+]
+for _section in (ProductSection, ScheduleSection):
+    _section.model_rebuild()

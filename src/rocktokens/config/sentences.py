@@ -1,0 +1,133 @@
+"""What is wrong with a configuration, in one sentence that names the field, the value and the remedy.
+
+1. Validation reports where a problem is as a path through the models; the tags of named sections are part of it.
+2. The path is walked along the models, which gives the key as the user wrote it and the section it belongs to.
+3. An unknown key is compared with the keys of that section, then with those of all.
+"""
+
+import difflib
+import types
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+
+from pydantic import ValidationError
+
+from rocktokens.config.base import NamedSection, Section
+from rocktokens.errors import ConfigError
+
+M = TypeVar("M", bound=Section)
+_SHOWN = 80
+"""Characters of a value that a sentence shows."""
+_FEW = 5
+"""So many names are listed rather than guessed from."""
+
+
+def validate(model: type[M], record: Mapping[str, Any], name: str) -> M:
+    """The model of a record; the first mistake is a ConfigError, one sentence that begins with ``name``."""
+    try:
+        return model.model_validate(record)
+    except ValidationError as error:
+        raise ConfigError(f"{name}: {_one_sentence(model, error)}") from None
+
+
+def _one_sentence(model: type[Section], error: ValidationError) -> str:
+    problem = min(error.errors(include_url=False), key=lambda found: found["type"] != "extra_forbidden")
+    key, place, choices = _walk(model, problem["loc"])
+    value, message = problem["input"], problem["msg"].removeprefix("Value error, ")
+    match problem["type"]:
+        case "extra_forbidden":
+            return f"{key} is not a known key{_nearest(model, key, place[0], choices)}"
+        case "missing":
+            key = ".".join([key, *_first_required(place)])
+            can_be_set = "." in key and "[" not in key
+            return f"{key} is missing: set it in the file{f' or with --set {key}=…' if can_be_set else ''}"
+        case "union_tag_invalid":
+            return f"{key}.name = {_shown(value['name'])} {_not_one_of(place, str(value['name']))}"
+        case "value_error" if place:  # what is wrong is how the keys of a section go together
+            return f"{key}: {message}" if key else message
+    return f"{key} = {_shown(value)} is not valid: {message}"
+
+
+def _walk(
+    model: type[Section], location: tuple[int | str, ...]
+) -> tuple[str, list[type[Section]], list[type[Section]]]:
+    """The key that a location means, the sections that can stand there, and those the last name chose from.
+
+    For an unknown key the section is the one around it.
+    """
+    place: Any = model
+    key, choices = "", []
+    for part in location:
+        sections = _sections(place)
+        if isinstance(part, int):
+            key, place = f"{key}[{part}]", _item(place)
+        elif len(sections) > 1:
+            place, choices = next(section for section in sections if _tag(section) == part), sections
+        elif len(sections) == 1:
+            key = f"{key}.{part}" if key else part
+            field = sections[0].model_fields.get(part)
+            place = field.annotation if field else place
+    return key, _sections(place), choices
+
+
+def _sections(annotation: Any) -> list[type[Section]]:
+    """The models an annotation allows, not those within lists."""
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return [annotation]
+    if get_origin(annotation) is Annotated:
+        return _sections(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, types.UnionType):
+        return [section for argument in get_args(annotation) for section in _sections(argument)]
+    return []
+
+
+def _item(annotation: Any) -> Any:
+    """What the entries of a list are, where the annotation is one."""
+    if get_origin(annotation) is list:
+        return get_args(annotation)[0]
+    return next((found for argument in get_args(annotation) if (found := _item(argument)) is not None), None)
+
+
+def _tag(section: type[Section]) -> str:
+    return get_args(section.model_fields["name"].annotation)[0]
+
+
+def _kind(section: type[Section]) -> str:
+    return section.kind if issubclass(section, NamedSection) else "section"
+
+
+def _not_one_of(sections: list[type[Section]], name: str) -> str:
+    known = sorted(_tag(section) for section in sections)
+    match = difflib.get_close_matches(name, known, n=1)
+    remedy = f"did you mean {match[0]}?" if match and len(known) > _FEW else f"use one of {', '.join(known)}"
+    return f"is not a {_kind(sections[0])}: {remedy}"
+
+
+def _first_required(sections: list[type[Section]]) -> list[str]:
+    """The first key that a missing section needs, if there is one section and it needs any."""
+    fields = sections[0].model_fields.items() if len(sections) == 1 else ()
+    return next(([name] for name, field in fields if field.is_required()), [])
+
+
+def _nearest(model: type[Section], key: str, section: type[Section], choices: list[type[Section]]) -> str:
+    parent, _, leaf = key.rpartition(".")
+    if section in choices and any(leaf in other.model_fields for other in choices):
+        return f" of {_kind(section)} {_tag(section)}"
+    if match := difflib.get_close_matches(leaf, section.model_fields, n=1):
+        return f": did you mean {f'{parent}.{match[0]}' if parent else match[0]}?"
+    known = {other.rpartition(".")[2]: other for other in sorted(_keys(model), reverse=True)}
+    match = difflib.get_close_matches(leaf, known, n=1)
+    return f": did you mean {known[match[0]]}?" if match else ""
+
+
+def _keys(model: type[Section], above: str = "") -> Iterator[str]:
+    """Every key there can be, dotted; those of lists are left out."""
+    for name, field in model.model_fields.items():
+        yield above + name
+        for section in _sections(field.annotation):
+            yield from _keys(section, f"{above}{name}.")
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"

@@ -1,0 +1,109 @@
+"""Policies made of policies: their product, one after the other, and one with protected types.
+
+A whole needs what any of its parts needs, and passes on what the trainer tells it and asks of it.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+from rocktokens.errors import ConfigError
+from rocktokens.policies.base import UpdateTokens, WeightPolicy
+
+
+class CompositePolicy(WeightPolicy):
+    """What is common to all: parts observe every update, active or not, and their states are kept side by side."""
+
+    def __init__(self, parts: Sequence[WeightPolicy]) -> None:
+        self.parts = list(parts)
+        self.needs = frozenset().union(*(part.needs for part in self.parts))
+        self.term = next((part.term for part in self.parts if part.term), None)
+
+    def active(self, step: int) -> Sequence[WeightPolicy]:
+        """The parts that have a say at a step."""
+        return self.parts
+
+    def weigh(self, tokens: UpdateTokens) -> np.ndarray:
+        """Π of the active parts' weights."""
+        return reduce(
+            np.multiply, (part.weigh(tokens) for part in self.active(tokens.step)), np.ones(len(tokens.token_ids))
+        )
+
+    def probe(self, weights_T: Any, token_ids_T: Any, positions_T: Any, rollout_ids_T: Any, step: int) -> Any:
+        """What any active part wants to see."""
+        wanted_T = super().probe(weights_T, token_ids_T, positions_T, rollout_ids_T, step)
+        for part in self.active(step):
+            wanted_T = wanted_T | part.probe(weights_T, token_ids_T, positions_T, rollout_ids_T, step)
+        return wanted_T
+
+    def observe(self, scores: Any, token_ids_T: np.ndarray, step: int) -> dict[str, Any]:
+        """The entries of all parts."""
+        entries: dict[str, Any] = {}
+        for part in self.parts:
+            entries.update(part.observe(scores, token_ids_T, step))
+        return entries
+
+    def state(self) -> dict[str, np.ndarray]:
+        """The states of all parts, keys prefixed by the part's number."""
+        return {f"{index}.{key}": value for index, part in enumerate(self.parts) for key, value in part.state().items()}
+
+    def restore(self, state: Mapping[str, np.ndarray]) -> None:
+        """Each part from its own keys."""
+        for index, part in enumerate(self.parts):
+            prefix = f"{index}."
+            part.restore({key.removeprefix(prefix): state[key] for key in state if key.startswith(prefix)})
+
+
+class ProductPolicy(CompositePolicy):
+    """The product of the parts' weights."""
+
+    name = "product"
+
+
+class SchedulePolicy(CompositePolicy):
+    """Part i from step ``steps[i]`` until the next one's; before the first, weight 1.
+
+    Args:
+        parts: in the order they come.
+        steps: ascending, one for each part.
+    """
+
+    name = "schedule"
+
+    def __init__(self, parts: Sequence[WeightPolicy], steps: Sequence[int]) -> None:
+        super().__init__(parts)
+        self.steps = list(steps)
+        terms = {part.term for part in self.parts} | ({None} if self.steps[0] > 0 else set())
+        if len(terms) > 1:
+            raise ConfigError(
+                "policy.policies of a schedule are asymmetric in part, and a run minimises one divergence: "
+                "make all of them asymmetric from step 0, or none"
+            )
+
+    def active(self, step: int) -> Sequence[WeightPolicy]:
+        """The last part whose step has come."""
+        begun = sum(first <= step for first in self.steps)
+        return self.parts[max(begun - 1, 0) : begun]
+
+
+class ProtectedPolicy(CompositePolicy):
+    """A policy whose weight on some types is never less than 1.
+
+    Args:
+        part: the policy.
+        type_ids: the protected types.
+    """
+
+    name = "protected"
+
+    def __init__(self, part: WeightPolicy, type_ids: np.ndarray) -> None:
+        super().__init__([part])
+        self.type_ids = type_ids
+
+    def weigh(self, tokens: UpdateTokens) -> np.ndarray:
+        """max(weight, 1) on the protected types."""
+        weights_T = super().weigh(tokens)
+        is_protected_T = np.isin(tokens.token_ids, self.type_ids)
+        return np.where(is_protected_T, np.maximum(weights_T, 1.0), weights_T)

@@ -1,0 +1,123 @@
+"""From the name and the parameters of a policy to the policy.
+
+1. Parameters are checked by the policy's section (rocktokens.config.policies), wherever they come from.
+2. Files are read: a rocks.json or controls.json of another tokenizer is refused.
+3. Random policies without a seed get the one that is given; the parts of a composed policy get one each.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from rocktokens.config.base import Section
+from rocktokens.config.policies import PolicyBase, PolicySection
+from rocktokens.config.sentences import validate
+from rocktokens.errors import ConfigError, TokenizerMismatchError
+from rocktokens.policies.base import WeightPolicy
+from rocktokens.policies.by_scores import entropy_mix, high_entropy, selectkd, teachable, tip
+from rocktokens.policies.compose import ProductPolicy, ProtectedPolicy, SchedulePolicy
+from rocktokens.policies.controls import OccurrenceControlPolicy, RandomPositionsPolicy, TypeControlPolicy
+from rocktokens.policies.formula import FormulaPolicy
+from rocktokens.policies.online_rocks import OnlineRocksPolicy
+from rocktokens.policies.responses import first_n, prefix, prefix_importance
+from rocktokens.policies.rocks import RocksPolicy
+from rocktokens.policies.top_types import top_frequency, top_grad_norm, top_mean_loss
+from rocktokens.policies.uniform import asymmetric, uniform
+from rocktokens.run_dir import derive_seed
+from rocktokens.types import ControlSet, RockSet
+
+POLICIES: dict[str, Callable[..., WeightPolicy]] = {
+    "uniform": partial(FormulaPolicy, uniform),
+    "rocks": RocksPolicy,
+    "online_rocks": OnlineRocksPolicy,
+    "random_positions": RandomPositionsPolicy,
+    "type_control": TypeControlPolicy,
+    "occurrence_control": OccurrenceControlPolicy,
+    "top_frequency": partial(FormulaPolicy, top_frequency),
+    "top_mean_loss": partial(FormulaPolicy, top_mean_loss),
+    "top_grad_norm": partial(FormulaPolicy, top_grad_norm),
+    "high_entropy": partial(FormulaPolicy, high_entropy),
+    "tip": partial(FormulaPolicy, tip),
+    "teachable": partial(FormulaPolicy, teachable),
+    "selectkd": partial(FormulaPolicy, selectkd),
+    "prefix": partial(FormulaPolicy, prefix),
+    "first_n": partial(FormulaPolicy, first_n),
+    "prefix_importance": partial(FormulaPolicy, prefix_importance),
+    "entropy_mix": partial(FormulaPolicy, entropy_mix),
+    "asymmetric": partial(FormulaPolicy, asymmetric, term="asymmetric"),
+    "product": ProductPolicy,
+    "schedule": SchedulePolicy,
+}
+
+
+class _Call(Section):
+    policy: PolicySection
+
+
+def make_policy(name: str, **params: Any) -> WeightPolicy:
+    """Build a policy by name, for example ``make_policy("rocks", rocks="runs/a/rocks.json", lam=0.0)``.
+
+    Rocks and controls may also be given as a RockSet, a ControlSet or token ids.
+    """
+    if "denominator" in params:
+        raise ConfigError("make_policy: policy.denominator is no part of the weights: give it to the loss")
+    plain = {key: value.item() if isinstance(value, np.generic) else value for key, value in params.items()}
+    return policy_from_section(validate(_Call, {"policy": {**plain, "name": name}}, "make_policy").policy)
+
+
+def policy_from_section(section: PolicyBase, tokenizer_sha256: str = "", seed: int = 0) -> WeightPolicy:
+    """Build the policy of a config.
+
+    Args:
+        section: a policy section.
+        tokenizer_sha256: of the student's vocabulary; files made with another one are refused. "" checks nothing.
+        seed: for random policies whose section has none.
+    """
+    if section.protect is None:
+        return _build(section, tokenizer_sha256, seed, np.array([], dtype=np.int64))
+    pillars = _pillars(_rock_set(section.protect, tokenizer_sha256))
+    return ProtectedPolicy(_build(section, tokenizer_sha256, seed, pillars), pillars)
+
+
+def _build(section: PolicyBase, tokenizer_sha256: str, seed: int, pillars: np.ndarray) -> WeightPolicy:
+    names = type(section).model_fields.keys() - {"name", *section.common}
+    params = {name: getattr(section, name) for name in names}
+    if "rocks" in params and not isinstance(params["rocks"], list):
+        params["rocks"] = _rock_set(params["rocks"], tokenizer_sha256)
+    if "controls" in params:
+        params["controls"] = _control_set(params["controls"], tokenizer_sha256)
+    if "seed" in params and params["seed"] is None:
+        params["seed"] = seed
+    if "policies" in params:
+        parts = enumerate(params.pop("policies"))
+        params["parts"] = [_build(part, tokenizer_sha256, derive_seed(seed, "part", i), pillars) for i, part in parts]
+    if section.name == "online_rocks":
+        params["protected"] = pillars  # so that the tracker does not call them in the first place
+    return POLICIES[section.name](**params)
+
+
+def _rock_set(rocks: str | RockSet, tokenizer_sha256: str) -> RockSet:
+    rocks = rocks if isinstance(rocks, RockSet) else RockSet.load(rocks)
+    if tokenizer_sha256:
+        rocks.require_tokenizer(tokenizer_sha256)
+    return rocks
+
+
+def _control_set(controls: str | ControlSet, tokenizer_sha256: str) -> ControlSet:
+    controls = controls if isinstance(controls, ControlSet) else ControlSet.load(controls)
+    if tokenizer_sha256 and controls.tokenizer_sha256 not in ("", tokenizer_sha256):
+        raise TokenizerMismatchError(
+            f"the controls were matched with tokenizer {controls.tokenizer_sha256[:12]}, this model's is "
+            f"{tokenizer_sha256[:12]}: token ids mean other things there; match them on a trace of this model"
+        )
+    return controls
+
+
+def _pillars(rocks: RockSet) -> np.ndarray:
+    if all(token.verdict == "untested" for token in rocks.tokens):
+        raise ConfigError(
+            "policy.protect names rocks without a single verdict: run `rocktokens knockout` on them first"
+        )
+    return np.array([token.id for token in rocks.tokens if token.verdict == "pillar"], dtype=np.int64)

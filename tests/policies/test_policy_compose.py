@@ -1,0 +1,188 @@
+"""A whole weighs, needs, probes, observes and remembers what its parts do."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from policy_oracle import CONTROLS, Rows, make, rock_set, rows_of, weigh
+
+from rocktokens.config import parse_config
+from rocktokens.errors import ConfigError, RocktokensError, TokenizerMismatchError
+from rocktokens.policies import WeightPolicy, make_policy, policy_from_section
+from rocktokens.policies.base import UpdateTokens, like
+from rocktokens.policies.compose import ProductPolicy, ProtectedPolicy, SchedulePolicy
+
+ROWS = rows_of([4, 3], [3, 5, 0, 3, 7, 3, 1], {"entropy_student": [0.5, 1, 1.5, 0.25, 2, 0.75, 0.125]})
+
+
+class Counting(WeightPolicy):
+    """Weight 0 on one type, probed at another; counts what it has seen."""
+
+    name = "counting"
+
+    def __init__(self, frozen: int, probed: int, **attributes: Any) -> None:
+        self.frozen, self.probed, self.seen = frozen, probed, 0
+        self.__dict__.update(attributes)
+
+    def weigh(self, tokens: UpdateTokens) -> np.ndarray:
+        return np.where(tokens.token_ids == self.frozen, 0.0, 2.0)
+
+    def probe(self, weights_T: Any, token_ids_T: Any, positions_T: Any, rollout_ids_T: Any, step: int) -> Any:
+        return like((np.asarray(token_ids_T) == self.probed) & (np.asarray(weights_T) == 0), weights_T)
+
+    def observe(self, scores: Any, token_ids_T: np.ndarray, step: int) -> dict[str, Any]:
+        self.seen += len(token_ids_T)
+        return {f"seen_{self.frozen}": self.seen}
+
+    def state(self) -> dict[str, np.ndarray]:
+        return {"seen": np.array(self.seen)}
+
+    def restore(self, state: Mapping[str, np.ndarray]) -> None:
+        self.seen = int(state["seen"])
+
+
+def probed(policy: WeightPolicy, rows: Rows, step: int) -> list[int]:
+    weights = weigh(policy, rows, step)
+    return np.flatnonzero(policy.probe(weights, rows.token_ids, rows.positions, rows.rollout_ids, step)).tolist()
+
+
+# Product
+
+
+def test_a_product_multiplies():
+    policy = make_policy("product", policies=[{"name": "rocks", "rocks": [3], "lam": 0.5}, {"name": "first_n", "n": 2}])
+    assert weigh(policy, ROWS).tolist() == [0.5, 1, 0, 0, 1, 0.5, 0]
+    assert policy.needs == frozenset()
+
+
+def test_parts_of_a_product_draw_their_own_positions():
+    both = make_policy("product", policies=[{"name": "random_positions", "rho": 0.5}] * 2)
+    rows = rows_of([400], [0] * 400, {})
+    assert 60 < weigh(both, rows).sum() < 140  # 100 expected; 200 if both drew the same
+
+
+def test_a_whole_passes_everything_on():
+    policy = ProductPolicy([Counting(3, 3), Counting(5, 3, needs=frozenset({"kl"}), term="asymmetric"), make("tip")])
+    assert policy.needs == {"kl", "entropy_student"} and policy.term == "asymmetric"
+    assert probed(policy, ROWS, 0) == [0, 3, 5]
+    assert policy.observe(None, ROWS.token_ids, 0) == {"seen_3": 7, "seen_5": 7}
+    policy.parts[0].observe(None, ROWS.token_ids, 1)
+    assert {key: int(value) for key, value in policy.state().items()} == {"0.seen": 14, "1.seen": 7}
+    other = ProductPolicy([Counting(3, 3), Counting(5, 3), make("tip")])
+    other.restore(policy.state())
+    assert [part.seen for part in other.parts[:2]] == [14, 7]
+
+
+def test_the_state_of_ten_parts_is_not_mixed_up():
+    policy = ProductPolicy([Counting(index, 0) for index in range(12)])
+    for index, part in enumerate(policy.parts):
+        part.seen = index
+    other = ProductPolicy([Counting(index, 0) for index in range(12)])
+    other.restore(policy.state())
+    assert [part.seen for part in other.parts] == list(range(12))
+
+
+# Schedule
+
+
+def test_a_schedule_changes_at_its_steps_and_is_uniform_before():
+    policy = make_policy(
+        "schedule", steps=[2, 5], policies=[{"name": "rocks", "rocks": [3]}, {"name": "first_n", "n": 1}]
+    )
+    rocks, first = [0, 1, 1, 0, 1, 0, 1], [1, 0, 0, 0, 1, 0, 0]
+    weights = [weigh(policy, ROWS, step).tolist() for step in range(7)]
+    assert weights == [[1] * 7] * 2 + [rocks] * 3 + [first] * 2
+
+
+def test_only_the_active_part_probes_but_all_observe():
+    policy = SchedulePolicy([Counting(3, probed=9), Counting(3, probed=3), Counting(5, probed=9)], [1, 2, 3])
+    assert [probed(policy, ROWS, step) for step in range(4)] == [[], [], [0, 3, 5], []]
+    policy.observe(None, ROWS.token_ids, 0)
+    assert [part.seen for part in policy.parts] == [7, 7, 7]
+
+
+def test_a_schedule_minimises_one_divergence():
+    asymmetric = {"name": "asymmetric"}
+    assert make_policy("schedule", steps=[0, 3], policies=[asymmetric, asymmetric]).term == "asymmetric"
+    for steps, policies in (([0, 3], [asymmetric, {"name": "tip"}]), ([1], [asymmetric])):
+        with pytest.raises(
+            ConfigError, match="asymmetric in part, and a run minimises one divergence: make all of them"
+        ):
+            make_policy("schedule", steps=steps, policies=policies)
+
+
+# Protected types
+
+TESTED = rock_set(3, 5, 1, verdict=["pillar", "neutral", "undecided"])
+
+
+def test_pillars_never_weigh_less_than_one():
+    policy = make_policy("rocks", rocks=TESTED, lam=0.25, protect=TESTED)
+    assert weigh(policy, ROWS).tolist() == [1, 0.25, 1, 1, 1, 1, 0.25]
+    heavier = make_policy("rocks", rocks=TESTED, lam=4.0, protect=TESTED)
+    assert weigh(heavier, ROWS).tolist() == [4, 4, 1, 4, 1, 4, 4]
+    selected = make_policy("high_entropy", rho=0.3, protect=TESTED)
+    assert weigh(selected, ROWS).tolist() == [1, 0, 1, 1, 1, 1, 0]
+
+
+def test_protection_passes_everything_on():
+    policy = ProtectedPolicy(Counting(3, 3, needs=frozenset({"kl"}), term="asymmetric"), np.array([5]))
+    assert (policy.needs, policy.term) == ({"kl"}, "asymmetric")
+    assert policy.observe(None, ROWS.token_ids, 0) == {"seen_3": 7}
+    other = ProtectedPolicy(Counting(3, 3), np.array([5]))
+    other.restore(policy.state())
+    assert other.parts[0].seen == 7 and probed(other, ROWS, 0) == [0, 3, 5]
+
+
+def test_online_rocks_know_what_is_protected():
+    policy = make_policy("product", policies=[{"name": "online_rocks"}, {"name": "uniform"}], protect=TESTED)
+    assert policy.parts[0].parts[0].tracker.protected.tolist() == [3]
+
+
+def test_protection_needs_verdicts(tmp_path):
+    rock_set(3, 5).save(tmp_path / "rocks.json")
+    with pytest.raises(ConfigError, match="rocks without a single verdict: run `rocktokens knockout` on them first"):
+        make_policy("uniform", protect=tmp_path / "rocks.json")
+    with pytest.raises(RocktokensError, match="does not exist"):
+        make_policy("uniform", protect=tmp_path / "none.json")
+
+
+# From a config
+
+
+def section_of(*overrides: str):
+    return parse_config('[run]\ndirectory = "a"\n', list(overrides)).policy
+
+
+def test_files_of_another_tokenizer_are_refused(tmp_path):
+    rocks = replace(rock_set(3, verdict=["pillar"]), tokenizer_sha256="a" * 64)
+    rocks.save(tmp_path / "rocks.json")
+    for name, key in (("rocks", "rocks"), ("occurrence_control", "rocks"), ("uniform", "protect")):
+        section = section_of(f"policy.name={name}", f"policy.{key}={tmp_path}/rocks.json")
+        for same in ("a" * 64, ""):
+            policy_from_section(section, same)
+        with pytest.raises(
+            TokenizerMismatchError, match="found with tokenizer aaaaaaaaaaaa, this model's is bbbbbbbbbbbb"
+        ):
+            policy_from_section(section, "b" * 64)
+
+
+def test_controls_of_another_tokenizer_are_refused(tmp_path):
+    replace(CONTROLS, tokenizer_sha256="a" * 64).save(tmp_path / "controls.json")
+    section = section_of("policy.name=type_control", f"policy.controls={tmp_path}/controls.json")
+    policy_from_section(section, "a" * 64)
+    with pytest.raises(
+        TokenizerMismatchError, match="matched with tokenizer aaaaaaaaaaaa, this model's is bbbbbbbbbbbb"
+    ):
+        policy_from_section(section, "b" * 64)
+
+
+def test_the_seed_of_the_run_fills_in():
+    def kept(seed: int, *overrides: str) -> bytes:
+        section = section_of("policy.name=random_positions", "policy.rho=0.5", *overrides)
+        return weigh(policy_from_section(section, seed=seed), rows_of([50], [0] * 50, {})).tobytes()
+
+    assert kept(1) != kept(2)
+    assert kept(1, "policy.seed=2") == kept(2)
