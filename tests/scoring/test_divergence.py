@@ -5,45 +5,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pair_oracle import DIVERGENCES, D, T, V, example, heads, oracle_divergence, oracle_logits
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rocktokens.errors import NonFiniteLossError, RocktokensError
 from rocktokens.models.head import LMHead
 from rocktokens.scoring.divergence import token_scores, top_overlap, weighted_kl
 
-T, D, E, V = 13, 7, 5, 29
-DIVERGENCES = ("reverse", "forward", "jsd")
 COLUMNS = ("kl", "logp_student", "logp_teacher", "entropy_student", "entropy_teacher", "grad_norm")
-
-
-def example(seed=0, dtype=torch.float64, v_student=V, v_teacher=V, n=T):
-    """States, head weights and ids of a pair whose distributions are neither flat nor one-hot."""
-    generator = torch.Generator().manual_seed(seed)
-    sizes = ((n, D), (v_student, D), (n, E), (v_teacher, E))
-    h_s, w_s, h_t, w_t = (torch.randn(size, generator=generator, dtype=torch.float64).to(dtype) for size in sizes)
-    ids = torch.randint(min(v_student, v_teacher), (n,), generator=generator)
-    return h_s, w_s, h_t, w_t, ids
-
-
-def oracle_logits(h, head):
-    """z in float64, written out."""
-    head = head if isinstance(head, LMHead) else LMHead(head)
-    z = h.double() @ head.weight_VD.double().T
-    z = z if head.bias_V is None else z + head.bias_V.double()
-    z = z * head.scale
-    return z if head.softcap is None else head.softcap * torch.tanh(z / head.softcap)
-
-
-def oracle_divergence(z_s, z_t, divergence, temperature):
-    """The definitions, with no thought for rounding; differentiable."""
-    width = min(z_s.shape[-1], z_t.shape[-1])
-    p, q = (torch.softmax(z[..., :width] / temperature, -1) for z in (z_s, z_t))
-    m = (p + q) / 2
-    return {
-        "reverse": (p * (p / q).log()).sum(-1),
-        "forward": (q * (q / p).log()).sum(-1),
-        "jsd": 0.5 * (q * (q / m).log()).sum(-1) + 0.5 * (p * (p / m).log()).sum(-1),
-    }[divergence]
 
 
 def oracle(h_s, w_s, h_t, w_t, ids, divergence="reverse", temperature=1.0):
@@ -85,12 +54,6 @@ def test_every_column_is_its_definition(divergence, temperature, dtype, toleranc
     scores = token_scores(*pair, divergence=divergence, temperature=temperature)
     assert_columns(scores, oracle(*pair, divergence, temperature), atol=tolerance, rtol=tolerance)
     assert scores.kl.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
-
-
-def heads(w_s, w_t, generator_seed=1):
-    generator = torch.Generator().manual_seed(generator_seed)
-    b_s, b_t = (torch.randn(len(w), generator=generator, dtype=torch.float64).to(w.dtype) for w in (w_s, w_t))
-    return LMHead(w_s, b_s, scale=0.7, softcap=3.0), LMHead(w_t, b_t, scale=1.9, softcap=None)
 
 
 @pytest.mark.parametrize("divergence", DIVERGENCES)

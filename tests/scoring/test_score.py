@@ -5,7 +5,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from rocktokens.models.load import LoadedModel
 from rocktokens.scoring.score import score_rollouts
-from rocktokens.types import Rollout
+from rocktokens.types import EXTRA_COLUMNS, Rollout
 
 V = 37
 
@@ -58,6 +58,24 @@ def test_scores_are_those_of_the_models_own_logits(temperature):
     assert all(column.dtype == np.float32 for column in columns)
     expected = oracle(*student_and_teacher(torch.float64), rollouts, temperature)
     np.testing.assert_allclose(columns[:5], expected, atol=2e-5)
+
+
+def test_extra_columns_belong_to_their_tokens():
+    rollouts = random_rollouts()
+    scores = score_rollouts(*student_and_teacher(), rollouts, tokens_per_batch=60, extras=EXTRA_COLUMNS)
+    rows = iter(range(len(scores.kl)))
+    for rollout in rollouts:
+        ids = torch.tensor([[*rollout.prompt_ids.tolist(), *rollout.token_ids.tolist()]])
+        with torch.no_grad():
+            p_TV, q_TV = (
+                torch.softmax(model(ids).logits[0, :, :V], -1) for model in student_and_teacher(torch.float64)
+            )
+        for t in range(len(rollout.prompt_ids) - 1, ids.shape[1] - 1):
+            p, q, row = p_TV[t], q_TV[t], next(rows)
+            assert scores.teacher_mass_top16[row] == pytest.approx(q[p.argsort()[-16:]].sum().item(), abs=1e-5)
+            assert scores.student_top1_in_teacher_top5[row] == (p.argmax() in q.argsort()[-5:])
+            assert scores.forward_kl[row] == pytest.approx((q * (q / p).log()).sum().item(), abs=2e-5)
+    assert score_rollouts(*student_and_teacher(), [], extras=["forward_kl"]).forward_kl.shape == (0,)
 
 
 def test_batching_and_chunking_change_nothing():

@@ -1,8 +1,13 @@
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from tiny_pair import write_pair
+from tiny_pair import tiny_config, write_pair
+from update_oracle import make_rollout
+
+from rocktokens.training.session import Session, make_accelerator, make_session
+from rocktokens.types import Rollout
 
 
 @pytest.fixture(scope="session")
@@ -17,3 +22,21 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _one_thread() -> None:
     """Equality to the last bit is promised for a fixed number of threads."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def rollouts() -> list[Rollout]:
+    """Eight, of all lengths."""
+    rng = np.random.default_rng(5)
+    return [make_rollout(index, rng) for index in range(8)]
+
+
+@pytest.fixture
+def open_session(pair, tmp_path):
+    """Make the session of a tiny config with overrides."""
+
+    def open_with(*overrides: str) -> Session:
+        config = tiny_config(pair, tmp_path / "run", *overrides)
+        return make_session(config, make_accelerator(config), None, None)
+
+    return open_with

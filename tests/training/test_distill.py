@@ -16,9 +16,9 @@ import pytest
 import torch
 from accelerate.tracking import get_available_trackers
 from safetensors.torch import load_file, save_file
-from tiny_pair import byte_tokenizer, tiny_config, tiny_llama, tiny_toml
+from tiny_pair import byte_tokenizer, tiny_config, tiny_llama
 
-from rocktokens.config import Config, load_config
+from rocktokens.config import Config, dump_config, load_config
 from rocktokens.errors import (
     ConfigError,
     LengthExplosionError,
@@ -116,7 +116,7 @@ def test_the_log_agrees_with_the_trace(finished):
         )
         assert record["response_length"] == pytest.approx(len(rows) / 8)
         assert record["truncated_share"] == pytest.approx(np.mean([not each.finished for each in rollouts]))
-        assert record["weight_dropped_share"] == record["head_rows_skipped"] == 0
+        assert record["weight_dropped_share"] == record["head_rows_skipped"] == record["head_compute_saved"] == 0
         assert 0 <= record["sampler_gap"] < 1e-4 and 0 < record["overlap16"] < 1 and record["tokens_per_second"] > 0
         assert {"seconds_sample", "seconds_update", "seconds_write"} <= record.keys()
     warm_up = [record["learning_rate"] for *_, record in seen]
@@ -204,7 +204,79 @@ def test_frozen_rocks_reach_no_head_and_leave_null_scores(pair, tmp_path):
     first = trace[trace.policy_step == 0]
     assert seen[0]["weight_dropped_share"] == pytest.approx((first.token_id % 2 == 0).mean())
     assert seen[0]["head_rows_skipped"] == pytest.approx((first.token_id % 2 == 0).mean())
+    assert seen[0]["head_compute_saved"] == pytest.approx((first.token_id % 2 == 0).mean())
+    assert not any(entry.path.endswith("policy.safetensors") for entry in run.files("checkpoints/"))
     assert seen[0]["loss"] == pytest.approx(first.kl.sum() / len(first), rel=1e-5)
+
+
+ONLINE = (
+    "policy.name=online_rocks",
+    "policy.window_steps=2",
+    "policy.patience=1",
+    "policy.tolerance=0.9",
+    "policy.min_share=0.0001",
+    "policy.probe=0.5",
+    "rollouts.temperature=0.2",
+    "training.max_steps=8",
+)
+"""So hasty that types are frozen within a few steps."""
+
+
+def test_what_the_policy_remembers_survives_an_interruption_to_the_last_bit(pair, tmp_path):
+    runs = [tiny_config(pair, tmp_path / name, *ONLINE) for name in ("whole", "stopped")]
+    distill(runs[0])
+    for step in (3, 5):
+        distill_until(runs[1], step, resume=True)
+    distill(runs[1], resume=True)
+    whole, stopped = (RunDir(config.run.directory) for config in runs)
+    compared = hashes(whole, "checkpoints/", "traces/", "rollouts/")
+    assert compared == hashes(stopped, "checkpoints/", "traces/", "rollouts/")
+    assert "checkpoints/step-4/policy.safetensors" in compared
+    frozen = [record.get("online_frozen", []) for record in log_records(whole)]
+    assert frozen == [record.get("online_frozen", []) for record in log_records(stopped)]
+    assert any(frozen[:4]) and any(frozen[5:]), "a type was frozen before the last interruption, and one after it"
+
+
+def test_probed_tokens_of_frozen_types_have_scores_and_no_weight(pair, tmp_path):
+    distill(tiny_config(pair, tmp_path / "run", *ONLINE))
+    trace, records = training_trace(RunDir(tmp_path / "run")), log_records(RunDir(tmp_path / "run"))
+    frozen: set[int] = set()
+    for step, record in enumerate(records):
+        rows = trace[trace.policy_step == step]
+        assert ((rows.weight == 0) == rows.token_id.isin(frozen)).all() and rows.kl[rows.weight == 1].notna().all()
+        assert record["head_rows_skipped"] == rows.kl.isna().mean()
+        frozen |= set(record.get("online_frozen", []))
+    assert trace.kl[trace.weight == 0].notna().any() and trace.kl[trace.weight == 0].isna().any()
+
+
+def test_without_a_trace_the_student_is_the_same(finished, pair, tmp_path):
+    _, result, seen = finished
+    config = tiny_config(pair, tmp_path / "run", "training.trace=false")
+    distill_until(config, 3)
+    distill(config, resume=True)
+    run = RunDir(tmp_path / "run")
+    assert not run.files("traces/") and not (run.path / "traces").exists()
+    for step in (0, 2, 4, 6):
+        for name in ("model.safetensors", "optimizer.safetensors"):
+            [traced], [untraced] = (
+                each.files(f"checkpoints/step-{step}/{name}") for each in (RunDir(result.directory), run)
+            )
+            assert traced == untraced
+    assert [record["loss"] for record in log_records(run)] == [record["loss"] for *_, record in seen]
+
+
+def test_a_policy_by_scores_trains_and_traces_every_token(pair, tmp_path):
+    distill(tiny_config(pair, tmp_path / "run", "policy.name=teachable", "policy.rho=0.25", "training.max_steps=2"))
+    run = RunDir(tmp_path / "run")
+    trace = training_trace(run)
+    assert trace.kl.notna().all() and set(trace.weight) == {0.0, 1.0}
+    for step, record in enumerate(log_records(run)):
+        rows = trace[trace.policy_step == step]
+        kept = rows[rows.weight == 1]
+        assert len(kept) == round(0.25 * len(rows))
+        assert record["loss"] == pytest.approx(kept.kl.sum() / len(rows), rel=1e-5)
+        scoring = (16 + 24) / (3 * 16 + 24)
+        assert record["head_compute_saved"] == pytest.approx(1 - len(kept) / len(rows) - scoring)
 
 
 def write_rocks(path: Path, ids: range, sha256: str = "") -> None:
@@ -269,6 +341,7 @@ def test_a_directory_with_a_run_is_not_overwritten(finished):
         ("training.max_steps=9", "training.max_steps = 9"),
         ("run.seed=4", "run.seed = 4"),
         ("rollouts.temperature=0.5", "rollouts.temperature = 0.5"),
+        ("training.trace=false", "training.trace = False"),
     ],
 )
 def test_a_resume_with_another_config_is_refused_by_name(finished, pair, override, key):
@@ -323,39 +396,57 @@ def test_generations_must_divide_the_batch(pair, tmp_path):
         distill(tiny_config(pair, tmp_path / "run", "rollouts.num_generations=3"))
 
 
+BY_SCORES = (
+    "policy.name=product",
+    'policy.policies=[{name="tip", rho=0.7}, {name="online_rocks", window_steps=2, patience=1, tolerance=0.9}]',
+)
+
+
 def test_two_processes_train_like_one(pair, tmp_path):
     """One process with two micro-batches, two processes with one each: the same data, the same updates.
 
-    The dataset is smaller than a step, so that a prompt comes to both processes.
+    The dataset is smaller than a step, so that a prompt comes to both processes. With uniform weights, and with some
+    that depend on the scores of the whole update and on earlier ones.
     """
-    config_file = tmp_path / "config.toml"
-    config_file.write_text(tiny_toml(pair, tmp_path / "two"))
     same = ["training.max_steps=3", "task.limit=3"]
-    overrides = ["training.gradient_accumulation_steps=1", *same]
-    run_two_processes(config_file, overrides)
-    result = distill(tiny_config(pair, tmp_path / "one", *same))
-    one, two = RunDir(result.directory), RunDir(tmp_path / "two")
-    steps = [[read_rollouts(run, f"rollouts/training/step-{step}.parquet") for run in (one, two)] for step in range(3)]
-    for ours, theirs in steps:
+    alone = ["training.gradient_accumulation_steps=1", *same]
+    arms = {"uniform": [], "scores": list(BY_SCORES)}
+    configs = {name: tiny_config(pair, tmp_path / f"two-{name}", *alone, *arm) for name, arm in arms.items()}
+    files = [tmp_path / f"{name}.toml" for name in arms]
+    for file, config in zip(files, configs.values(), strict=True):
+        file.write_text(dump_config(config))
+    run_two_processes(files)
+    for name, arm in arms.items():
+        distill(tiny_config(pair, tmp_path / f"one-{name}", *same, *arm))
+        require_alike(RunDir(tmp_path / f"one-{name}"), RunDir(tmp_path / f"two-{name}"))
+
+    runs = [RunDir(config.run.directory) for config in configs.values()]
+    finished = [hashes(run, "checkpoints/", "traces/") for run in runs]
+    assert "checkpoints/step-3/policy.safetensors" in finished[1]
+    for run in runs:
+        run.drop([entry.path for entry in run.files("checkpoints/step-3/")])
+    run_two_processes(files)
+    assert [hashes(run, "checkpoints/", "traces/") for run in runs] == finished
+    with pytest.raises(ConfigError, match="1 processes were launched, but the run was started with 2"):
+        distill(configs["uniform"], resume=True)
+
+
+def require_alike(one: RunDir, two: RunDir) -> None:
+    """Three steps of eight rollouts, the same up to rounding."""
+    for step in range(3):
+        ours, theirs = (read_rollouts(run, f"rollouts/training/step-{step}.parquet") for run in (one, two))
         assert len({(each.prompt_id, each.sample) for each in ours}) == len(ours) == 8
         assert len({(each.prompt_id, tuple(each.token_ids)) for each in ours}) == 8
         assert [(e.prompt_id, e.sample) for e in ours] == [(e.prompt_id, e.sample) for e in theirs]
     weights = load_file(two.checkpoint(3) / "model.safetensors")
-    for name, weight in load_file(result.checkpoint / "model.safetensors").items():
+    for name, weight in load_file(one.checkpoint(3) / "model.safetensors").items():
         torch.testing.assert_close(weight, weights[name], atol=1e-6, rtol=0)
     traces = training_trace(one), training_trace(two)
-    assert traces[0][["rollout_id", "token_id"]].equals(traces[1][["rollout_id", "token_id"]])
+    assert traces[0][["rollout_id", "token_id", "weight"]].equals(traces[1][["rollout_id", "token_id", "weight"]])
     np.testing.assert_allclose(traces[0].kl, traces[1].kl, atol=1e-5)
     for ours, theirs in zip(log_records(one), log_records(two), strict=True):
-        for key in ("loss", "kl", "grad_norm", "overlap16", "response_length", "learning_rate"):
+        for key in ("loss", "kl", "grad_norm", "overlap16", "response_length", "learning_rate", "head_compute_saved"):
             assert ours[key] == pytest.approx(theirs[key], rel=1e-4), key
-
-    finished = hashes(two, "checkpoints/", "traces/")
-    two.drop([entry.path for entry in two.files("checkpoints/step-3/")])
-    run_two_processes(config_file, overrides)
-    assert hashes(two, "checkpoints/", "traces/") == finished
-    with pytest.raises(ConfigError, match="1 processes were launched, but the run was started with 2"):
-        distill(load_config(config_file, overrides), resume=True)
 
 
 def free_port() -> int:
@@ -367,18 +458,19 @@ def free_port() -> int:
     raise AssertionError("no free port")
 
 
-def run_two_processes(config_file: Path, overrides: list[str]) -> None:
+def run_two_processes(config_files: list[Path]) -> None:
+    """Distil one config after the other, in the same two processes."""
     port = free_port()
     script = (
         "import sys, torch; torch.set_num_threads(1)\n"
         "from rocktokens.config import load_config; from rocktokens.training.loop import distill\n"
-        "distill(load_config(sys.argv[1], sys.argv[2:]), resume=True)\n"
+        "for path in sys.argv[1:]: distill(load_config(path), resume=True)\n"
         "from accelerate import PartialState; PartialState().destroy_process_group()\n"
     )
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "ACCELERATE_USE_CPU": "true"}
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", script, str(config_file), *overrides],
+            [sys.executable, "-c", script, *map(str, config_files)],
             env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             stderr=subprocess.PIPE,
             text=True,

@@ -42,7 +42,7 @@ def test_a_restored_optimizer_goes_on_to_the_last_bit(tmp_path: Path, schedule: 
     scheduler = make_scheduler(optimizer, section)
     train(whole, optimizer, scheduler, range(4))
     state = TrainerState(4, 0, 0, 0, scheduler.state_dict())
-    save_checkpoint(run, state, whole, byte_tokenizer(), optimizer_state(whole, optimizer))
+    save_checkpoint(run, state, whole, byte_tokenizer(), optimizer_state(whole, optimizer), {})
     train(whole, optimizer, scheduler, range(4, 8))
 
     directory = verified_checkpoint(run, 4)
@@ -101,7 +101,7 @@ def saved(tmp_path: Path):
     run, model = RunDir(tmp_path), tiny_llama(16, 1, seed=0)
 
     def save(step: int) -> None:
-        save_checkpoint(run, TrainerState(step, 0, 0, 0, {}), model, byte_tokenizer(), {})
+        save_checkpoint(run, TrainerState(step, 0, 0, 0, {}), model, byte_tokenizer(), {}, {})
 
     save(0)
     return run, save

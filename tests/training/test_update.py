@@ -8,89 +8,25 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from tiny_pair import tiny_config
+from update_oracle import gradients, largest_difference, naive_gradients, per_rollout
 
 from rocktokens.errors import NonFiniteLossError, TrainingStoppedError
 from rocktokens.policies import make_policy
 from rocktokens.scoring.batch import collate
+from rocktokens.training.batch import micro_batches
 from rocktokens.training.health import require_weight
-from rocktokens.training.objective import response_states, token_weights
-from rocktokens.training.session import Session, make_accelerator, make_session
-from rocktokens.training.update import accumulate_gradients, micro_batches, probe_positions, update_student
-from rocktokens.types import Rollout, TokenWeights
-
-
-def make_rollout(index: int, rng: np.random.Generator) -> Rollout:
-    prompt, response = rng.integers(1, 9), rng.integers(1, 13)
-    return Rollout(
-        rollout_id=index,
-        prompt_id=f"p{index}",
-        sample=0,
-        prompt_ids=rng.integers(0, 256, prompt, dtype=np.int32),
-        token_ids=rng.integers(60, 70, response, dtype=np.int32),
-        logprobs=np.zeros(response, dtype=np.float32),
-        policy_step=0,
-        finished=True,
-    )
-
-
-@pytest.fixture(scope="module")
-def rollouts() -> list[Rollout]:
-    rng = np.random.default_rng(5)
-    return [make_rollout(index, rng) for index in range(8)]
-
-
-@pytest.fixture
-def open_session(pair, tmp_path):
-    def open_with(*overrides: str) -> Session:
-        config = tiny_config(pair, tmp_path / "run", *overrides)
-        return make_session(config, make_accelerator(config), None, None)
-
-    return open_with
-
-
-def gradients(
-    session: Session, rollouts: list[Rollout], weights: TokenWeights
-) -> tuple[float, dict[str, torch.Tensor]]:
-    session.student.zero_grad()
-    outputs = accumulate_gradients(session, rollouts, weights, step=0)
-    named = session.student.named_parameters()
-    loss = float(sum(output.loss for output in outputs))
-    return loss, {name: parameter.grad.clone() for name, parameter in named if parameter.grad is not None}
-
-
-def naive_gradients(
-    session: Session, rollouts: list[Rollout], weights_by_rollout: list[np.ndarray], denominator: float
-):
-    """One rollout and one position at a time, whole logits, float64."""
-    student, teacher = session.student.double(), session.teacher.double()
-    student.zero_grad()
-    total = torch.zeros((), dtype=torch.float64)
-    for rollout, weights in zip(rollouts, weights_by_rollout, strict=True):
-        ids = torch.from_numpy(np.concatenate([rollout.prompt_ids, rollout.token_ids])).long()[None]
-        log_p, log_q = (model(input_ids=ids).logits[0].log_softmax(-1) for model in (student, teacher))
-        for t, weight in enumerate(weights):
-            at = len(rollout.prompt_ids) + t - 1
-            total = total + weight * (log_p[at].exp() * (log_p[at] - log_q[at])).sum() / denominator
-    total.backward()
-    found = {name: parameter.grad.clone() for name, parameter in student.named_parameters()}
-    session.student.float(), session.teacher.float()
-    return total.item(), found
-
-
-def largest_difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
-    assert a.keys() == b.keys()
-    return max(float((a[name].double() - b[name].double()).abs().max()) for name in a)
-
-
-def per_rollout(values: np.ndarray, rollouts: list[Rollout]) -> list[np.ndarray]:
-    return np.split(values, np.cumsum([len(rollout.token_ids) for rollout in rollouts])[:-1])
+from rocktokens.training.objective import response_states
+from rocktokens.training.session import make_session
+from rocktokens.training.update import accumulate_gradients, overlap_positions, update_student
+from rocktokens.training.weighing import token_weights, weigh
+from rocktokens.types import TokenWeights
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
 @pytest.mark.parametrize("denominator", ["all", "kept"])
 def test_gradient_does_not_depend_on_the_split_into_micro_batches(open_session, rollouts, size, denominator):
     session = open_session(f"training.per_device_train_batch_size={size}")
-    weights = token_weights(make_policy("rocks", rocks=[62, 65], lam=0.25), rollouts, denominator, 0)
+    weights = token_weights(make_policy("rocks", rocks=[62, 65], lam=0.25), None, rollouts, denominator, 0)
     loss, found = gradients(session, rollouts, weights)
     naive_loss, naive = naive_gradients(session, rollouts, per_rollout(weights.weights, rollouts), weights.denominator)
     assert loss == pytest.approx(naive_loss, abs=1e-6)
@@ -99,7 +35,7 @@ def test_gradient_does_not_depend_on_the_split_into_micro_batches(open_session, 
 
 def test_weights_are_keyed_by_the_predicted_token_and_not_by_its_neighbours(open_session, rollouts):
     session, rock = open_session(), 64
-    weights = token_weights(make_policy("rocks", rocks=[rock], lam=0.0), rollouts, "all", 0)
+    weights = token_weights(make_policy("rocks", rocks=[rock], lam=0.0), None, rollouts, "all", 0)
     _, found = gradients(session, rollouts, weights)
 
     def keyed_by(offset: int) -> dict[str, torch.Tensor]:
@@ -140,36 +76,35 @@ def test_denominator_all_ignores_lambda_and_kept_is_the_sum_of_weights(rollouts)
     tokens = np.concatenate([rollout.token_ids for rollout in rollouts])
     for lam in (0.0, 0.5, 1.0, 2.0):
         policy = make_policy("rocks", rocks=[61, 63], lam=lam)
-        assert token_weights(policy, rollouts, "all", 0).denominator == len(tokens)
+        assert token_weights(policy, None, rollouts, "all", 0).denominator == len(tokens)
         expected = sum(lam if token in (61, 63) else 1.0 for token in tokens)
-        assert token_weights(policy, rollouts, "kept", 0).denominator == expected
+        assert token_weights(policy, None, rollouts, "kept", 0).denominator == expected
 
 
 def test_micro_batches_of_ranks_are_the_slices_of_one_process(rollouts):
     def spans(rank: int, ranks: int, size: int) -> list[tuple[int, int, list[int]]]:
         return [
             (micro.tokens.start, micro.tokens.stop, [rollout.rollout_id for rollout in micro.rollouts])
-            for micro, _ in micro_batches(rollouts, size, rank, ranks)
+            for micro in micro_batches(rollouts, size, rank, ranks)
         ]
 
     assert spans(0, 2, 2) + spans(1, 2, 2) == spans(0, 1, 2)
-    assert [last for _, last in micro_batches(rollouts, 3, 0, 1)] == [False, False, True]
+    assert [micro.last for micro in micro_batches(rollouts, 3, 0, 1)] == [False, False, True]
     lengths = [len(rollout.token_ids) for rollout in rollouts]
     assert spans(1, 2, 4) == [(sum(lengths[:4]), sum(lengths), [4, 5, 6, 7])]
 
 
-def test_probe_positions_are_distinct_seeded_and_bounded():
-    assert probe_positions(10, 0).tolist() == list(range(10))
-    chosen = probe_positions(5000, 1)
+def test_overlap_positions_are_distinct_seeded_and_bounded():
+    assert overlap_positions(10, 0).tolist() == list(range(10))
+    chosen = overlap_positions(5000, 1)
     assert len(set(chosen.tolist())) == 256 and chosen.max() < 5000
-    assert np.array_equal(chosen, probe_positions(5000, 1)) and not np.array_equal(chosen, probe_positions(5000, 2))
+    assert np.array_equal(chosen, overlap_positions(5000, 1)) and not np.array_equal(chosen, overlap_positions(5000, 2))
 
 
 def test_overlap_and_scores_belong_to_their_positions(open_session, rollouts):
     """The gathered columns lie in the order of the rollouts whatever the micro-batches."""
-    weights = token_weights(make_policy("uniform"), rollouts, "all", 0)
-    one = update_student(open_session("training.per_device_train_batch_size=8"), rollouts, weights, 0)
-    many = update_student(open_session("training.per_device_train_batch_size=3"), rollouts, weights, 0)
+    one = update_student(open_session("training.per_device_train_batch_size=8"), rollouts, 0)
+    many = update_student(open_session("training.per_device_train_batch_size=3"), rollouts, 0)
     for (name, a), (_, b) in zip(one.scores.items(), many.scores.items(), strict=True):
         np.testing.assert_allclose(a, b, atol=2e-6, err_msg=name)
     np.testing.assert_allclose(one.overlap, many.overlap, atol=1e-6)
@@ -179,7 +114,7 @@ def test_overlap_and_scores_belong_to_their_positions(open_session, rollouts):
 
 @pytest.mark.parametrize("lora", ["false", "true"])
 def test_gradient_checkpointing_changes_no_gradient(open_session, rollouts, lora):
-    weights = token_weights(make_policy("uniform"), rollouts, "all", 0)
+    weights = token_weights(make_policy("uniform"), None, rollouts, "all", 0)
     _, plain = gradients(open_session(f"lora.enabled={lora}"), rollouts, weights)
     session = open_session(f"lora.enabled={lora}", "training.gradient_checkpointing=true")
     _, checkpointed = gradients(session, rollouts, weights)
@@ -202,7 +137,7 @@ def test_both_forwards_run_under_the_same_autocast(bf16_accelerator, pair, tmp_p
         model.model.layers[0].self_attn.q_proj.register_forward_hook(
             lambda _module, _inputs, output, name=name: dtypes[name].add(output.dtype)
         )
-    outputs = accumulate_gradients(session, rollouts, token_weights(make_policy("uniform"), rollouts, "all", 0), 0)
+    outputs = accumulate_gradients(session, rollouts, weigh(session, rollouts, 0), 0)
     assert dtypes == {"student": {torch.bfloat16}, "teacher": {torch.bfloat16}}
     assert {column.dtype for output in outputs for _, column in output.scores.items()} == {torch.float32}
     assert {parameter.dtype for parameter in session.student.parameters()} == {torch.float32}
@@ -214,9 +149,8 @@ def test_a_gradient_that_is_not_finite_stops_before_the_weights_change(open_sess
     session.student.model.layers[0].mlp.down_proj.register_full_backward_hook(
         lambda _module, grad_input, _grad_output: tuple(grad * float("nan") for grad in grad_input)
     )
-    weights = token_weights(make_policy("uniform"), rollouts, "all", 0)
     with pytest.raises(NonFiniteLossError, match="step 17: the gradient norm is nan"):
-        update_student(session, rollouts, weights, 17)
+        update_student(session, rollouts, 17)
     for name, parameter in session.student.named_parameters():
         assert torch.equal(parameter, before[name])
 
@@ -224,7 +158,7 @@ def test_a_gradient_that_is_not_finite_stops_before_the_weights_change(open_sess
 def test_an_update_without_any_weight_is_refused(rollouts):
     policy = make_policy("rocks", rocks=range(60, 70), lam=0.0)
     with pytest.raises(TrainingStoppedError, match=r"step 2: .*weight 0"):
-        require_weight(2, token_weights(policy, rollouts, "all", 2))
+        require_weight(2, token_weights(policy, None, rollouts, "all", 2))
 
 
 def test_response_states_are_those_before_the_token(open_session, rollouts):

@@ -1,25 +1,22 @@
-"""The divergence of student and teacher at every token, its gradient, and the weighted loss. The sign is written here.
-
-With z the logits, p = softmax(z_student / τ), q = softmax(z_teacher / τ), natural logarithms, the whole vocabulary:
-
-    reverse  Σ p (log p − log q)              ∂/∂z_v = p_v (a_v − Σ p a) / τ    with a = log p − log q
-    forward  Σ q (log q − log p)                     = (p_v − q_v) / τ
-    jsd      ½ Σ p log(p/m) + ½ Σ q log(q/m)         = p_v (a_v − Σ p a) / τ    with a = ½ log(p/m), m = (p + q) / 2
+"""The scores of every token and the weighted loss, from hidden states and LM heads, a few positions at a time.
 
 1. Heads padded to unequal widths are both cut to the common width: a column that one model lacks is in no softmax.
 2. Logits of ``tokens_per_chunk`` positions are made at a time, so nothing of size (T, V) ever exists.
 3. Everything after the LM heads' products is float32, whatever the dtype of the models (float64 stays float64).
 4. ``weighted_kl`` drops positions of weight 0 before both heads, and finds its gradient with respect to the student's
    hidden states and head in the same pass, chunk by chunk, instead of keeping logits for a backward pass.
+5. What is minimised at a position is its divergence, or with the term ``asymmetric`` the reverse KL where the teacher
+   gives the sampled token more than the student does, and the forward KL elsewhere.
 
-Every position is keyed by the token it predicts: row i of ``h_s_TD`` is the state *before* ``token_ids_T[i]``.
+The divergences themselves are in ``formulas.py``. Every position is keyed by the token it predicts: row i of ``h_s_TD``
+is the state *before* ``token_ids_T[i]``.
 """
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -27,11 +24,14 @@ from torch.autograd.function import once_differentiable
 from rocktokens.config import Divergence
 from rocktokens.errors import NonFiniteLossError, RocktokensError
 from rocktokens.models.head import LMHead, wide_matmul
-from rocktokens.types import TokenScores
+from rocktokens.scoring.formulas import DIVERGENCES, EXTRAS, Scored, entropy, require_extras
+from rocktokens.types import STANDARD_COLUMNS, TokenScores
 
 Head = torch.Tensor | LMHead
 Columns = tuple[torch.Tensor, ...]
-Scored = tuple[torch.Tensor, torch.Tensor]
+Term = Literal["asymmetric"]
+ASYMMETRIC_PARTS: tuple[Divergence, Divergence] = ("reverse", "forward")
+"""Where the teacher gives the sampled token more than the student does, and elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class ScoredChunk:
     rows: slice
     """Which positions these are."""
     columns: Columns
-    """The columns (n,) of ``TokenScores``, in their order."""
+    """The standard columns (n,) of ``TokenScores`` in their order, then the extra ones asked for."""
     gradient_nV: torch.Tensor
     """The divergence's gradient with respect to the student's logits, over the columns that both heads have."""
     logits_nV: torch.Tensor
@@ -65,6 +65,7 @@ def token_scores(
     divergence: Divergence = "reverse",
     temperature: float = 1.0,
     tokens_per_chunk: int = 1024,
+    extras: Collection[str] = (),
 ) -> TokenScores:
     """Score every position, without gradient.
 
@@ -77,13 +78,17 @@ def token_scores(
         divergence: What the column ``kl`` holds.
         temperature: Of both softmaxes; every column is at this temperature.
         tokens_per_chunk: Positions whose logits are in memory at once; the result does not depend on it.
+        extras: Which of the optional columns to fill as well.
 
     Returns:
         Columns of shape (T,). ``grad_norm`` is the norm of the divergence's gradient with respect to the logits.
     """
-    chunks = scored_chunks(h_s_TD, w_s_VD, h_t_TE, w_t_VE, token_ids_T, divergence, temperature, tokens_per_chunk)
+    arrays = (h_s_TD, w_s_VD, h_t_TE, w_t_VE, token_ids_T)
+    chunks = scored_chunks(*arrays, divergence, temperature, tokens_per_chunk, extras)
     # map lets go of a chunk before it asks for the next: two of them are never in memory
-    return TokenScores(*_concatenate(list(map(attrgetter("columns"), chunks)), h_s_TD))
+    names = (*STANDARD_COLUMNS, *require_extras(extras))
+    columns = _concatenate(list(map(attrgetter("columns"), chunks)), h_s_TD, len(names))
+    return TokenScores(**dict(zip(names, columns, strict=True)))
 
 
 def scored_chunks(
@@ -95,12 +100,13 @@ def scored_chunks(
     divergence: Divergence = "reverse",
     temperature: float = 1.0,
     tokens_per_chunk: int = 1024,
+    extras: Collection[str] = (),
 ) -> Iterator[ScoredChunk]:
     """The scores a few positions at a time, with the gradients whose length is ``grad_norm``.
 
     Takes what ``token_scores`` takes. A chunk is as large as its logits: let go of it before asking for the next.
     """
-    pair = _Pair.of(w_s_VD, w_t_VE, divergence, temperature)
+    pair = replace(_Pair.of(w_s_VD, w_t_VE, divergence, temperature), extras=require_extras(extras))
     pair.require_rows(h_s_TD, h_t_TE, token_ids_T)
     with torch.no_grad():
         pair = pair.cast_for(h_s_TD, h_t_TE)
@@ -120,6 +126,7 @@ def weighted_kl(
     divergence: Divergence = "reverse",
     temperature: float = 1.0,
     tokens_per_chunk: int = 1024,
+    term: Term | None = None,
 ) -> tuple[torch.Tensor, TokenScores]:
     """The loss Σ weight · divergence / denominator of METHOD 7, differentiable in the student's states and head.
 
@@ -131,15 +138,17 @@ def weighted_kl(
         token_ids_T: The sampled tokens.
         weights_T: The weight of each position, taken as a constant.
         denominator: Of the whole update (all micro-batches, all ranks), so that its parts add up.
-        divergence: What is minimised.
+        divergence: What the column ``kl`` holds, and what is minimised unless ``term`` says otherwise.
         temperature: Of both softmaxes.
         tokens_per_chunk: Positions whose logits are in memory at once; the result does not depend on it.
+        term: ``asymmetric`` minimises the reverse KL where the teacher's probability of the sampled token is greater
+            than the student's, the forward KL elsewhere; the scores stay those of ``divergence``.
 
     Returns:
         The loss, and the scores, NaN at positions of weight 0. With every weight 0 the loss is 0 and its gradients are
         zeros, not missing.
     """
-    pair = _Pair.of(w_s_VD, w_t_VE, divergence, temperature)
+    pair = replace(_Pair.of(w_s_VD, w_t_VE, divergence, temperature), term=_known_term(term))
     pair.require_rows(h_s_TD, h_t_TE, token_ids_T)
     weights_T = _checked_weights(weights_T, denominator, h_s_TD)
     rows_N = torch.nonzero(weights_T).flatten()
@@ -189,11 +198,13 @@ class _Pair:
     teacher: LMHead
     divergence: Divergence
     temperature: float
+    extras: tuple[str, ...] = ()
+    term: Term | None = None
 
     @classmethod
     def of(cls, student: Head, teacher: Head, divergence: Divergence, temperature: float) -> "_Pair":
-        if divergence not in _DIVERGENCES:
-            raise RocktokensError(f"divergence is {divergence!r}: use one of {', '.join(_DIVERGENCES)}")
+        if divergence not in DIVERGENCES:
+            raise RocktokensError(f"divergence is {divergence!r}: use one of {', '.join(DIVERGENCES)}")
         if not temperature > 0:
             raise RocktokensError(f"scoring.temperature is {temperature}: it must be greater than 0")
         heads = [head if isinstance(head, LMHead) else LMHead(head) for head in (student, teacher)]
@@ -221,38 +232,49 @@ class _Pair:
 
     @torch.no_grad()
     def scored_chunk(self, here: slice, *arrays_n: torch.Tensor) -> ScoredChunk:
-        """What ``logit_gradient`` says of a few positions, as a record."""
-        return ScoredChunk(here, *self.logit_gradient(*arrays_n), self.student)
+        """The scores of a few positions, as a record."""
+        columns, (_, gradient_nV), logits_nV = self.score(*arrays_n)
+        return ScoredChunk(here, columns, gradient_nV, logits_nV, self.student)
 
     def score(
         self, h_s_nD: torch.Tensor, h_t_nE: torch.Tensor, token_ids_n: torch.Tensor, rows_n: torch.Tensor
-    ) -> tuple[Columns, torch.Tensor]:
-        """The columns (n,) of a few positions, and their divergences' gradients (n, V) with respect to W h + b."""
-        columns, gradient_nV, z_nV = self.logit_gradient(h_s_nD, h_t_nE, token_ids_n, rows_n)
-        return columns, self.student.product_gradient(gradient_nV, z_nV)
+    ) -> tuple[Columns, Scored, torch.Tensor]:
+        """The columns (n,) of a few positions, what is minimised there with its gradient (n, V), and the logits.
 
-    def logit_gradient(
-        self, h_s_nD: torch.Tensor, h_t_nE: torch.Tensor, token_ids_n: torch.Tensor, rows_n: torch.Tensor
-    ) -> tuple[Columns, torch.Tensor, torch.Tensor]:
-        """The columns (n,) of a few positions, their gradients (n, V) with respect to the logits, and the logits.
-
-        ``rows_n`` are the positions' names in error messages.
+        The gradient is with respect to the student's logits. ``rows_n`` are the positions' names in error messages.
         """
         z_nV = self.student.logits(h_s_nD)
         log_p = _log_softmax(z_nV, self.temperature, "student", rows_n)
         log_q = _log_softmax(self.teacher.logits(h_t_nE), self.temperature, "teacher", rows_n)
-        p, q = log_p.exp(), log_q.exp()
-        kl_n, gradient_nV = _DIVERGENCES[self.divergence](p, log_p, q, log_q)
-        _require_finite(kl_n, rows_n)
-        gradient_nV = gradient_nV / self.temperature
+        distributions = (log_p.exp(), log_p, log_q.exp(), log_q)
+        scored = self._scored(self.divergence, distributions)
+        _require_finite(scored[0], rows_n, 'use scoring.divergence = "jsd", which is always finite')
         ids = token_ids_n.long().unsqueeze(-1)
         logp_s_n, logp_t_n = (log.gather(-1, ids).squeeze(-1) for log in (log_p, log_q))
-        columns = (kl_n, logp_s_n, logp_t_n, _entropy(p, log_p), _entropy(q, log_q), gradient_nV.norm(dim=-1))
-        return columns, gradient_nV, z_nV
+        entropies = entropy(*distributions[:2]), entropy(*distributions[2:])
+        extras = (EXTRAS[name](*distributions) for name in self.extras)
+        columns = (scored[0], logp_s_n, logp_t_n, *entropies, scored[1].norm(dim=-1), *extras)
+        if self.term == "asymmetric":
+            scored = self._asymmetric(scored, distributions, logp_t_n > logp_s_n)
+            _require_finite(scored[0], rows_n, "use another policy than asymmetric")
+        return columns, scored, z_nV
+
+    def _scored(self, divergence: Divergence, distributions: Columns) -> Scored:
+        """A divergence (n,) and its gradient (n, V) with respect to the logits."""
+        divergence_n, gradient_nV = DIVERGENCES[divergence](*distributions)
+        return divergence_n, gradient_nV / self.temperature
+
+    def _asymmetric(self, own: Scored, distributions: Columns, underrated_n: torch.Tensor) -> Scored:
+        """The reverse KL at tokens the student underrates, the forward KL elsewhere; ``own`` is not computed again."""
+        reverse, forward = (
+            own if part == self.divergence else self._scored(part, distributions) for part in ASYMMETRIC_PARTS
+        )
+        term_n = torch.where(underrated_n, reverse[0], forward[0])
+        return term_n, torch.where(underrated_n.unsqueeze(-1), reverse[1], forward[1])
 
 
 class _WeightedSum(torch.autograd.Function):
-    """Σ weight · divergence, whose gradient is found in the forward pass and only scaled in the backward pass."""
+    """Σ weight · term, whose gradient is found in the forward pass and only scaled in the backward pass."""
 
     @staticmethod
     def forward(ctx, h_s_ND, weight_VD, bias_V, h_t_NE, token_ids_N, weights_N, rows_N, pair, tokens_per_chunk):
@@ -260,15 +282,15 @@ class _WeightedSum(torch.autograd.Function):
         inputs = (h_s_ND, weight_VD, bias_V)
         wanted = ctx.needs_input_grad[:3]
         gradients = [_wide_zeros(x) if needed else None for x, needed in zip(inputs, wanted, strict=True)]
-        chunks = []
-        for here in _slices(len(rows_N), tokens_per_chunk):
-            columns, gradient_nV = pair.score(h_s_ND[here], h_t_NE[here], token_ids_N[here], rows_N[here])
-            chunks.append(columns)
-            _accumulate(gradients, here, gradient_nV * weights_N[here].unsqueeze(-1), h_s_ND, pair.student.weight_VD)
-        columns = _concatenate(chunks, h_s_ND)
+        arrays = (h_s_ND, h_t_NE, token_ids_N, rows_N)
+        chunks = [
+            _add_chunk(gradients, here, weights_N[here], pair, *(array_N[here] for array_N in arrays))
+            for here in _slices(len(rows_N), tokens_per_chunk)
+        ]
+        term_N, *columns = _concatenate(chunks, h_s_ND, 1 + len(STANDARD_COLUMNS))
         ctx.gradients = [None if g is None else (g, x.dtype) for g, x in zip(gradients, inputs, strict=True)]
         ctx.mark_non_differentiable(*columns)
-        return ((columns[0] * weights_N).sum(), *columns)
+        return ((term_N * weights_N).sum(), *columns)
 
     @staticmethod
     @once_differentiable
@@ -277,84 +299,33 @@ class _WeightedSum(torch.autograd.Function):
         return (*scaled, *[None] * 6)
 
 
-def _accumulate(
+def _add_chunk(
     gradients: list[torch.Tensor | None],
     here: slice,
-    gradient_nV: torch.Tensor,
-    h_ND: torch.Tensor,
-    weight_VD: torch.Tensor,
-) -> None:
-    """Carry a chunk's gradient with respect to W h + b on to h, W and b, those that are wanted."""
+    weights_n: torch.Tensor,
+    pair: _Pair,
+    h_nD: torch.Tensor,
+    *arrays_n: torch.Tensor,
+) -> Columns:
+    """What is minimised at a few positions, then their columns; adds to the gradients of h, W and b that are wanted."""
+    columns, (term_n, gradient_nV), z_nV = pair.score(h_nD, *arrays_n)
+    gradient_nV = pair.student.product_gradient(gradient_nV, z_nV) * weights_n.unsqueeze(-1)
     h_grad, weight_grad, bias_grad = gradients
     if bias_grad is not None:
         bias_grad += gradient_nV.sum(dim=0)
+    weight_VD = pair.student.weight_VD
     gradient_nV = gradient_nV.to(weight_VD.dtype)
     if h_grad is not None:
         h_grad[here] = _through_weight(gradient_nV, weight_VD)
     if weight_grad is not None:
-        weight_grad += _through_weight(gradient_nV.T, h_ND[here].to(weight_VD.dtype))
+        weight_grad += _through_weight(gradient_nV.T, h_nD.to(weight_VD.dtype))
+    return term_n, *columns
 
 
 def _through_weight(gradient_nV: torch.Tensor, weight_VD: torch.Tensor) -> torch.Tensor:
     """The product of a gradient with a matrix, in the matrix's dtype and summed in float32 at least."""
     with torch.autocast(weight_VD.device.type, enabled=False):
         return wide_matmul(gradient_nV.to(weight_VD.dtype), weight_VD)
-
-
-# The divergences: p, log p, q, log q, all (n, V) → the divergence (n,) and its gradient (n, V) with respect to z / τ.
-
-
-def _reverse(p: torch.Tensor, log_p: torch.Tensor, q: torch.Tensor, log_q: torch.Tensor) -> Scored:
-    a = _log_ratio(log_p, log_q)
-    return _relative_entropy(p, q, a), _centred(p, a)
-
-
-def _forward(p: torch.Tensor, log_p: torch.Tensor, q: torch.Tensor, log_q: torch.Tensor) -> Scored:
-    return _relative_entropy(q, p, _log_ratio(log_q, log_p)), p - q
-
-
-def _jsd(p: torch.Tensor, log_p: torch.Tensor, q: torch.Tensor, log_q: torch.Tensor) -> Scored:
-    m = (p + q) / 2
-    a, b = _log_ratio_to_mean(log_p, log_q), _log_ratio_to_mean(log_q, log_p)
-    return (_relative_entropy(p, m, a) + _relative_entropy(q, m, b)) / 2, _centred(p, a) / 2
-
-
-_DIVERGENCES = {"reverse": _reverse, "forward": _forward, "jsd": _jsd}
-
-
-def _relative_entropy(p: torch.Tensor, q: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
-    """Σ p a with a = log(p / q), summed as p a + (q − p): the same, as p and q both sum to 1, but no term is negative.
-
-    A rounding error of a then counts p − q times instead of p times, which is next to nothing where the models agree.
-    There q − p is p (exp(−a) − 1), which keeps its digits; what q exceeds e · p by is added apart, lest exp overflow.
-    """
-    change = a.clamp_min(-1.0).neg_().expm1_().mul_(p)
-    change += torch.sub(q, p, alpha=math.e).relu_()
-    return change.addcmul_(p, a).sum(dim=-1)
-
-
-def _centred(p: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
-    """The gradient p (a − Σ p a); the mean is of a as it was rounded, so that an error all of a shares cancels."""
-    return p * (a - (p * a).sum(dim=-1, keepdim=True))
-
-
-def _log_ratio(log_a: torch.Tensor, log_b: torch.Tensor) -> torch.Tensor:
-    """The logarithm of a / b, finite where a is exactly 0, since it is only ever multiplied by a."""
-    return _finite_below(log_a - log_b)
-
-
-def _log_ratio_to_mean(log_a: torch.Tensor, log_b: torch.Tensor) -> torch.Tensor:
-    """The logarithm of a / m with m = (a + b) / 2, which is 2 · sigmoid(log(a / b)); finite where a is exactly 0."""
-    return _finite_below(torch.nn.functional.logsigmoid(log_a - log_b).add_(math.log(2)))
-
-
-def _finite_below(log_ratio: torch.Tensor) -> torch.Tensor:
-    return log_ratio.nan_to_num_(nan=0.0, posinf=torch.inf, neginf=-1.0)
-
-
-def _entropy(p: torch.Tensor, log_p: torch.Tensor) -> torch.Tensor:
-    """Where p is exactly 0, p log p is NaN and counts for nothing."""
-    return -(p * log_p).nansum(dim=-1)
 
 
 def _log_softmax(logits_nV: torch.Tensor, temperature: float, model: str, rows_n: torch.Tensor) -> torch.Tensor:
@@ -369,13 +340,19 @@ def _log_softmax(logits_nV: torch.Tensor, temperature: float, model: str, rows_n
     return log_p
 
 
-def _require_finite(kl_n: torch.Tensor, rows_n: torch.Tensor) -> None:
-    bad_n = ~kl_n.isfinite()
+def _require_finite(divergence_n: torch.Tensor, rows_n: torch.Tensor, remedy: str) -> None:
+    bad_n = ~divergence_n.isfinite()
     if bad_n.any():
         raise NonFiniteLossError(
             f"the divergence at row {int(rows_n[bad_n][0])} is infinite, since one model rules out a token that the "
-            'other does not: use scoring.divergence = "jsd", which is always finite'
+            f"other does not: {remedy}"
         )
+
+
+def _known_term(term: Term | None) -> Term | None:
+    if term is not None and term not in get_args(Term):
+        raise RocktokensError(f"term is {term!r}: use {', '.join(get_args(Term))} or None")
+    return term
 
 
 def _checked_weights(weights_T: torch.Tensor, denominator: float, h_TD: torch.Tensor) -> torch.Tensor:
@@ -402,10 +379,10 @@ def _wide_zeros(x: torch.Tensor) -> torch.Tensor:
     return torch.zeros_like(x, dtype=_wide(x))
 
 
-def _concatenate(chunks: list[Columns], h_TD: torch.Tensor) -> list[torch.Tensor]:
-    """The six columns of all chunks; empty ones when there is no row."""
+def _concatenate(chunks: list[Columns], h_TD: torch.Tensor, count: int) -> list[torch.Tensor]:
+    """The columns of all chunks; ``count`` empty ones when there is no row."""
     if not chunks:
-        return [h_TD.new_zeros(0, dtype=_wide(h_TD)) for _ in fields(TokenScores)]
+        return [h_TD.new_zeros(0, dtype=_wide(h_TD)) for _ in range(count)]
     return [torch.cat(column) for column in zip(*chunks, strict=True)]
 
 

@@ -29,7 +29,7 @@ Value = TypeVar("Value")
 OVERLAP_K = 16
 FLOAT32 = 4
 LOGIT_COPIES = 9
-"""Float32 arrays of a chunk's logits alive at once in ``weighted_kl``: it peaks at 8, with ``jsd`` at 9."""
+"""Float32 arrays of a chunk's logits alive at once: 8 in ``weighted_kl``, 9 with ``jsd`` or the asymmetric term."""
 BACKWARD_COST = 2
 """A backward pass does two matrix products for each one of the forward pass."""
 

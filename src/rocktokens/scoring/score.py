@@ -5,7 +5,7 @@
 3. The scores are put back in the order of the rollouts; they do not depend on the grouping.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,8 @@ from rocktokens.models.head import LMHead, hidden_states, lm_head
 from rocktokens.models.load import LoadedModel
 from rocktokens.scoring.batch import RolloutBatch, collate, split_by_tokens
 from rocktokens.scoring.divergence import token_scores
-from rocktokens.types import Rollout, TokenScores
+from rocktokens.scoring.formulas import require_extras
+from rocktokens.types import STANDARD_COLUMNS, Rollout, TokenScores
 
 States = tuple[torch.Tensor, LMHead, torch.Tensor, LMHead, torch.Tensor]
 
@@ -33,6 +34,7 @@ def score_rollouts(
     tokens_per_chunk: int = 1024,
     tokens_per_batch: int = 16384,
     on_done: Callable[[int], None] | None = None,
+    extras: Collection[str] = (),
 ) -> TokenScores:
     """Score every response token of ``rollouts``.
 
@@ -45,20 +47,23 @@ def score_rollouts(
         tokens_per_chunk: Positions whose logits are in memory at once.
         tokens_per_batch: Padded tokens of one forward.
         on_done: Called after each batch with the number of rollouts it scored.
+        extras: Which of the optional columns of ``TokenScores`` to fill as well.
 
     Returns:
         Numpy columns of shape (T,), rollout after rollout in the given order.
     """
+    names = (*STANDARD_COLUMNS, *require_extras(extras))
     scores_of: dict[int, np.ndarray] = {}
     for group, states in replayed(student, teacher, rollouts, tokens_per_batch):
-        scores = token_scores(*states, divergence, temperature, tokens_per_chunk)
-        table_CT = torch.stack([column for _, column in scores.items()]).to("cpu", torch.float32).numpy()
+        scores = token_scores(*states, divergence, temperature, tokens_per_chunk, extras)
+        table_CT = torch.stack([getattr(scores, name) for name in names]).to("cpu", torch.float32).numpy()
         ends = np.cumsum([len(rollouts[index].token_ids) for index in group])[:-1]
         scores_of.update(zip(group, np.split(table_CT, ends, axis=1), strict=True))
         if on_done is not None:
             on_done(len(group))
-    empty_CT = np.zeros((6, 0), dtype=np.float32)
-    return TokenScores(*np.concatenate([empty_CT, *(scores_of[i] for i in range(len(rollouts)))], axis=1))
+    empty_CT = np.zeros((len(names), 0), dtype=np.float32)
+    table_CT = np.concatenate([empty_CT, *(scores_of[i] for i in range(len(rollouts)))], axis=1)
+    return TokenScores(**dict(zip(names, table_CT, strict=True)))
 
 
 def replayed(

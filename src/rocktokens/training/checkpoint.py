@@ -1,7 +1,8 @@
 """Checkpoints: ``checkpoints/step-N`` is the student after N updates, for ``from_pretrained``, with its optimizer.
 
 1. Everything is written into a temporary directory and flushed to the disk: weights (safetensors; an adapter for LoRA),
-   tokenizer, ``optimizer.safetensors`` (``<parameter>/<Adam state>``) and ``trainer_state.json``.
+   tokenizer, ``optimizer.safetensors`` (``<parameter>/<Adam state>``), ``policy.safetensors`` (what the weight policy
+   remembers; absent where that is nothing) and ``trainer_state.json``.
 2. The directory is renamed, and all its files enter the manifest in one replacement.
 3. A checkpoint that the manifest does not list does not exist; what a killed process left of one is written over.
 
@@ -16,6 +17,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import safetensors.numpy
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
@@ -25,12 +28,13 @@ from rocktokens.errors import RunDirError
 from rocktokens.run_dir import RunDir
 
 OPTIMIZER_FILE = "optimizer.safetensors"
+POLICY_FILE = "policy.safetensors"
 STATE_FILE = "trainer_state.json"
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerState:
-    """What a resumed run needs besides weights and optimizer."""
+    """What a resumed run needs besides weights, optimizer and policy."""
 
     step: int
     """Updates made so far; the next step has this number."""
@@ -58,8 +62,9 @@ def save_checkpoint(
     student: PreTrainedModel | PeftModel,
     tokenizer: PreTrainedTokenizerBase,
     optimizer: Mapping[str, torch.Tensor],
+    policy: Mapping[str, np.ndarray],
 ) -> None:
-    """Commit the student, its tokenizer, its ``optimizer_state`` and the trainer's state as ``checkpoints/step-N``."""
+    """Commit the student, its tokenizer, its ``optimizer_state``, the policy's and the trainer's as a checkpoint."""
     target = run.checkpoint(state.step)
     temporary = target.with_name(f".{target.name}.tmp")
     for leftover in (temporary, target):
@@ -68,6 +73,8 @@ def save_checkpoint(
     _save_weights(student, temporary)
     tokenizer.save_pretrained(temporary)
     save_file(dict(optimizer), temporary / OPTIMIZER_FILE)
+    if policy:
+        safetensors.numpy.save_file(dict(policy), temporary / POLICY_FILE)
     (temporary / STATE_FILE).write_text(json.dumps(asdict(state), indent=1) + "\n", encoding="utf-8")
     _flush_tree(temporary)
     temporary.replace(target)
@@ -106,6 +113,12 @@ def restore_optimizer(directory: Path, student: torch.nn.Module, optimizer: torc
         name, _, field = key.rpartition("/")
         parameter = parameters[name]
         optimizer.state[parameter][field] = value if field == "step" else value.to(parameter.device)
+
+
+def load_policy_state(directory: Path) -> dict[str, np.ndarray]:
+    """What the policy remembered; empty where there was nothing to remember."""
+    path = directory / POLICY_FILE
+    return safetensors.numpy.load_file(path) if path.exists() else {}
 
 
 def _save_weights(student: PreTrainedModel | PeftModel, directory: Path) -> None:

@@ -3,8 +3,9 @@
 Step N starts with the student after N updates:
 1. The student answers the prompts of the step. The rollouts are stored before they are trained on; a resumed run reads
    them back instead of sampling them again.
-2. The policy weighs every response token; the loss's denominator covers the whole update.
-3. Teacher and student forward, weighted divergence, backward, clip, optimizer and scheduler (``update.py``).
+2. The policy weighs every response token, by its scores if it needs them; the loss's denominator covers the whole
+   update. Teacher and student forward, weighted divergence, backward, clip, optimizer and scheduler (``update.py``).
+3. The policy sees what the update measured, and may remember it: its memory is part of the checkpoint.
 4. Trace rows from that same forward, one log line, and every ``save_steps`` a checkpoint.
 
 Every process computes; the main one alone writes, under the lock of the run.
@@ -25,6 +26,7 @@ from rocktokens.rollouts.store import read_rollouts, write_rollouts
 from rocktokens.run_dir import RunDir, derive_seed
 from rocktokens.traces.schema import trace_table
 from rocktokens.traces.writer import TraceWriter
+from rocktokens.training.batch import token_arrays
 from rocktokens.training.checkpoint import (
     TrainerState,
     load_trainer_state,
@@ -32,8 +34,7 @@ from rocktokens.training.checkpoint import (
     save_checkpoint,
     verified_checkpoint,
 )
-from rocktokens.training.health import LengthWatch, naming_step, require_weight
-from rocktokens.training.objective import token_weights
+from rocktokens.training.health import LengthWatch, naming_step
 from rocktokens.training.record import PhaseClock, append_log, step_record, truncated_share
 from rocktokens.training.session import Session, make_accelerator, make_session
 from rocktokens.training.start import begin_run, global_batch, open_run, rewind
@@ -94,21 +95,21 @@ def _train(session: Session, run: RunDir, state: TrainerState | None, progress: 
             with clock.phase("sample"), naming_step(step):
                 rollouts = _rollouts_of_step(session, run, step)
             watch.observe(step, truncated_share(rollouts))
-            weights = token_weights(session.policy, rollouts, config.policy.denominator, step)
-            require_weight(step, weights)
             with clock.phase("update"), naming_step(step):
-                update = update_student(session, rollouts, weights, step)
+                update = update_student(session, rollouts, step)
+                observed = session.policy.observe(update.scores, token_arrays(rollouts)[0], step)
             state = TrainerState(
                 step=step + 1,
-                tokens_seen=state.tokens_seen + len(weights.weights),
+                tokens_seen=state.tokens_seen + len(update.scores.kl),
                 trace_parts=state.trace_parts,
                 truncated_streak=watch.streak,
                 scheduler=session.scheduler.state_dict(),
             )
             if traces is not None:
                 with clock.phase("write"):
-                    traces.append(trace_table(rollouts, update.scores, weights.weights))
-                record = step_record(step, rollouts, weights, update, clock.read(), config.scoring.temperature)
+                    traces.append(trace_table(rollouts, update.scores, update.weights.weights))
+            if session.accelerator.is_main_process:
+                record = step_record(step, rollouts, update, clock.read(), config.scoring.temperature) | observed
                 append_log(run, record)
                 session.accelerator.log(record, step=step)
                 progress(state.step, total, record)
@@ -166,17 +167,19 @@ def _sample_share(session: Session, step: int) -> list[Rollout]:
 
 def _save(session: Session, run: RunDir, state: TrainerState, traces: TraceWriter | None) -> TrainerState:
     """Commit the trace rows so far, then the checkpoint that counts them."""
-    if traces is None:
-        return state
-    traces.flush()
-    state = replace(state, trace_parts=traces.parts)
-    optimizer = optimizer_state(session.student, session.optimizer)
-    save_checkpoint(run, state, session.student, session.tokenizer, optimizer)
+    if traces is not None:
+        traces.flush()
+        state = replace(state, trace_parts=traces.parts)
+    if session.accelerator.is_main_process:
+        optimizer = optimizer_state(session.student, session.optimizer)
+        save_checkpoint(run, state, session.student, session.tokenizer, optimizer, session.policy.state())
     return state
 
 
 def _trace_writer(session: Session, run: RunDir) -> "TraceWriter | nullcontext[None]":
-    return TraceWriter(run, source="training") if session.accelerator.is_main_process else nullcontext()
+    """Of the main process, unless ``training.trace`` is off."""
+    wanted = session.config.training.trace and session.accelerator.is_main_process
+    return TraceWriter(run, source="training") if wanted else nullcontext()
 
 
 @contextmanager

@@ -1,23 +1,22 @@
 """The loss of one micro-batch (METHOD 7) as a module, so that DDP and FSDP see one forward they can hook.
 
 1. The student's hidden states that predict each response token are picked from one forward.
-2. Σ w·kl / D over these tokens, D being the same number on every micro-batch and rank of the update.
-3. The scores of the trace and the top-16 overlap of a few probe positions come from the same forward.
+2. Σ w·kl / D over these tokens, D being the same number on every micro-batch and rank of the update; tokens of weight 0
+   reach no head.
+3. The scores of the trace, those of watched tokens of weight 0, and the top-16 overlap at a few positions come from the
+   same forward.
 """
 
-from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import nn
 
 from rocktokens.config import ScoringSection
 from rocktokens.models.head import LMHead, hidden_states, lm_head
-from rocktokens.policies import WeightPolicy
 from rocktokens.scoring.batch import RolloutBatch
-from rocktokens.scoring.divergence import top_overlap, weighted_kl
-from rocktokens.types import Rollout, TokenScores, TokenWeights
+from rocktokens.scoring.divergence import Term, token_scores, top_overlap, weighted_kl
+from rocktokens.types import TokenScores
 
 OVERLAP_K = 16
 
@@ -29,7 +28,7 @@ class ObjectiveOutput(NamedTuple):
     """Scalar: this micro-batch's part of the update's loss; the parts add up to the whole."""
     scores: TokenScores
     overlap: torch.Tensor
-    """(P,): overlap@16 at the probe positions."""
+    """(P,): overlap@16 at the positions asked for."""
 
 
 class DistillationObjective(nn.Module):
@@ -47,44 +46,39 @@ class DistillationObjective(nn.Module):
         h_t_TE: torch.Tensor,
         weights_T: torch.Tensor,
         denominator: float,
-        probe_P: torch.Tensor,
+        term: Term | None,
+        watched_N: torch.Tensor,
+        overlap_P: torch.Tensor,
     ) -> ObjectiveOutput:
-        """Score every kept response token of the batch; ``probe_P`` are the positions to measure overlap at."""
-        student_head = lm_head(self.student)
-        h_s_TD = response_states(self.student, batch)
-        loss, scores = weighted_kl(
-            h_s_TD,
-            student_head,
-            h_t_TE,
-            self._teacher_head,
-            batch.token_ids_T,
-            weights_T,
-            denominator,
-            divergence=self._section.divergence,
-            temperature=self._section.temperature,
-            tokens_per_chunk=self._section.tokens_per_chunk,
-        )
+        """The loss and the scores of the batch's response tokens.
+
+        Args:
+            batch: The rollouts.
+            h_t_TE: The teacher's states that predict their tokens.
+            weights_T: Of the tokens.
+            denominator: Of the whole update.
+            term: What ``weighted_kl`` minimises.
+            watched_N: Tokens of weight 0 to score without gradient.
+            overlap_P: Tokens to measure the overlap at.
+        """
+        student_head, section = lm_head(self.student), self._section
+        settings = (section.divergence, section.temperature, section.tokens_per_chunk)
+        h_s_TD, ids_T = response_states(self.student, batch), batch.token_ids_T
+        states = (h_s_TD, student_head, h_t_TE, self._teacher_head)
+        loss, scores = weighted_kl(*states, ids_T, weights_T, denominator, *settings, term)
+
+        def states_at(rows: torch.Tensor) -> tuple[torch.Tensor, LMHead, torch.Tensor, LMHead]:
+            return h_s_TD[rows], student_head, h_t_TE[rows], self._teacher_head
+
         with torch.no_grad():
-            overlap_P, _ = top_overlap(h_s_TD[probe_P], student_head, h_t_TE[probe_P], self._teacher_head, k=OVERLAP_K)
-        return ObjectiveOutput(loss, scores, overlap_P)
+            if len(watched_N):
+                watched = token_scores(*states_at(watched_N), ids_T[watched_N], *settings)
+                for (_, column_T), (_, column_N) in zip(scores.items(), watched.items(), strict=True):
+                    column_T[watched_N] = column_N
+            overlap_share_P, _ = top_overlap(*states_at(overlap_P), k=OVERLAP_K)
+        return ObjectiveOutput(loss, scores, overlap_share_P)
 
 
 def response_states(model: nn.Module, batch: RolloutBatch) -> torch.Tensor:
     """h_TD: for every response token the last hidden state that had not seen it yet."""
     return batch.predicting_states(hidden_states(model, batch.input_ids_RL, batch.attention_mask_RL))
-
-
-def token_weights(
-    policy: WeightPolicy, rollouts: Sequence[Rollout], denominator: Literal["all", "kept"], step: int
-) -> TokenWeights:
-    """Weights of a whole update, keyed by the predicted tokens, and the denominator all its parts share."""
-    lengths = [len(rollout.token_ids) for rollout in rollouts]
-    weights_T = policy(
-        None,
-        np.concatenate([rollout.token_ids for rollout in rollouts]),
-        np.concatenate([np.arange(length, dtype=np.int32) for length in lengths]),
-        np.repeat([rollout.rollout_id for rollout in rollouts], lengths),
-        step,
-    )
-    total = float(np.sum(weights_T, dtype=np.float64)) if denominator == "kept" else float(sum(lengths))
-    return TokenWeights(weights_T, total)

@@ -12,7 +12,7 @@ import numpy as np
 
 from rocktokens.run_dir import RunDir, write_atomically
 from rocktokens.training.update import Update
-from rocktokens.types import Rollout, TokenWeights
+from rocktokens.types import Rollout
 
 
 class PhaseClock:
@@ -39,13 +39,12 @@ class PhaseClock:
 def step_record(
     step: int,
     rollouts: Sequence[Rollout],
-    weights: TokenWeights,
     update: Update,
     seconds: dict[str, float],
     scoring_temperature: float,
 ) -> dict[str, Any]:
-    """The log line of one step; means are over the tokens that were scored, i.e. whose weight is not zero."""
-    scores, weights_T = update.scores, np.asarray(weights.weights)
+    """The log line of one step; means are over the tokens that were scored, which is all that reached a head."""
+    scores = update.scores
     lengths = [len(rollout.token_ids) for rollout in rollouts]
     record: dict[str, Any] = {
         "step": step,
@@ -58,8 +57,9 @@ def step_record(
         "overlap16": _mean(update.overlap),
         "response_length": float(np.mean(lengths)),
         "truncated_share": truncated_share(rollouts),
-        "weight_dropped_share": 1.0 - float(np.mean(weights_T, dtype=np.float64)),
-        "head_rows_skipped": float(np.mean(weights_T == 0)),
+        "weight_dropped_share": 1.0 - float(np.mean(update.weights.weights, dtype=np.float64)),
+        "head_rows_skipped": float(np.mean(np.isnan(scores.kl))),
+        "head_compute_saved": update.head_compute_saved,
         "grad_norm": update.grad_norm,
         "learning_rate": update.learning_rate,
         "tokens_per_second": sum(lengths) / max(sum(seconds.values()), 1e-9),

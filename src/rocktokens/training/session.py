@@ -19,20 +19,19 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from rocktokens.config import Config, LoraSection, PolicySection
+from rocktokens.config import Config, LoraSection
 from rocktokens.errors import ConfigError
 from rocktokens.models.fingerprints import same_tokenizer, vocabulary_sha256
 from rocktokens.models.head import lm_head
 from rocktokens.models.load import LoadedModel, load_model, resolve_device
-from rocktokens.policies import WeightPolicy, make_policy
+from rocktokens.policies import WeightPolicy, policy_from_section
 from rocktokens.rollouts.sampler import Sampler, TransformersSampler
 from rocktokens.run_dir import derive_seed
 from rocktokens.tasks import make_task
 from rocktokens.tasks.base import Task
-from rocktokens.training.checkpoint import TrainerState, restore_optimizer
+from rocktokens.training.checkpoint import TrainerState, load_policy_state, restore_optimizer
 from rocktokens.training.objective import DistillationObjective
 from rocktokens.training.optim import make_optimizer, make_scheduler, restore_scheduler
-from rocktokens.types import RockSet
 
 DATA_PARALLEL = (DistributedType.NO, DistributedType.MULTI_GPU, DistributedType.MULTI_CPU)
 
@@ -92,11 +91,14 @@ def make_session(
     same_tokenizer(student.tokenizer, teacher.tokenizer)
     teacher.model.requires_grad_(False)
     sha256 = vocabulary_sha256(student.tokenizer.get_vocab())
+    policy = policy_from_section(config.policy, sha256, derive_seed(config.run.seed, "policy"))
     optimizer = make_optimizer(student.model, config.training)
     scheduler = make_scheduler(optimizer, config.training)
     if checkpoint is not None and state is not None:
         restore_optimizer(checkpoint, student.model, optimizer)
         restore_scheduler(scheduler, state.scheduler)
+        if remembered := load_policy_state(checkpoint):
+            policy.restore(remembered)
     teacher_head = lm_head(teacher.model)
     pad_id = student.pad_id
     widths = (lm_head(student.model).width, teacher_head.width)
@@ -123,7 +125,7 @@ def make_session(
             max_length=teacher.context_length,
         ),
         task=task,
-        policy=_policy(config.policy, sha256),
+        policy=policy,
     )
 
 
@@ -163,11 +165,3 @@ def _new_adapters(model: PreTrainedModel, section: LoraSection) -> PeftModel:
         raise ConfigError(
             f"lora.target_modules = {section.target_modules!r} does not fit the student: {error}"
         ) from None
-
-
-def _policy(section: PolicySection, tokenizer_sha256: str) -> WeightPolicy:
-    if section.name != "rocks":
-        return make_policy(section.name)
-    rocks = RockSet.load(section.rocks or "")
-    rocks.require_tokenizer(tokenizer_sha256)
-    return make_policy("rocks", rocks=rocks, lam=section.lam)

@@ -18,6 +18,7 @@ from rocktokens.training.session import Session
 
 FREE_SECTIONS = frozenset({"trace", "find", "evaluation", "knockout", "gradients"})
 FREE_KEYS = frozenset({"run.directory", "training.report_to"})
+"""What may change at a resume. Not ``training.trace``: a run traced in part would look whole to its readers."""
 
 
 def global_batch(config: Config, num_processes: int) -> int:

@@ -1,27 +1,29 @@
-"""One update of the student: forward and backward over micro-batches, clip, optimizer and scheduler step.
+"""One update of the student: weights, forward and backward over micro-batches, clip, optimizer and scheduler step.
 
-1. Rank r takes the r-th contiguous block of the update's rollouts and cuts it into micro-batches, so that two
-   micro-batches of one process and one micro-batch of two processes are the same data in the same places.
+1. The policy weighs every response token of the update, after a scoring pass if it needs one (``weighing.py``).
 2. Every part of the loss is divided by the denominator of the whole update. DDP averages gradients over ranks, so each
    rank's part is multiplied by their number; ranks talk to each other only in the last backward.
-3. Scores of all ranks are gathered back into the order of the rollouts.
+3. Scores of all ranks are gathered back into the order of the rollouts; rows that the loss leaves out have those of the
+   scoring pass, or of a look without gradient, or none (NaN).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
-from itertools import accumulate
+from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
 import torch
 from accelerate.utils import gather_object
 
+from rocktokens.models.head import lm_head
 from rocktokens.run_dir import derive_seed
 from rocktokens.scoring.batch import collate
-from rocktokens.training.health import require_finite
+from rocktokens.training.batch import MicroBatch, joined_columns, micro_batches, whole_update
+from rocktokens.training.health import require_finite, require_weight
 from rocktokens.training.objective import ObjectiveOutput, response_states
 from rocktokens.training.session import Session
+from rocktokens.training.weighing import Weighing, weigh
 from rocktokens.types import Rollout, TokenScores, TokenWeights
 
 OVERLAP_POSITIONS = 256
@@ -34,91 +36,95 @@ class Update:
     loss: float
     grad_norm: float
     learning_rate: float
+    weights: TokenWeights
     scores: TokenScores
     overlap: np.ndarray
+    head_compute_saved: float
 
 
-@dataclass(frozen=True, slots=True)
-class MicroBatch:
-    """A slice of the update: its rollouts and the span of its tokens in the update."""
-
-    rollouts: Sequence[Rollout]
-    tokens: slice
-
-
-def update_student(session: Session, rollouts: Sequence[Rollout], weights: TokenWeights, step: int) -> Update:
+def update_student(session: Session, rollouts: Sequence[Rollout], step: int) -> Update:
     """Make one update on ``rollouts`` and return what was measured on the way."""
-    outputs = accumulate_gradients(session, rollouts, weights, step)
-    loss = float(sum(output.loss for output in outputs))
+    weighing = weigh(session, rollouts, step)
+    require_weight(step, weighing.weights)
+    outputs = accumulate_gradients(session, rollouts, weighing, step)
+    own_loss = float(sum(output.loss for output in outputs))
     max_norm = session.config.training.max_grad_norm
     grad_norm = float(cast(torch.Tensor, session.accelerator.clip_grad_norm_(session.trainable, max_norm)))
-    require_finite(step, loss, grad_norm)
+    require_finite(step, own_loss, grad_norm)
     learning_rate = float(session.scheduler.get_last_lr()[0])
     session.optimizer.step()
     session.scheduler.step()
     session.optimizer.zero_grad()
-    return _gather(loss, outputs, grad_norm, learning_rate)
+    loss, scores, overlap = _gather(own_loss, outputs)
+    widths = (lm_head(model).weight_VD.shape[1] for model in (session.student, session.teacher))
+    return Update(
+        loss=loss,
+        grad_norm=grad_norm,
+        learning_rate=learning_rate,
+        weights=weighing.weights,
+        scores=scores if weighing.scores is None else filled(scores, weighing.scores),
+        overlap=overlap,
+        head_compute_saved=weighing.head_compute_saved(*widths),
+    )
 
 
 def accumulate_gradients(
-    session: Session, rollouts: Sequence[Rollout], weights: TokenWeights, step: int
+    session: Session, rollouts: Sequence[Rollout], weighing: Weighing, step: int
 ) -> list[ObjectiveOutput]:
     """Leave the gradient of the whole update's loss on the parameters; the outputs are this rank's, detached."""
     accelerator, config = session.accelerator, session.config
     rank, ranks = accelerator.process_index, accelerator.num_processes
-    probes = probe_positions(len(weights.weights), derive_seed(config.run.seed, "overlap", step))
+    overlap_P = overlap_positions(len(weighing.watched_T), derive_seed(config.run.seed, "overlap", step))
     torch.manual_seed(derive_seed(config.run.seed, "dropout", step, rank))
     session.objective.train()
     outputs: list[ObjectiveOutput] = []
-    for micro, last in micro_batches(rollouts, config.training.per_device_train_batch_size, rank, ranks):
-        with nullcontext() if last else accelerator.no_sync(session.objective):
-            output = _forward(session, micro, weights, probes)
+    for micro in micro_batches(rollouts, config.training.per_device_train_batch_size, rank, ranks):
+        h_t_TE = weighing.teacher_states[len(outputs)] if weighing.teacher_states is not None else None
+        with nullcontext() if micro.last else accelerator.no_sync(session.objective):
+            output = _forward(session, micro, weighing, h_t_TE, overlap_P)
             accelerator.backward(output.loss * ranks)
         outputs.append(output._replace(loss=output.loss.detach()))
     return outputs
 
 
-def micro_batches(
-    rollouts: Sequence[Rollout], size: int, rank: int, num_ranks: int
-) -> Iterator[tuple[MicroBatch, bool]]:
-    """This rank's micro-batches in order, each with whether it is the last one."""
-    starts = [0, *accumulate(len(rollout.token_ids) for rollout in rollouts)]
-    per_rank = len(rollouts) // num_ranks
-    block = range(rank * per_rank, (rank + 1) * per_rank)
-    for first in block[::size]:
-        end = min(first + size, block.stop)
-        yield MicroBatch(rollouts[first:end], slice(starts[first], starts[end])), end == block.stop
-
-
-def probe_positions(num_tokens: int, seed: int) -> np.ndarray:
+def overlap_positions(num_tokens: int, seed: int) -> np.ndarray:
     """Sorted token positions of the update at which the overlap is measured."""
     chosen = np.random.default_rng(seed).choice(num_tokens, min(OVERLAP_POSITIONS, num_tokens), replace=False)
     return np.sort(chosen)
 
 
-def _forward(session: Session, micro: MicroBatch, weights: TokenWeights, probes: np.ndarray) -> ObjectiveOutput:
-    """Teacher without gradient, student with, both under the same autocast."""
+def filled(scores: TokenScores, known: TokenScores) -> TokenScores:
+    """The scores, those of ``known`` where there are none; its extra columns too."""
+    columns = {name: np.where(np.isnan(own_T), getattr(known, name), own_T) for name, own_T in scores.items()}
+    return replace(known, **columns)
+
+
+def _forward(
+    session: Session, micro: MicroBatch, weighing: Weighing, h_t_TE: torch.Tensor | None, overlap_P: np.ndarray
+) -> ObjectiveOutput:
+    """Teacher without gradient unless its states are known, student with, both under the same autocast."""
     device = session.accelerator.device
     batch = collate(micro.rollouts, session.pad_id, device)
-    here = probes[(probes >= micro.tokens.start) & (probes < micro.tokens.stop)] - micro.tokens.start
-    weights_T = torch.as_tensor(weights.weights[micro.tokens], device=device)
+    here, weights = micro.tokens, weighing.weights
+    overlap_P = overlap_P[(overlap_P >= here.start) & (overlap_P < here.stop)] - here.start
     with session.accelerator.autocast():
-        with torch.no_grad():
-            h_t_TE = response_states(session.teacher, batch)
-        return session.objective(batch, h_t_TE, weights_T, weights.denominator, torch.as_tensor(here, device=device))
+        if h_t_TE is None:
+            with torch.no_grad():
+                h_t_TE = response_states(session.teacher, batch)
+        return session.objective(
+            batch,
+            h_t_TE,
+            torch.as_tensor(weights.weights[here], device=device),
+            weights.denominator,
+            session.policy.term,
+            torch.as_tensor(np.flatnonzero(weighing.watched_T[here]), device=device),
+            torch.as_tensor(overlap_P, device=device),
+        )
 
 
-def _gather(loss: float, outputs: list[ObjectiveOutput], grad_norm: float, learning_rate: float) -> Update:
-    columns = {
-        name: torch.cat([getattr(output.scores, name) for output in outputs]).float().cpu().numpy()
-        for name in TokenScores.__dataclass_fields__
-    }
+def _gather(loss: float, outputs: list[ObjectiveOutput]) -> tuple[float, TokenScores, np.ndarray]:
+    """Loss, scores and overlap of all ranks."""
     overlap_P = torch.cat([output.overlap for output in outputs]).float().cpu().numpy()
-    ranks = gather_object([(loss, columns, overlap_P)])
-    return Update(
-        loss=sum(part for part, _, _ in ranks),
-        grad_norm=grad_norm,
-        learning_rate=learning_rate,
-        scores=TokenScores(**{name: np.concatenate([part[name] for _, part, _ in ranks]) for name in columns}),
-        overlap=np.concatenate([part for _, _, part in ranks]),
-    )
+    ranks = gather_object([(loss, joined_columns([output.scores for output in outputs]), overlap_P)])
+    losses, columns, overlaps = zip(*ranks, strict=True)
+    return sum(losses), whole_update(columns), np.concatenate(overlaps)
