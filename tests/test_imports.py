@@ -26,10 +26,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "policies": BASE,
     "gradients": BASE | {"models", "rollouts", "scoring"},
     "interventions": BASE | {"tasks", "rollouts", "traces", "stats", "models"},
+    "studies": BASE | {"tasks", "models", "rollouts", "training", "interventions", "stats", "policies"},
     "training": BASE | {"tasks", "rollouts", "scoring", "traces.writer", "traces.schema", "policies", "models"},
 }
-REACHES_ACROSS = {"cli", "__init__"}
-"""The command line joins the stages; the package's own namespace names the public functions, resolved on first use."""
+REACHES_ACROSS = {"cli", "integrations", "__init__"}
+"""The command line and the adapters to other trainers join the stages; the package's own namespace names the public
+functions, resolved on first use."""
 EXCEPTIONS = {
     "models.pebbles.train": {"tasks.wordmath"},
 }
@@ -48,6 +50,8 @@ LIGHT_MODULES = (
     "rocktokens.stats.controls",
     "rocktokens.gradients.claims",
     "rocktokens.gradients.study",
+    "rocktokens.studies.plan",
+    "rocktokens.studies.runner",
     "rocktokens.cli.gradients_groups",
     "rocktokens.cli.gradients_tables",
     "rocktokens.cli.main",

@@ -1,19 +1,61 @@
+import tomllib
 from importlib import resources
 from pathlib import Path
 
 import pytest
 
+from rocktokens.cli.demo import bypass_study
 from rocktokens.config import dump_config, parse_config
+from rocktokens.policies import POLICIES
+from rocktokens.run_dir import RunDir
+from rocktokens.studies.config import dump_study, make_study
+from rocktokens.studies.plan import plan_jobs
 
 ROOT = Path(__file__).parents[1]
-SHIPPED = {path.name: path.read_text(encoding="utf-8") for path in sorted((ROOT / "recipes").glob("*.toml"))}
+RECIPES = {path.name: path.read_text(encoding="utf-8") for path in sorted((ROOT / "recipes").glob("*.toml"))}
+STUDIES = {name: text for name, text in RECIPES.items() if "study" in tomllib.loads(text)}
+SHIPPED = {name: text for name, text in RECIPES.items() if name not in STUDIES}
 SHIPPED["demo.toml"] = resources.files("rocktokens.cli").joinpath("demo.toml").read_text(encoding="utf-8")
+NOT_ON_THE_LEADERBOARD = {"type_control", "product", "schedule"}
+"""The vocabulary is too small for the first; the others are made of several."""
 
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_every_shipped_config_is_valid_and_survives_being_written_out(name: str) -> None:
     config = parse_config(SHIPPED[name], name=name)
     assert parse_config(dump_config(config)) == config
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_shipped_study_is_valid_and_survives_being_written_out(name: str) -> None:
+    study = make_study(tomllib.loads(STUDIES[name]), name)
+    assert make_study(tomllib.loads(dump_study(study))) == study
+    jobs = plan_jobs(study)
+    assert (
+        len({job.config.run.directory for job in jobs})
+        == len(jobs)
+        == len(study.study.seeds) * sum(arm.draws for arm in study.arm)
+    )
+
+
+def test_shipped_studies_train_the_embedded_pair_alike() -> None:
+    """What one study says of an arm holds beside what another says: they differ in arms, seeds and steps."""
+    bases = [make_study(tomllib.loads(text)).base for text in STUDIES.values()]
+    shared = [base.model_dump(exclude={"training": {"max_steps"}}) for base in bases]
+    assert len(shared) == 5 and all(base == shared[0] for base in shared)
+
+
+def test_the_leaderboard_has_every_policy() -> None:
+    arms = make_study(tomllib.loads(STUDIES["pebbles-leaderboard.toml"])).arm
+    assert {arm.policy.name for arm in arms} == POLICIES.keys() - NOT_ON_THE_LEADERBOARD
+
+
+def test_the_study_of_the_demo_is_no_larger_than_the_demo() -> None:
+    small = ["training.max_steps=2", "training.per_device_train_batch_size=64", "run.seed=5"]
+    study = bypass_study(parse_config(SHIPPED["demo.toml"], small), RunDir("runs/demo"))
+    assert (study.base.training.max_steps, study.base.training.per_device_train_batch_size) == (2, 24)
+    assert study.base.evaluation.num_prompts == 200 and study.study.seeds == [6, 7]
+    assert study.study.rocks == "runs/demo/rocks.json" and len(study.arm) == 3
 
 
 def test_the_config_in_the_readme_is_valid() -> None:

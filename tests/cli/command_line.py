@@ -121,8 +121,13 @@ def snapshot(directory: Path) -> dict[str, str]:
 
 
 def require_sound(run: Path) -> None:
-    """Check that the manifest lists every file of a run, each with the SHA-256 it has."""
+    """Check that the manifest lists every file of a run, each with the SHA-256 it has; so do those of runs within."""
     entries = RunDir(run).require().files()
     for entry in entries:
         RunDir(run).verify(entry)
-    assert {entry.path for entry in entries} == snapshot(run).keys() - UNLISTED
+    within = [path.parent for path in run.glob("*/**/manifest.json")]
+    for other in within:
+        require_sound(other)
+    elsewhere = tuple(f"{other.relative_to(run).as_posix()}/" for other in within)
+    own = {path for path in snapshot(run) if not path.startswith(elsewhere)}
+    assert {entry.path for entry in entries} == own - UNLISTED

@@ -6,11 +6,13 @@
 4. Did accuracy suffer on the way? Which types did training move, which not?
 5. Who owns the gradient? Which claims of the paper hold here?
 6. Do the rocks matter? Ban each of them, and placebos, and see what happens to the answers.
+7. What if they are not trained at all? A short study: all tokens, all but the rocks, all but as many others.
 
 Every stage leaves its files in the run directory; a second call picks up what is there.
 """
 
 import json
+import tomllib
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -30,10 +32,13 @@ from rocktokens.cli.gradients import run_gradients
 from rocktokens.cli.gradients_tables import print_claims
 from rocktokens.cli.knockout import run_knockout
 from rocktokens.cli.knockout_tables import print_verdicts
+from rocktokens.cli.study import run_study
+from rocktokens.cli.study_tables import print_study
 from rocktokens.cli.trace import run_trace
 from rocktokens.config import Config, parse_config
 from rocktokens.report.text import visible
 from rocktokens.run_dir import RunDir
+from rocktokens.studies.config import StudyConfig, make_study
 from rocktokens.types import RockSet
 
 if TYPE_CHECKING:
@@ -41,6 +46,7 @@ if TYPE_CHECKING:
 
 KEPT = 0.75
 """A type that keeps more than this share of its kl has not been moved by training."""
+STUDY_SEEDS = 2
 LAST_STEPS = 5
 """One step's rollouts are few; the last steps together tell where the loss ended."""
 
@@ -54,8 +60,9 @@ def demo(
 
     Example: [bold]rocktokens demo --directory runs/first-look[/bold]
     """
-    text = resources.files("rocktokens.cli").joinpath("demo.toml").read_text(encoding="utf-8")
-    config = parse_config(text, [f"run.directory={json.dumps(str(directory))}", *(overrides or [])], name="demo")
+    config = parse_config(
+        _shipped("demo.toml"), [f"run.directory={json.dumps(str(directory))}", *(overrides or [])], name="demo"
+    )
     record = run_demo(config, quiet=as_json)
     if as_json:
         print_json(record)
@@ -76,6 +83,8 @@ def run_demo(config: Config, *, quiet: bool = False) -> dict[str, Any]:
     gradients = run_gradients(run, config)
     notes.rule("6  ban the rocks")
     sweep = run_knockout(run, config, Wanted(top=config.knockout.top))
+    notes.rule("7  bypass the rocks")
+    study = run_study(bypass_study(config, run))
     movement, types = measure_movement(run, rocks)
     if not quiet:
         output.print(accuracy_table(records))
@@ -85,6 +94,8 @@ def run_demo(config: Config, *, quiet: bool = False) -> dict[str, Any]:
         print_claims(gradients)
         output.print()
         print_verdicts(sweep, "method", 20)
+        output.print()
+        print_study(study)
         _print_answer(records, movement, run)
     return {
         "directory": str(run.path),
@@ -93,7 +104,28 @@ def run_demo(config: Config, *, quiet: bool = False) -> dict[str, Any]:
         "rocks": {"summary": rocks.summary, "top": [token.text for token in rocks.tokens]},
         "gradients": {"claims": gradients["claims"]},
         "knockout": {"baseline": sweep.baseline, "counts": sweep.counts, "noise": sweep.noise},
+        "study": study.to_record(),
     }
+
+
+def bypass_study(config: Config, run: RunDir) -> StudyConfig:
+    """The study of step 7: no larger than the demo itself, with its rocks, on seeds that had no say in them."""
+    record = tomllib.loads(_shipped("demo_study.toml"))
+    base = config.model_dump(mode="json", exclude_none=True, exclude={"run", "policy"})
+    for section, limits in record["base"].items():
+        base[section] |= {key: min(base[section][key], limit) for key, limit in limits.items()}
+    record["base"] = base
+    record["study"] = {
+        "directory": str(run.path / "study"),
+        "rocks": str(run.rocks),
+        "seeds": [config.run.seed + 1 + index for index in range(STUDY_SEEDS)],
+        "evaluate_every": base["training"]["max_steps"],
+    }
+    return make_study(record, "demo")
+
+
+def _shipped(name: str) -> str:
+    return resources.files("rocktokens.cli").joinpath(name).read_text(encoding="utf-8")
 
 
 def measure_movement(run: RunDir, rocks: RockSet) -> tuple[dict[str, Any], "pd.DataFrame"]:
@@ -158,6 +190,9 @@ def _print_answer(records: list[dict[str, Any]], movement: dict[str, Any], run: 
     output.print(
         f"{movement['prompts']}: {movement['unmoved_rocks']} of the rocks kept more than {100 * KEPT:.0f} % of their "
         f"kl; they are {tokens} of the tokens ({digits} digits) and {kl} of the kl that is left"
+    )
+    output.print(
+        "the study of step 7 is short, two seeds and few steps decide little: recipes/pebbles-paper.toml is longer"
     )
     output.print(f"files: {run.path}, figures in {run.path / 'figures'}", soft_wrap=True, markup=False)
     output.print(

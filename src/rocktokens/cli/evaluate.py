@@ -1,8 +1,6 @@
 """``rocktokens evaluate``: accuracy of checkpoints, or of any model, on a task, with intervals."""
 
-import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -21,10 +19,9 @@ from rocktokens.cli.common import (
     print_json,
     progress_bar,
 )
-from rocktokens.cli.trace import make_sampler
-from rocktokens.config import Config, JsonlTask, TaskSection, evaluation_task
-from rocktokens.errors import RocktokensError, RunDirError
-from rocktokens.run_dir import RunDir, derive_seed, file_sha256
+from rocktokens.config import Config
+from rocktokens.errors import RocktokensError
+from rocktokens.run_dir import RunDir
 
 Record = dict[str, Any]
 
@@ -77,77 +74,15 @@ def run_evaluate(run: RunDir, config: Config, models: dict[str, str]) -> list[Re
 
 
 def _kept_or_measured(run: RunDir, config: Config, name: str, model: str) -> Record:
-    head = {"name": name, "settings": _settings(run, config, model)}
-    for record in _read(run):
-        if head.items() <= record.items():
-            return record
-    record = head | _evaluate_one(config, name, model)
-    text = json.dumps({"schema_version": 1, "evaluations": [*_read(run), record]}, ensure_ascii=False)
-    run.commit_text(run.evaluations.name, text + "\n")
-    return record
-
-
-def _evaluate_one(config: Config, name: str, model: str) -> Record:
     with notes.status("loading"):
-        from rocktokens.interventions.evaluate import evaluate as measure
+        from rocktokens.interventions.evaluations import kept_evaluation, measure_evaluation
         from rocktokens.models.load import load_model
-        from rocktokens.tasks import make_task
 
+        kept = kept_evaluation(run, config, name, model, seed=config.run.seed)
+        if kept is not None:
+            return kept
         loaded = load_model(model, config.models.dtype, config.models.device)
-    section, rollouts = config.evaluation, config.rollouts
-    task = make_task(evaluation_task(config))
-    prompts = task.prompts(section.num_prompts, derive_seed(config.run.seed, "evaluation prompts"))
-    with progress_bar(f"evaluating {name}", len(prompts) * section.num_samples) as advance:
-        return measure(
-            make_sampler(config, loaded),
-            loaded.tokenizer,
-            task,
-            prompts,
-            num_samples=section.num_samples,
-            temperature=rollouts.temperature if section.temperature is None else section.temperature,
-            max_new_tokens=rollouts.max_completion_length,
-            seed=derive_seed(config.run.seed, "evaluation"),
-            chat_template=rollouts.chat_template,
-            max_prompt_length=rollouts.max_prompt_length,
-            on_done=advance,
-        ).to_record()
-
-
-def _settings(run: RunDir, config: Config, model: str) -> Record:
-    """What an accuracy depends on: the content of model and data, not where they lie or what they are called."""
-    from rocktokens.models.fingerprints import model_identity
-
-    task = evaluation_task(config)
-    return {
-        "model": model_identity(model, run),
-        "dtype": config.models.dtype,
-        "evaluation": config.evaluation.model_dump(mode="json") | {"task": task.model_dump(mode="json")},
-        "data_sha256": _data_sha256(task),
-        "rollouts": config.rollouts.model_dump(mode="json"),
-        "seed": config.run.seed,
-    }
-
-
-def _data_sha256(task: TaskSection) -> str | None:
-    """The hash of a file of prompts; None where there is none, or where loading it will say what is wrong."""
-    if not isinstance(task, JsonlTask) or not Path(task.path).is_file():
-        return None
-    return file_sha256(Path(task.path))
-
-
-def _read(run: RunDir) -> list[Record]:
-    if not run.evaluations.exists():
-        return []
-    try:
-        records = json.loads(run.evaluations.read_text(encoding="utf-8"))["evaluations"]
-        if not all({"name", "settings"} <= record.keys() for record in records):
-            raise ValueError("a record has no name or settings")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RunDirError(
-            f"{run.evaluations} is damaged ({type(error).__name__}: {error}): restore it from a copy of the run, or "
-            "remove it to measure again"
-        ) from None
-    return records
+    return measure_evaluation(run, config, name, loaded, seed=config.run.seed, progress=progress_bar)
 
 
 def accuracy_table(records: Sequence[Record]) -> Table:

@@ -11,7 +11,7 @@ import sys
 
 import typer
 
-from rocktokens.cli import check, demo, distill, evaluate, find, gradients, knockout, trace
+from rocktokens.cli import check, demo, distill, evaluate, find, gradients, knockout, study, trace
 from rocktokens.errors import RocktokensError
 
 INTERRUPTED = 130
@@ -41,6 +41,7 @@ VERBS = (
     gradients.gradients,
     evaluate.evaluate,
     knockout.knockout,
+    study.study,
 )
 for verb in VERBS:
     app.command()(verb)

@@ -1,0 +1,194 @@
+"""Which arm is better, by how much, and how sure: all pairs in four ways.
+
+1. For a pair, every seed and prompt has a difference: right answers of the first arm minus those of the second, as
+   shares, the draws of an arm averaged within the seed. Prompts, their order and all random numbers are shared, so most
+   of what makes prompts hard cancels.
+2. *Equal steps*: at the last checkpoint that all runs of both arms have. *Equal tokens*, *equal seconds*: within each
+   seed, where the run of both arms that spent least ended; the others are read there between their checkpoints.
+   The mean of the seeds × prompts table, its standard error and degrees of freedom are those of ``stats.crossed``.
+3. *Steps to accuracy*: where each run first reaches the target, averaged over draws. The target is fixed once from the
+   point estimates, by default 90 % of what the baseline gains. A run that never reaches it, up to the last step all
+   runs of the pair have, counts with that step: what is compared is the mean number of steps spent within that budget.
+   That is no mean over prompts, so prompts are resampled, the same for all runs (``stats.crossed``). Where a
+   nearly flat curve crosses a line jumps as prompts change, so a jackknife would not do.
+4. With m pairs, intervals are at 1 − α/m (Bonferroni): they hold together, and the verdict is read off the interval, so
+   that the two never disagree. p is that of the pair alone, beside it corrected by Holm, both within one kind of
+   comparison.
+
+Shape legend: S seeds, R runs, E evaluated checkpoints of a run, P prompts, B resamples.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from rocktokens.errors import RocktokensError
+from rocktokens.stats.crossed import Estimate, crossed_mean, holm, resampled_mean
+from rocktokens.stats.paired import prompt_draws
+from rocktokens.studies.arms import summarise_arm
+from rocktokens.studies.curves import (
+    Axis,
+    Runs,
+    Seeds,
+    all_runs,
+    last_common_step,
+    mean_correct,
+    ordered,
+    steps_to,
+    table_at,
+    until,
+)
+from rocktokens.studies.records import KINDS, Comparison, Curve, Kind, StudyResult
+from rocktokens.studies.verdicts import Rule, decide, study_notes
+
+GAIN_TO_REACH = 0.9
+"""Of the baseline's gain, where no target is given."""
+RESAMPLES = 2000
+AXES: dict[Kind, Axis] = {"equal_steps": "steps", "equal_tokens": "tokens", "equal_seconds": "seconds"}
+
+
+class Reading(NamedTuple):
+    """A pair, read in one way."""
+
+    at: float
+    estimate: Estimate
+    largest: float
+    """No difference can be larger."""
+    never: tuple[int, int] = (0, 0)
+    """Runs of each arm that never got there."""
+
+
+def compare(
+    curves: Sequence[Curve],
+    pairs: Sequence[tuple[str, str]],
+    *,
+    alpha: float = 0.05,
+    target_accuracy: float | None = None,
+    baseline: str,
+    margin: float | None = None,
+) -> StudyResult:
+    """Compare arms pair by pair.
+
+    Args:
+        curves: every run of every arm; their order does not matter.
+        pairs: the first of each is compared with the second.
+        alpha: of all pairs together, for each kind of comparison.
+        target_accuracy: for steps to accuracy; default 90 % of the baseline's gain.
+        baseline: the arm whose gain that is.
+        margin: difference of accuracy, named before the study, within which arms are called equivalent.
+    """
+    runs = ordered(curves)
+    _check_names(runs, pairs, baseline)
+    target = _default_target(runs[baseline]) if target_accuracy is None else target_accuracy
+    n_prompts = len(curves[0].prompt_ids)
+    rule = Rule(alpha / max(len(pairs), 1), margin, n_prompts)
+    by_kind = [_compare_kind(kind, runs, pairs, target, rule) for kind in KINDS]
+    return StudyResult(
+        baseline=baseline,
+        alpha=alpha,
+        margin=margin,
+        target_accuracy=target,
+        n_pairs=len(pairs),
+        seeds=list(runs[baseline]),
+        n_prompts=n_prompts,
+        arms=[summarise_arm(name, seeds, alpha) for name, seeds in runs.items()],
+        comparisons=[own for of_pair in zip(*filter(None, by_kind), strict=True) for own in of_pair],
+        notes=study_notes(len(runs[baseline]), baseline, target),
+    )
+
+
+def _compare_kind(
+    kind: Kind, runs: Runs, pairs: Sequence[tuple[str, str]], target: float | None, rule: Rule
+) -> list[Comparison]:
+    """All pairs in one way; none where there is no accuracy to reach."""
+    if kind != "steps_to_accuracy":
+        read = partial(_accuracy_difference, AXES[kind])
+    elif target is not None:
+        read = partial(_steps_difference, target)
+    else:
+        return []
+    readings = [read(runs[first], runs[second]) for first, second in pairs]
+    corrected = holm([reading.estimate.p for reading in readings])
+    return [
+        _comparison(kind, pair, reading, p_holm, rule)
+        for pair, reading, p_holm in zip(pairs, readings, corrected, strict=True)
+    ]
+
+
+def _comparison(kind: Kind, pair: tuple[str, str], reading: Reading, p_holm: float, rule: Rule) -> Comparison:
+    estimate, largest = reading.estimate, reading.largest
+    low, high = estimate.interval(rule.alpha)
+    interval = max(low, -largest), min(high, largest)
+    return Comparison(
+        first=pair[0],
+        second=pair[1],
+        kind=kind,
+        at=reading.at,
+        difference=estimate.mean,
+        interval=interval,
+        standard_error=estimate.standard_error,
+        degrees_of_freedom=estimate.degrees_of_freedom,
+        p=estimate.p,
+        p_holm=p_holm,
+        detectable=min(estimate.detectable(rule.alpha), largest),
+        verdict=decide(kind, interval, rule),
+        never=reading.never,
+    )
+
+
+def _accuracy_difference(axis: Axis, first: Seeds, second: Seeds) -> Reading:
+    """At equal steps, tokens or seconds."""
+    last_step = last_common_step([*all_runs(first), *all_runs(second)])
+    at_S, differences_SP = [], []
+    for seed, own in first.items():
+        other = second[seed]
+        at = last_step if axis == "steps" else min(float(getattr(curve, axis)[-1]) for curve in (*own, *other))
+        at_S.append(at)
+        differences_SP.append(mean_correct(own, axis, at) - mean_correct(other, axis, at))
+    return Reading(float(np.mean(at_S)), crossed_mean(np.array(differences_SP)), largest=1.0)
+
+
+def _steps_difference(target: float, first: Seeds, second: Seeds) -> Reading:
+    """In steps until the target accuracy."""
+    curves = [*all_runs(first), *all_runs(second)]
+    budget, n_prompts = last_common_step(curves), len(curves[0].prompt_ids)
+    # The first row is the prompts as they are.
+    weights_BP = np.vstack([np.ones(n_prompts, dtype=np.int64), *prompt_draws(n_prompts, RESAMPLES, seed=0)])
+    own_BS, never = _steps_by_seed(target, budget, first, weights_BP)
+    other_BS, other_never = _steps_by_seed(target, budget, second, weights_BP)
+    difference_BS = own_BS - other_BS
+    estimate = resampled_mean(difference_BS[0], difference_BS[1:], n_prompts)
+    return Reading(target, estimate, float(budget), (never, other_never))
+
+
+def _steps_by_seed(target: float, budget: int, seeds: Seeds, weights_BP: np.ndarray) -> tuple[np.ndarray, int]:
+    """float64 (B, S): steps to the target under each row of weights, draws averaged; and how many runs never get there.
+
+    Those count with the budget; how many they are is read off the first row.
+    """
+    steps_SRB = [[_steps_of_run(target, until(curve, budget), weights_BP) for curve in runs] for runs in seeds.values()]
+    never = sum(bool(np.isnan(steps_B[0])) for steps_RB in steps_SRB for steps_B in steps_RB)
+    return np.array([np.nan_to_num(steps_RB, nan=budget).mean(axis=0) for steps_RB in steps_SRB]).T, never
+
+
+def _steps_of_run(target: float, curve: Curve, weights_BP: np.ndarray) -> np.ndarray:
+    accuracy_BE = weights_BP @ curve.correct_EP.T / len(curve.prompt_ids)
+    return steps_to(target, curve.steps, accuracy_BE)
+
+
+def _default_target(baseline: Seeds) -> float | None:
+    """What the baseline has after 90 % of its gain; None where it gained nothing."""
+    last = last_common_step(all_runs(baseline))
+    start, end = (float(table_at(baseline, step).mean()) for step in (0, last))
+    return start + GAIN_TO_REACH * (end - start) if end > start else None
+
+
+def _check_names(runs: Runs, pairs: Sequence[tuple[str, str]], baseline: str) -> None:
+    for name in (baseline, *(name for pair in pairs for name in pair)):
+        if name not in runs:
+            raise RocktokensError(f"there are no runs of arm {name!r}: the study has {', '.join(map(repr, runs))}")
+    for first, second in pairs:
+        if first == second:
+            raise RocktokensError(f"arm {first!r} is compared with itself: name two arms in study.compare")

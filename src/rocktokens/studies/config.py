@@ -1,0 +1,242 @@
+"""The configuration of a study: one TOML file with a base config, and arms that differ in their weight policy only.
+
+1. ``[base.*]`` are the sections of an ordinary run, all but ``run`` and ``policy``: what every arm shares.
+2. ``[[arm]]`` names a policy. ``"@rocks"`` anywhere in it stands for the study's rocks.json, ``"@controls"`` for the
+   types matched to those rocks; ``draws`` runs a random control several times a seed.
+3. ``[scout]`` is a run of its own whose rocks the arms use; without it ``study.rocks`` names a rocks.json.
+
+What can be refused by reading the file is refused here, in one sentence.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, field_validator
+
+from rocktokens.config import (
+    EvaluationSection,
+    FindSection,
+    GradientsSection,
+    KnockoutSection,
+    LoraSection,
+    ModelsSection,
+    PolicySection,
+    RolloutsSection,
+    ScoringSection,
+    Section,
+    TaskSection,
+    TraceSection,
+    TrainingSection,
+    WordmathTask,
+    apply_overrides,
+    dump_toml,
+    read_toml,
+    validate,
+)
+from rocktokens.errors import ConfigError
+
+ROCKS, CONTROLS = "@rocks", "@controls"
+"""What stands for the study's own files in the policy of an arm."""
+
+
+class StudySection(Section):
+    """Which runs there are, when they are evaluated, and what is compared."""
+
+    directory: str = Field(min_length=1, description="folder of the study; created when it does not exist")
+    seeds: list[int] = Field(min_length=1, description="of the runs of every arm; an arm and a seed is one run")
+    evaluate_every: int = Field(ge=1, description="steps between evaluations; the first step and the last count too")
+    baseline: str = Field(default="uniform", description="the arm the others are compared with")
+    compare: list[tuple[str, str]] | None = Field(
+        default=None, min_length=1, description="pairs of arms; default: every other arm against the baseline"
+    )
+    alpha: float = Field(default=0.05, gt=0, lt=1, description="one minus the coverage of intervals, over all pairs")
+    margin: float | None = Field(
+        default=None, gt=0, lt=1, description="difference of accuracy named in advance as too small to matter"
+    )
+    target_accuracy: float | None = Field(
+        default=None, gt=0, le=1, description="for steps to accuracy; default: 90 % of what the baseline gains"
+    )
+    rocks: str | None = Field(default=None, description="a rocks.json for @rocks, instead of a scout")
+    processes: int | Literal["auto"] = Field(
+        default="auto", description="runs at a time, one thread each; auto: one a GPU, else one a CPU core"
+    )
+
+    @field_validator("seeds")
+    @classmethod
+    def _each_once(cls, seeds: list[int]) -> list[int]:
+        if min(seeds) < 0 or len(set(seeds)) < len(seeds):
+            raise ValueError("give whole numbers of 0 or more, each once")
+        return seeds
+
+    @field_validator("processes", mode="before")
+    @classmethod
+    def _whole_or_auto(cls, processes: Any) -> Any:
+        if processes != "auto" and (isinstance(processes, bool) or not isinstance(processes, int) or processes < 1):
+            raise ValueError("give a whole number of at least 1, or auto")
+        return processes
+
+
+class ScoutSection(Section):
+    """A uniform run under the base config that finds the rocks the arms use."""
+
+    seed: int = Field(ge=0, lt=2**63, description="not one of the study's seeds: no arm trains on what found its rocks")
+    stages: list[Literal["find", "knockout"]] = Field(
+        default=["find"], description="knockout also tells which rocks are pillars"
+    )
+
+    @field_validator("stages")
+    @classmethod
+    def _find_comes_first(cls, stages: list[str]) -> list[str]:
+        if stages not in (["find"], ["find", "knockout"]):
+            raise ValueError('give ["find"] or ["find", "knockout"]')
+        return stages
+
+
+class BaseSections(Section):
+    """What every run of the study shares: the sections of an ordinary config but for the run and its policy."""
+
+    models: ModelsSection = ModelsSection()
+    task: TaskSection = WordmathTask()
+    rollouts: RolloutsSection = RolloutsSection()
+    scoring: ScoringSection = ScoringSection()
+    lora: LoraSection = LoraSection()
+    training: TrainingSection = TrainingSection()
+    trace: TraceSection = TraceSection()
+    find: FindSection = FindSection()
+    evaluation: EvaluationSection = EvaluationSection()
+    knockout: KnockoutSection = KnockoutSection()
+    gradients: GradientsSection = GradientsSection()
+
+
+class ArmSection(Section):
+    """One weight policy."""
+
+    name: str = Field(min_length=1)
+    draws: int = Field(default=1, ge=1, description="runs a seed, each with another draw of a random control")
+    policy: PolicySection
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether the policy knows several draws."""
+        return "draw" in type(self.policy).model_fields
+
+    @property
+    def slug(self) -> str:
+        """The name as a folder: ``rock freeze λ=0`` is ``rock-freeze-λ-0``."""
+        return re.sub(r"[\W_]+", "-", self.name.lower()).strip("-")
+
+
+class StudyConfig(Section):
+    """Everything a study depends on."""
+
+    study: StudySection
+    scout: ScoutSection | None = None
+    base: BaseSections = BaseSections()
+    arm: list[ArmSection] = Field(min_length=2)
+
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        """What is compared with what."""
+        others = [arm.name for arm in self.arm if arm.name != self.study.baseline]
+        return [(name, self.study.baseline) for name in others] if self.study.compare is None else self.study.compare
+
+
+def load_study(path: str | Path, overrides: list[str] | None = None) -> StudyConfig:
+    """Read a study's TOML file, apply ``section.key=value`` overrides, and validate."""
+    record = read_toml(path)
+    apply_overrides(record, overrides or [])
+    return make_study(record, str(path))
+
+
+def make_study(record: dict[str, Any], name: str = "study") -> StudyConfig:
+    """The study of a record, or one sentence on what in it does not fit together; ``name`` is what that calls it."""
+    study = validate(StudyConfig, record, name)
+    for arm in study.arm:
+        _require_drawable(arm)
+    _require_names(study)
+    _require_one_denominator(study.arm)
+    _require_rocks(study)
+    return study
+
+
+def dump_study(study: StudyConfig) -> str:
+    """The study as TOML with every default written out; it reads back as the same study."""
+    return dump_toml(study.model_dump(mode="json", exclude_none=True))
+
+
+def strings_in(value: Any) -> Iterator[str]:
+    """Every string in a record of tables and lists."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from strings_in(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from strings_in(item)
+
+
+def arms_with(study: StudyConfig, placeholder: str) -> list[ArmSection]:
+    """The arms whose policy uses a file of the study."""
+    return [arm for arm in study.arm if placeholder in strings_in(arm.policy.model_dump(mode="json"))]
+
+
+def _require_drawable(arm: ArmSection) -> None:
+    if arm.draws > 1 and not arm.is_drawn:
+        raise ConfigError(
+            f"arm {arm.name!r} has draws = {arm.draws}, but policy {arm.policy.name} draws nothing: remove draws"
+        )
+    if arm.draws > 1 and getattr(arm.policy, "draw", 0) > 0:
+        raise ConfigError(f"arm {arm.name!r} has draws = {arm.draws} and a policy.draw of its own: give one of them")
+
+
+def _require_names(study: StudyConfig) -> None:
+    """Arms can be told apart, also as folders, and those that are compared exist."""
+    if nameless := [arm.name for arm in study.arm if not arm.slug]:
+        raise ConfigError(f"arm {nameless[0]!r} has no letter or digit in its name, which names its folder: add one")
+    for slug, count in Counter(arm.slug for arm in study.arm).items():
+        if count > 1:
+            names = " and ".join(repr(arm.name) for arm in study.arm if arm.slug == slug)
+            raise ConfigError(f"arms {names} would share the folder {slug!r}: give each arm a name of its own")
+    names = [arm.name for arm in study.arm]
+    known = ", ".join(map(repr, names))
+    if study.study.baseline not in names:
+        raise ConfigError(f"study.baseline = {study.study.baseline!r} is not an arm: use one of {known}")
+    for first, second in study.study.compare or []:
+        for name in (first, second):
+            if name not in names:
+                raise ConfigError(f"study.compare names {name!r}, which is not an arm: use {known}")
+        if first == second:
+            raise ConfigError(f"study.compare sets {first!r} against itself: name two arms")
+
+
+def _require_one_denominator(arms: list[ArmSection]) -> None:
+    """Losses with different normalisers are different learning rates: no comparison of policies (METHOD 7)."""
+    by_name = {arm.policy.denominator: arm.name for arm in arms}
+    if len(by_name) > 1:
+        raise ConfigError(
+            f"arm {by_name['all']!r} has policy.denominator = 'all' and arm {by_name['kept']!r} 'kept': they never mix "
+            "in one study, give all arms the same"
+        )
+
+
+def _require_rocks(study: StudyConfig) -> None:
+    """The placeholders stand for something, from one source, and no arm is trained on what found its rocks."""
+    scout, given = study.scout, study.study.rocks
+    if scout is not None and given is not None:
+        raise ConfigError("study.rocks and [scout] are both given, but rocks come from one of them: remove the other")
+    if scout is not None and scout.seed in study.study.seeds:
+        raise ConfigError(
+            f"scout.seed = {scout.seed} is one of study.seeds, so an arm would be trained on what found its rocks: "
+            "give another"
+        )
+    sources = ((ROCKS, scout or given, "set study.rocks"), (CONTROLS, scout, "name a controls.json"))
+    for placeholder, source, remedy in sources:
+        arms = arms_with(study, placeholder)
+        if arms and source is None:
+            raise ConfigError(
+                f"arm {arms[0].name!r} uses {placeholder}, but nothing provides it: add [scout], or {remedy}"
+            )

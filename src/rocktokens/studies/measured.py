@@ -1,0 +1,70 @@
+"""What finished jobs left on the disk, as curves: accuracy by steps, tokens and seconds of training.
+
+1. Accuracies come from evaluations.json. Step 0 was evaluated once, by the first job, for all.
+2. Tokens and seconds come from logs.jsonl. Seconds are those of sampling and updates: they mean something only where
+   all jobs ran under the same load, without interruption.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rocktokens.errors import RunDirError
+from rocktokens.studies.plan import Job, rollouts_per_step
+from rocktokens.studies.records import Curve
+from rocktokens.studies.worker import evaluation
+
+TRAINING_PHASES = ("seconds_sample", "seconds_update")
+FACTS = ("head_compute_saved", "weight_dropped_share")
+"""Columns of the log whose means over the steps tell arms apart."""
+
+Record = dict[str, Any]
+
+
+def read_curves(jobs: Sequence[Job]) -> list[Curve]:
+    """The curve of every job; all of them must be finished."""
+    start = _answers(jobs[0], 0)
+    return [_curve(job, start) for job in jobs]
+
+
+def _curve(job: Job, start: Record) -> Curve:
+    steps = (0, *(step for step in job.evaluated if step > 0))
+    records = [start, *(_answers(job, step) for step in steps[1:])]
+    log = _log(job)
+    tokens = np.cumsum([0, *(round(line["response_length"] * rollouts_per_step(job.config)) for line in log)])
+    seconds = np.cumsum([0.0, *(sum(line.get(phase, 0.0) for phase in TRAINING_PHASES) for line in log)])
+    return Curve(
+        arm=job.arm,
+        seed=job.seed,
+        draw=job.draw,
+        steps=np.array(steps),
+        tokens=tokens[list(steps)],
+        seconds=seconds[list(steps)],
+        correct_EP=np.array([record["correct"] for record in records]) / start["num_samples"],
+        prompt_ids=start["prompt_ids"],
+        facts=_facts(log, records[-1]),
+    )
+
+
+def _answers(job: Job, step: int) -> Record:
+    record = evaluation(job, step)
+    if record is None:
+        raise RunDirError(f"{job.run.path} has no evaluation of step {step}: run the study again")
+    return record
+
+
+def _facts(log: Sequence[Record], last: Record) -> dict[str, float]:
+    means = {name: float(np.mean([line[name] for line in log])) for name in FACTS if all(name in line for line in log)}
+    return {**means, "mean_response_length": last["mean_response_length"]}
+
+
+def _log(job: Job) -> list[Record]:
+    lines = job.run.logs.read_text(encoding="utf-8").splitlines()
+    if len(lines) != job.config.training.max_steps:
+        raise RunDirError(
+            f"{job.run.logs} has {len(lines)} lines for {job.config.training.max_steps} steps: restore it from a copy "
+            "of the run"
+        )
+    return [json.loads(line) for line in lines]

@@ -1,0 +1,142 @@
+"""The processes that jobs run in: as many as wanted, each given the next job when it has finished one.
+
+1. A worker is a fresh process with a pipe of its own: no lock or queue is shared, so any may be killed at any time.
+2. A job that fails stops the study with its sentence; the others' work stays on the disk, as after an interrupt.
+"""
+
+import multiprocessing
+import os
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from typing import Literal
+
+from rocktokens.errors import RocktokensError
+from rocktokens.studies.plan import Job
+from rocktokens.studies.worker import Done, Failed, serve
+
+PATIENCE = 10.0
+"""Seconds an idle worker is given to leave."""
+
+
+@dataclass(slots=True)
+class _Worker:
+    """A process, what it is working on, and how much of that it has reported."""
+
+    process: SpawnProcess
+    connection: Connection
+    job: Job | None = None
+    reported: int = 0
+
+    def give(self, job: Job) -> None:
+        self.job, self.reported = job, 0
+        with suppress(OSError):  # a worker that is gone already is found out by listening to it
+            self.connection.send(job)
+
+
+def run_jobs(
+    jobs: Sequence[Job], places: Sequence[str | None], on_work: Callable[[int], None], on_done: Callable[[Job], None]
+) -> None:
+    """Finish all jobs, one worker at each place.
+
+    Args:
+        jobs: in the order they are begun.
+        places: for each worker, the GPU it sees (as ``CUDA_VISIBLE_DEVICES`` names it), or None for the CPU.
+        on_work: called with the work that was done since the last call.
+        on_done: called with every job that is finished.
+    """
+    pending = deque(jobs)
+    workers = [_start(place) for place, _ in zip(places, jobs, strict=False)]
+    try:
+        for worker in workers:
+            worker.give(pending.popleft())
+        while busy := [worker for worker in workers if worker.job is not None]:
+            ready = wait([worker.connection for worker in busy])
+            for worker in busy:
+                if worker.connection in ready and (job := _hear(worker, on_work)) is not None:
+                    on_done(job)
+                    worker.job = None
+                    if pending:
+                        worker.give(pending.popleft())
+    finally:
+        _stop(workers)
+
+
+def choose_places(processes: int | Literal["auto"], device: str, n_jobs: int) -> list[str | None]:
+    """Where the workers work: one a GPU, else one a CPU core, or as many as asked for; never more than jobs."""
+    gpus = _gpus(device)
+    wanted = (len(gpus) or _cores()) if processes == "auto" else processes
+    return [gpus[index % len(gpus)] if gpus else None for index in range(min(wanted, n_jobs))]
+
+
+def _gpus(device: str) -> list[str | None]:
+    """The GPUs to share out; with ``cuda:N`` the config has chosen, and every worker sees what this process sees."""
+    if device == "cpu":
+        return []
+    import torch
+
+    count = torch.cuda.device_count()
+    if device not in ("auto", "cuda"):
+        return [None]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    names = visible.split(",") if visible else list(map(str, range(count)))
+    return list(names[:count])
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _start(gpu: str | None) -> _Worker:
+    context = multiprocessing.get_context("spawn")
+    own, other = context.Pipe()
+    process = context.Process(target=serve, args=(other, gpu), daemon=True)
+    process.start()
+    other.close()
+    return _Worker(process, own)
+
+
+def _hear(worker: _Worker, on_work: Callable[[int], None]) -> Job | None:
+    """One message of a worker: the job, when it is finished."""
+    job = worker.job
+    assert job is not None
+    try:
+        message = worker.connection.recv()
+    except (EOFError, OSError):
+        worker.process.join(PATIENCE)
+        raise RocktokensError(
+            f"the process of {job.label} ended with code {worker.process.exitcode}, as when memory runs out: nothing "
+            "is lost, run the same command again, with fewer at a time (--set study.processes=1)"
+        ) from None
+    if isinstance(message, Failed):
+        raise _as_error(job, message)
+    work = job.work if isinstance(message, Done) else message.work
+    on_work(work - worker.reported)
+    worker.reported = work
+    return job if isinstance(message, Done) else None
+
+
+def _as_error(job: Job, failed: Failed) -> Exception:
+    if failed.is_mendable:
+        return RocktokensError(f"{job.label}: {failed.message}")
+    if failed.errno is None:
+        return RuntimeError(f"{job.label} failed:\n{failed.message}")
+    error = OSError(failed.errno, os.strerror(failed.errno), str(job.run.path))
+    error.add_note(failed.message)
+    return error
+
+
+def _stop(workers: Sequence[_Worker]) -> None:
+    """Let the idle ones leave and end the others: what they have committed stays."""
+    for worker in workers:
+        if worker.job is not None:
+            worker.process.terminate()
+        worker.connection.close()
+    for worker in workers:
+        worker.process.join(PATIENCE)
+        if worker.process.is_alive():
+            worker.process.kill()
+            worker.process.join()

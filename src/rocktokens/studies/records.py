@@ -1,0 +1,189 @@
+"""What a study measured and what it found, as records: no torch, no behaviour beyond reading and writing study.json.
+
+Accuracies and their differences are shares (−0.012: 1.2 points lost), intervals are [low, high]. study.json holds what
+tables and figures need, so that both can be made again without the runs; the answers prompt by prompt stay in the runs.
+
+Shape legend: S seeds, E evaluated checkpoints of a run, P prompts.
+"""
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+
+from rocktokens.errors import RocktokensError
+from rocktokens.types import read_record, write_record
+
+STUDY_SCHEMA_VERSION = 1
+Interval = tuple[float, float]
+Kind = Literal["equal_steps", "equal_tokens", "equal_seconds", "steps_to_accuracy"]
+KINDS: tuple[Kind, ...] = ("equal_steps", "equal_tokens", "equal_seconds", "steps_to_accuracy")
+StudyVerdict = Literal["better", "worse", "equivalent", "undecided"]
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One run of an arm, evaluated as it trained.
+
+    Example: a run of 64 steps evaluated every 16 on 500 prompts has ``steps == [0, 16, 32, 48, 64]`` and
+    ``correct_EP.shape == (5, 500)``.
+    """
+
+    arm: str
+    seed: int
+    draw: int
+    steps: np.ndarray
+    """int (E,): training steps made at each evaluated checkpoint, ascending, the first is 0."""
+    tokens: np.ndarray
+    """int64 (E,): response tokens trained on so far."""
+    seconds: np.ndarray
+    """float (E,): training seconds so far (sampling and update; no evaluation, no writing)."""
+    correct_EP: np.ndarray
+    """float (E, P): share of the answers to a prompt that were right."""
+    prompt_ids: list[str]
+    facts: dict[str, float] = field(default_factory=dict)
+    """What else is known of the run as a number: head_compute_saved, weight_dropped_share, mean_response_length."""
+
+
+@dataclass(frozen=True, slots=True)
+class CurvePoint:
+    """An arm at one evaluated checkpoint, over its runs."""
+
+    step: int
+    tokens: float
+    """Mean over the runs, as seconds."""
+    seconds: float
+    accuracy: float
+    interval: Interval
+    """At 1 − α, for this point alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunAccuracy:
+    """The accuracies of one run, a number an evaluation."""
+
+    seed: int
+    draw: int
+    steps: list[int]
+    tokens: list[int]
+    seconds: list[float]
+    accuracy: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """What one weight policy led to."""
+
+    name: str
+    points: list[CurvePoint]
+    """The checkpoints that all its runs have, from step 0 on."""
+    runs: list[RunAccuracy]
+    facts: dict[str, float]
+    """Means over the runs that state them."""
+
+    @property
+    def start(self) -> CurvePoint:
+        """Before training."""
+        return self.points[0]
+
+    @property
+    def end(self) -> CurvePoint:
+        """At the last checkpoint of all its runs."""
+        return self.points[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The first arm of a pair against the second, in one way."""
+
+    first: str
+    second: str
+    kind: Kind
+    at: float
+    """Where the arms were read, mean over seeds: the step, tokens, seconds; the accuracy that was to be reached."""
+    difference: float
+    """First minus second: accuracy, or training steps."""
+    interval: Interval
+    """Simultaneous over the pairs: at 1 − α/m for m pairs."""
+    standard_error: float
+    degrees_of_freedom: float
+    p: float
+    """Two-sided, for this pair alone."""
+    p_holm: float
+    """The same, corrected by Holm for the pairs of this kind."""
+    detectable: float
+    """The smallest true difference that would have been called with 80 % power; at most the largest there can be."""
+    verdict: StudyVerdict
+    """Of the first arm; fewer steps to an accuracy are better."""
+    never: tuple[int, int] = (0, 0)
+    """Runs of the first and of the second arm that never reached the accuracy: counted as reaching it at their end."""
+
+
+@dataclass(frozen=True, slots=True)
+class StudyResult:
+    """Everything in study.json."""
+
+    baseline: str
+    alpha: float
+    margin: float | None
+    """Difference of accuracy named in advance as too small to matter; None: nothing is called equivalent."""
+    target_accuracy: float | None
+    """For steps to accuracy; None when the baseline gained nothing and none was given."""
+    n_pairs: int
+    seeds: list[int]
+    n_prompts: int
+    arms: list[Arm]
+    comparisons: list[Comparison]
+    """Pair after pair, in the order of ``KINDS``."""
+    notes: list[str] = field(default_factory=list)
+    """Sentences on what the study cannot say."""
+
+    def arm(self, name: str) -> Arm:
+        """The arm of that name."""
+        return next(arm for arm in self.arms if arm.name == name)
+
+    def of_kind(self, kind: Kind) -> list[Comparison]:
+        """The comparisons of one kind, pair after pair."""
+        return [comparison for comparison in self.comparisons if comparison.kind == kind]
+
+    def to_record(self) -> dict[str, Any]:
+        """The content of study.json: plain numbers, strings, lists and objects."""
+        return {"schema_version": STUDY_SCHEMA_VERSION, **asdict(self)}
+
+    @classmethod
+    def from_record(cls, record: dict[str, Any]) -> Self:
+        """The result a record is of, without its schema version; KeyError or TypeError where it is no such record."""
+        fields = {name: value for name, value in record.items() if name != "schema_version"}
+        arms = [_arm(entry) for entry in fields.pop("arms")]
+        comparisons = [_comparison(entry) for entry in fields.pop("comparisons")]
+        return cls(arms=arms, comparisons=comparisons, **fields)
+
+    def save(self, path: str | Path) -> None:
+        """Write study.json, byte for byte the same for the same content."""
+        write_record(path, self.to_record())
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read study.json; a newer schema or a damaged file is refused by name."""
+        record = read_record(path, "study.json", "`rocktokens study`", STUDY_SCHEMA_VERSION)
+        try:
+            return cls.from_record(record)
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise RocktokensError(
+                f"{path} lacks fields of study.json or has others ({error}): write it anew with `rocktokens study`"
+            ) from None
+
+
+def _arm(entry: dict[str, Any]) -> Arm:
+    points = [CurvePoint(**{**point, "interval": _pair(point["interval"])}) for point in entry["points"]]
+    return Arm(**{**entry, "points": points, "runs": [RunAccuracy(**run) for run in entry["runs"]]})
+
+
+def _comparison(entry: dict[str, Any]) -> Comparison:
+    return Comparison(**{**entry, "interval": _pair(entry["interval"]), "never": _pair(entry["never"])})
+
+
+def _pair(values: list[Any]) -> tuple[Any, Any]:
+    first, second = values
+    return first, second

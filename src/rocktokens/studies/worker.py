@@ -1,0 +1,143 @@
+"""One job, and the process that works through jobs.
+
+1. Train the run to its end, from its latest checkpoint if it was interrupted.
+2. Evaluate its checkpoints, all jobs on the same prompts with the same random numbers; what was measured is kept.
+
+A CPU worker computes on one thread, a GPU worker sees one GPU: a result never depends on how many work at a time.
+"""
+
+import os
+import signal
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+from rocktokens.errors import RocktokensError
+from rocktokens.run_dir import derive_seed
+from rocktokens.studies.plan import Job
+
+EVALUATION_SEED = derive_seed(0, "study evaluation")
+"""Of prompts and noise in every study, arm and seed; no run has it, so no knock-out has seen these prompts."""
+Report = Callable[[int], None]
+"""Told how much of a job's work is done, in all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """So much of the job's work is done."""
+
+    work: int
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The job is finished."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The job cannot be finished."""
+
+    message: str
+    is_mendable: bool
+    """Whether the message is a sentence for the user, rather than a traceback."""
+    errno: int | None = None
+    """The system's number for what went wrong, if it came from the system."""
+
+
+def serve(connection: Connection, gpu: str | None) -> None:
+    """Work through the jobs that come over the connection until it is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the study's process decides what an interrupt means
+    _settle(gpu)
+    while True:
+        try:
+            job = connection.recv()
+        except EOFError:
+            return
+        _send(connection, _attempt(job, lambda work: _send(connection, Progress(work))))
+
+
+def run_job(job: Job, report: Report) -> None:
+    """Train and evaluate one run; whatever an earlier attempt has done is not done again."""
+    _train(job, report)
+    for index, step in enumerate(job.evaluated):
+        done = job.training_work + index * job.evaluation_work
+        _evaluate(job, step, lambda work, done=done: report(done + work))
+        report(done + job.evaluation_work)
+
+
+def is_complete(job: Job) -> bool:
+    """Whether every evaluation of the job has been made."""
+    return all(evaluation(job, step) is not None for step in job.evaluated)
+
+
+def evaluation(job: Job, step: int) -> dict[str, Any] | None:
+    """What a checkpoint answered, None if it has not been evaluated yet."""
+    from rocktokens.interventions.evaluations import kept_evaluation
+
+    model = str(job.run.checkpoint(step))
+    return kept_evaluation(job.run, job.config, f"step {step}", model, seed=EVALUATION_SEED)
+
+
+def _train(job: Job, report: Report) -> None:
+    from rocktokens.training.loop import distill
+
+    per_step = job.training_work // job.config.training.max_steps
+    distill(job.config, resume=True, progress=lambda made, _total, _record: report(made * per_step))
+    report(job.training_work)
+
+
+def _evaluate(job: Job, step: int, report: Report) -> None:
+    from rocktokens.interventions.evaluations import measure_evaluation
+    from rocktokens.models.load import load_model
+
+    if evaluation(job, step) is not None:
+        return
+    models = job.config.models
+
+    @contextmanager
+    def counting(_label: str, _total: int) -> Iterator[Callable[[int], None]]:
+        answered = 0
+
+        def advance(count: int) -> None:
+            nonlocal answered
+            answered += count
+            report(answered)
+
+        yield advance
+
+    loaded = load_model(str(job.run.checkpoint(step)), models.dtype, models.device)
+    with job.run.lock():
+        measure_evaluation(job.run, job.config, f"step {step}", loaded, seed=EVALUATION_SEED, progress=counting)
+
+
+def _attempt(job: Job, report: Report) -> Done | Failed:
+    try:
+        run_job(job, report)
+    except RocktokensError as error:
+        return Failed(str(error), is_mendable=True)
+    except OSError as error:
+        return Failed(traceback.format_exc(), is_mendable=False, errno=error.errno)
+    except Exception:
+        return Failed(traceback.format_exc(), is_mendable=False)
+    return Done()
+
+
+def _send(connection: Connection, message: Progress | Done | Failed) -> None:
+    """Tell the study's process; without it, nobody waits for the job."""
+    try:
+        connection.send(message)
+    except OSError:
+        raise SystemExit(1) from None
+
+
+def _settle(gpu: str | None) -> None:
+    """Take one GPU, or one thread; before torch is imported."""
+    if gpu is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpu
+    import torch
+
+    torch.set_num_threads(1)

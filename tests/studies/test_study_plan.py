@@ -1,0 +1,164 @@
+"""A study's file and the jobs it stands for, without training anything."""
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rocktokens.config import Config
+from rocktokens.errors import ConfigError
+from rocktokens.studies.config import BaseSections, StudyConfig, dump_study, load_study, make_study
+from rocktokens.studies.plan import evaluated_steps, plan_jobs, scout_config
+from rocktokens.studies.pool import choose_places
+
+UNIFORM: dict[str, Any] = {"name": "uniform", "policy": {"name": "uniform"}}
+FREEZE: dict[str, Any] = {"name": "rock freeze", "policy": {"name": "rocks", "rocks": "@rocks"}}
+CONTROL: dict[str, Any] = {"name": "control", "policy": {"name": "occurrence_control", "rocks": "@rocks"}, "draws": 3}
+SCOUT: dict[str, Any] = {"scout": {"seed": 9}}
+
+
+def study_of(*arms: dict[str, Any], base: dict[str, Any] | None = None, **rest: Any) -> StudyConfig:
+    section = {"directory": "runs/s", "seeds": [0, 1], "evaluate_every": 4, **rest.pop("study", {})}
+    return make_study({"study": section, "base": base or {}, "arm": list(arms), **rest})
+
+
+def test_the_base_has_every_section_of_a_run_but_run_and_policy():
+    """Also with the same defaults: a study trains as `rocktokens distill` does."""
+    assert BaseSections.model_fields.keys() == Config.model_fields.keys() - {"run", "policy"}
+    for name, field in BaseSections.model_fields.items():
+        assert field.annotation == Config.model_fields[name].annotation
+        assert field.default == Config.model_fields[name].default
+
+
+def test_jobs_differ_in_seed_and_policy_only():
+    jobs = plan_jobs(study_of(UNIFORM, FREEZE, base={"training": {"max_steps": 7}}, **SCOUT))
+    assert [(job.arm, job.seed) for job in jobs] == [
+        ("uniform", 0), ("rock freeze", 0), ("uniform", 1), ("rock freeze", 1)
+    ]  # fmt: skip
+    shared = [job.config.model_dump(exclude={"run", "policy"}) for job in jobs]
+    assert all(other == shared[0] for other in shared)
+    assert [job.config.run.seed for job in jobs] == [0, 0, 1, 1]
+    assert len({job.config.run.directory for job in jobs}) == 4
+    assert jobs[0].config.training.save_steps == 4
+
+
+def test_only_the_first_job_evaluates_the_start():
+    jobs = plan_jobs(study_of(UNIFORM, FREEZE, base={"training": {"max_steps": 10}}, **SCOUT))
+    assert [job.evaluated for job in jobs] == [(0, 4, 8, 10), (4, 8, 10), (4, 8, 10), (4, 8, 10)]
+
+
+@pytest.mark.parametrize(
+    ("steps", "every", "expected"), [(8, 4, (0, 4, 8)), (3, 4, (0, 3)), (4, 4, (0, 4)), (1, 1, (0, 1))]
+)
+def test_evaluations_include_first_and_last_step_once(steps: int, every: int, expected: tuple[int, ...]):
+    study = study_of(UNIFORM, FREEZE, base={"training": {"max_steps": steps}}, study={"evaluate_every": every}, **SCOUT)
+    assert evaluated_steps(study) == expected
+
+
+def test_work_counts_every_rollout_and_answer():
+    base = {
+        "training": {"max_steps": 5, "per_device_train_batch_size": 3, "gradient_accumulation_steps": 2},
+        "evaluation": {"num_prompts": 7, "num_samples": 2},
+    }
+    first, second, *_ = plan_jobs(study_of(UNIFORM, FREEZE, base=base, **SCOUT))
+    assert (first.work, second.work) == (3 * 5 * 3 * 2 + 3 * 14, 3 * 5 * 3 * 2 + 2 * 14)
+
+
+def test_draws_are_runs_of_their_own():
+    jobs = [job for job in plan_jobs(study_of(UNIFORM, CONTROL, **SCOUT)) if job.arm == "control"]
+    assert [(job.seed, job.draw) for job in jobs] == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
+    assert [job.config.model_dump()["policy"]["draw"] for job in jobs] == [0, 1, 2, 0, 1, 2]
+    assert jobs[1].config.run.directory == "runs/s/arms/control/seed-0-draw-1"
+    assert jobs[1].label == "control, seed 0, draw 1"
+
+
+def test_a_first_draw_keeps_its_folder_when_draws_are_added():
+    few, many = (plan_jobs(study_of(UNIFORM, {**CONTROL, "draws": draws}, **SCOUT)) for draws in (1, 3))
+    assert {job.config.run.directory for job in few} < {job.config.run.directory for job in many}
+
+
+def test_placeholders_become_files_of_the_study_however_deep():
+    parts = [{"name": "rocks", "rocks": "@rocks"}, {"name": "type_control", "controls": "@controls"}]
+    arm = {"name": "deep", "policy": {"name": "product", "policies": parts, "protect": "@rocks"}}
+    policy = plan_jobs(study_of(UNIFORM, arm, **SCOUT))[1].config.model_dump()["policy"]
+    assert policy["protect"] == policy["policies"][0]["rocks"] == "runs/s/rocks.json"
+    assert policy["policies"][1]["controls"] == "runs/s/controls.json"
+
+
+def test_the_scout_is_uniform_with_a_seed_of_its_own():
+    study = study_of(UNIFORM, FREEZE, base={"training": {"save_steps": 5}}, **SCOUT)
+    config = scout_config(study)
+    assert (config.run.directory, config.run.seed, config.policy.name) == ("runs/s/scout", 9, "uniform")
+    assert config.training == study.base.training
+
+
+def test_every_arm_meets_the_baseline_unless_pairs_are_named():
+    third = {"name": "third", "policy": {"name": "asymmetric"}}
+    assert study_of(UNIFORM, FREEZE, third, **SCOUT).pairs == [("rock freeze", "uniform"), ("third", "uniform")]
+    named = study_of(UNIFORM, FREEZE, third, study={"compare": [["third", "rock freeze"]]}, **SCOUT)
+    assert named.pairs == [("third", "rock freeze")]
+
+
+def test_a_study_survives_being_written_out(tmp_path: Path):
+    study = study_of(UNIFORM, FREEZE, CONTROL, study={"compare": [["control", "uniform"]], "margin": 0.02}, **SCOUT)
+    (tmp_path / "study.toml").write_text(dump_study(study), encoding="utf-8")
+    assert load_study(tmp_path / "study.toml") == study
+    assert make_study(tomllib.loads(dump_study(study))) == study
+
+
+@pytest.mark.parametrize(
+    ("arms", "rest", "naming"),
+    [
+        ([UNIFORM, FREEZE], {}, ("'rock freeze'", "@rocks", "[scout]", "study.rocks")),
+        ([UNIFORM, FREEZE], {"scout": {"seed": 1}}, ("scout.seed = 1", "study.seeds")),
+        ([UNIFORM, FREEZE], {"scout": {"seed": 9, "stages": ["knockout"]}}, ("scout.stages", '["find", "knockout"]')),
+        ([UNIFORM, {**UNIFORM, "name": "Uniform!"}], {}, ("'uniform'", "'Uniform!'", "folder")),
+        ([UNIFORM, {**UNIFORM, "name": "…"}], {}, ("'…'", "letter")),
+        ([UNIFORM, {**FREEZE, "draws": 2}], SCOUT, ("'rock freeze'", "draws = 2", "rocks draws nothing")),
+        ([UNIFORM, {**CONTROL, "policy": {**CONTROL["policy"], "draw": 1}}], SCOUT, ("'control'", "draw")),
+        (
+            [UNIFORM, {"name": "kept", "policy": {"name": "uniform", "denominator": "kept"}}],
+            {},
+            ("'uniform'", "'kept'", "policy.denominator"),
+        ),
+        (
+            [UNIFORM, {"name": "types", "policy": {"name": "type_control", "controls": "@controls"}}],
+            {"study": {"rocks": "rocks.json"}},
+            ("'types'", "@controls", "[scout]"),
+        ),
+        ([UNIFORM, FREEZE], {**SCOUT, "study": {"compare": [["uniform", "uniform"]]}}, ("study.compare", "itself")),
+        ([UNIFORM, {"name": "odd", "policy": {"name": "rocks", "rockz": "@rocks"}}], SCOUT, ("rockz", "rocks")),
+        ([UNIFORM], {}, ("arm",)),
+    ],
+)
+def test_what_does_not_fit_together_is_one_sentence(
+    arms: list[dict[str, Any]], rest: dict[str, Any], naming: tuple[str, ...]
+):
+    with pytest.raises(ConfigError) as refused:
+        study_of(*arms, **rest)
+    sentence = str(refused.value)
+    assert "\n" not in sentence and [name for name in naming if name not in sentence] == []
+
+
+@pytest.mark.parametrize(("processes", "jobs", "expected"), [(1, 5, 1), (3, 5, 3), (8, 5, 5)])
+def test_as_many_processes_as_asked_for_but_never_more_than_jobs(processes: int, jobs: int, expected: int):
+    assert choose_places(processes, "cpu", jobs) == [None] * expected
+
+
+@pytest.mark.parametrize(
+    ("processes", "device", "expected"),
+    [
+        ("auto", "auto", ["3", "5"]),
+        (3, "cuda", ["3", "5", "3"]),
+        ("auto", "cuda:1", [None]),
+        (2, "cpu", [None, None]),
+    ],
+)
+def test_gpus_are_shared_out_by_the_names_this_process_sees(
+    monkeypatch: pytest.MonkeyPatch, processes: Any, device: str, expected: list[str | None]
+):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert choose_places(processes, device, 9) == expected
