@@ -106,6 +106,20 @@ def test_a_dumped_record_reads_back(record):
     assert tomllib.loads(dump_toml(record)) == record
 
 
+@pytest.mark.parametrize("name", ['name = "uniform"\n', ""])
+def test_a_config_written_before_policies_had_keys_of_their_own_still_loads(name):
+    """`dump_config` used to write the keys of all policies under every one."""
+    written = dump_config(parse_config(MINIMAL))
+    new = '[policy]\nname = "uniform"\ndenominator = "all"\n'
+    assert new in written
+    old = written.replace(new, f'[policy]\n{name}lam = 0.0\ndenominator = "all"\n')
+    assert parse_config(old) == parse_config(written)
+    assert dump_config(parse_config(old)) == written
+    assert parse_config(old, ["policy.name=tip"]).policy.name == "tip"
+    with pytest.raises(ConfigError, match=r"policy\.lam is not a known key"):
+        parse_config(old, ["policy.lam=0.5"])
+
+
 # Other files than a run's
 
 

@@ -1,5 +1,6 @@
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ from rocktokens.models.fingerprints import vocabulary_sha256
 from rocktokens.models.load import load_model
 from rocktokens.run_dir import RunDir
 from rocktokens.scoring.preflight import MemoryNeed, PairProbe
-from rocktokens.types import RockSet, Rollout
+from rocktokens.types import RockSet, RockToken, Rollout
 
 ENDS = [256, *range(32)]
 NAMES = [
@@ -253,12 +254,13 @@ def test_a_batch_that_generations_do_not_divide_fails(pair):
 
 def test_rocks_of_another_vocabulary_fail_but_the_probe_runs(pair, tmp_path):
     path = tmp_path / "rocks.json"
-    RockSet("0" * 64, {}, {}, {}).save(path)
+    rocks = RockSet("0" * 64, {}, {}, {}, [RockToken(3, "", 1, 2, 1.0, 2.0, None, None, "other")])
+    rocks.save(path)
     settings = ("policy.name=rocks", f"policy.rocks={path}")
     code, findings = run_json(pair, *settings)
     assert code == 2 and "the rocks were found with tokenizer 000000000000" in findings["policy"]["remedy"]
     assert "overlap" in findings
-    RockSet(vocabulary_sha256(byte_tokenizer().get_vocab()), {}, {}, {}).save(path)
+    replace(rocks, tokenizer_sha256=vocabulary_sha256(byte_tokenizer().get_vocab())).save(path)
     assert check_policy(config_of(pair, *settings), vocabulary_sha256(byte_tokenizer().get_vocab())).level == "ok"
     path.unlink()
     assert "does not exist" in check_policy(config_of(pair, *settings), "").remedy

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from planted_run import SLOTS, PlantedRun, types_of
+from planted_run import LEARNING_RATE, SLOTS, PlantedRun, types_of
 
 from rocktokens.policies.online_rocks import OnlineRocksPolicy, freezes
 from rocktokens.stats.rocks import find_rocks
@@ -61,6 +61,25 @@ def test_freezing_rocks_leaves_the_others_where_uniform_training_leaves_them(fin
     others = sorted(types_of("learned", "slow"))
     difference = (finished_runs[0].head_VD - uniform.head_VD)[others].abs().max()
     assert difference < 1e-3 * uniform.head_VD[others].abs().max()
+
+
+def under_cosine(seed: int, stop: int | None) -> tuple[int, int]:
+    """How many types are called when the learning rate decays to 0, and how many of them are rocks."""
+    run = PlantedRun(seed, OnlineRocksPolicy(seed=seed, stop=stop))
+    for step in range(STEPS):
+        run.optimizer.param_groups[0]["lr"] = LEARNING_RATE * (1 + np.cos(np.pi * step / STEPS)) / 2
+        run.train(1)
+    called = {call.token_id for call in freezes(run.log)}
+    return len(called), len(called & types_of("blind", "noise"))
+
+
+def test_a_decaying_learning_rate_makes_no_rocks_before_stop() -> None:
+    """In the last quarter slow types lie still because nothing is learned any more."""
+    for seed in (0, 1):
+        called, true = under_cosine(seed, stop=STEPS * 3 // 4)
+        assert true >= 0.9 * called and true >= 0.9 * len(types_of("blind", "noise"))
+    called, true = under_cosine(1, stop=None)
+    assert true < 0.9 * called
 
 
 def revealed(freeze_windows: int) -> PlantedRun:

@@ -5,9 +5,11 @@ import inspect
 import numpy as np
 import pytest
 import torch
+from tracker_oracle import changing_steps
 
 from rocktokens.config.policies import OnlineRocksSection
-from rocktokens.policies.online_rocks import Freeze, OnlineRocksPolicy, freezes, uniform
+from rocktokens.policies.chance import uniform
+from rocktokens.policies.online_rocks import Freeze, OnlineRocksPolicy, freezes
 from rocktokens.policies.tracker import RockTracker
 from rocktokens.types import TokenScores
 
@@ -114,11 +116,37 @@ def test_log_tells_what_changed_and_reads_back() -> None:
     for step in range(24):
         kl = np.full(8, 1.0 if step < 12 else 0.8 ** (step - 11))
         log.append({"step": step, **policy.observe(scores_of(kl), np.full(8, FROZEN), step)})
-    assert freezes(log) == [Freeze(FROZEN, 3, 15)]
-    assert [line["step"] for line in log if "online_frozen" in line or "online_released" in line] == [3, 15]
+    assert freezes(log) == [Freeze(FROZEN, 3, 7), Freeze(FROZEN, 11, 15)]
+    assert [line["step"] for line in log if len(line) > 3] == [3, 7, 11, 15]
     assert log[3] == {"step": 3, "online_frozen": [FROZEN], "online_rocks": 1, "online_on_trial": 0}
-    assert log[7] == {"step": 7, "online_rocks": 1, "online_on_trial": 1}
+    assert log[7] == {"step": 7, "online_tried": [FROZEN], "online_rocks": 1, "online_on_trial": 1}
+    assert log[11] == {"step": 11, "online_refrozen": [FROZEN], "online_rocks": 1, "online_on_trial": 0}
     assert log[15] == {"step": 15, "online_released": [FROZEN], "online_rocks": 0, "online_on_trial": 0}
+
+
+@pytest.mark.parametrize("stop", [None, 60])
+def test_freezes_are_the_steps_at_which_a_type_weighs_nothing(stop: int | None) -> None:
+    """Through trials, second freezes and releases: the log alone tells what was trained."""
+    policy = OnlineRocksPolicy(window_steps=4, freeze_windows=1, tolerance=0.08, patience=1, stop=stop)
+    log, weighed_nothing, written = [], set(), set()
+    for kl, ids, step in changing_steps(0, 120):
+        weights = policy(None, ids, np.arange(len(ids)), np.zeros(len(ids), dtype=int), step)
+        weighed_nothing |= {(step, token_id) for token_id in ids[weights == 0].tolist()}
+        written |= {(step, token_id) for token_id in ids.tolist()}
+        log.append({"step": step, **policy.observe(scores_of(kl), ids, step)})
+    found = freezes(log)
+    frozen = {(step, one.token_id) for one in found for step in range(one.frozen + 1, (one.until or 119) + 1)}
+    assert frozen & written == weighed_nothing
+    assert len(found) > len({one.token_id for one in found}) > 3 and any(one.until is None for one in found)
+
+
+def test_a_log_that_begins_late_tells_what_it_can() -> None:
+    log = [
+        {"step": 7, "online_released": [3], "online_tried": [4]},
+        {"step": 9, "online_refrozen": [4]},
+        {"step": 15, "online_released": [4]},
+    ]
+    assert freezes(log) == [Freeze(4, 9, 15)]
 
 
 def test_freezes_of_a_type_that_is_called_twice() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from policy_oracle import CONTROLS, Rows, make, rock_set, rows_of, weigh
+from policy_oracle import CONTROLS, RULE, Rows, make, rock_set, rows_of, weigh
 
 from rocktokens.config import parse_config
 from rocktokens.errors import ConfigError, RocktokensError, TokenizerMismatchError
@@ -99,8 +99,9 @@ def test_a_schedule_changes_at_its_steps_and_is_uniform_before():
 def test_only_the_active_part_probes_but_all_observe():
     policy = SchedulePolicy([Counting(3, probed=9), Counting(3, probed=3), Counting(5, probed=9)], [1, 2, 3])
     assert [probed(policy, ROWS, step) for step in range(4)] == [[], [], [0, 3, 5], []]
-    policy.observe(None, ROWS.token_ids, 0)
-    assert [part.seen for part in policy.parts] == [7, 7, 7]
+    logged = [policy.observe(None, ROWS.token_ids, step) for step in range(4)]
+    assert [part.seen for part in policy.parts] == [28, 28, 28]
+    assert logged == [{}, {"seen_3": 14}, {"seen_3": 21}, {"seen_5": 28}]
 
 
 def test_a_schedule_minimises_one_divergence():
@@ -121,10 +122,50 @@ TESTED = rock_set(3, 5, 1, verdict=["pillar", "neutral", "undecided"])
 def test_pillars_never_weigh_less_than_one():
     policy = make_policy("rocks", rocks=TESTED, lam=0.25, protect=TESTED)
     assert weigh(policy, ROWS).tolist() == [1, 0.25, 1, 1, 1, 1, 0.25]
-    heavier = make_policy("rocks", rocks=TESTED, lam=4.0, protect=TESTED)
-    assert weigh(heavier, ROWS).tolist() == [4, 4, 1, 4, 1, 4, 4]
+    heavier = ProtectedPolicy(Counting(3, 3), np.array([3, 5]))
+    assert weigh(heavier, ROWS).tolist() == [1, 2, 2, 1, 2, 1, 2]
     selected = make_policy("high_entropy", rho=0.3, protect=TESTED)
     assert weigh(selected, ROWS).tolist() == [1, 0, 1, 1, 1, 1, 0]
+
+
+TESTED_WINDOWS = rock_set(3, 7, windows=RULE, verdict=["pillar", "neutral"])
+
+
+@pytest.mark.parametrize(
+    ("ids", "kl", "weights"),
+    [
+        ([5, 3, 6, 0, 7, 0], [0.9, 0.9, 0.9, 0.1, 0.1, 0.1], [1, 1, 1, 1, 0, 1]),  # the pillar's window is none
+        ([5, 3, 6, 7, 0, 0], [0.9, 0.9, 0.9, 0.9, 0.9, 0.1], [1, 1, 0, 0, 0, 1]),  # nor is it part of another's
+    ],
+)
+def test_with_windows_too_protection_means_rocks_minus_pillars(ids, kl, weights):
+    rows = rows_of([6], ids, {"kl": kl})
+    params = {"rocks": TESTED_WINDOWS, "window": True}
+    assert weigh(make_policy("rocks", protect=TESTED_WINDOWS, **params), rows).tolist() == weights
+    inner = [{"name": "rocks", **params}, {"name": "uniform"}]
+    assert weigh(make_policy("product", policies=inner, protect=TESTED_WINDOWS), rows).tolist() == weights
+
+
+@pytest.mark.parametrize("window", [False, True])
+def test_a_protected_control_is_matched_to_protected_rocks(window):
+    """As many tokens of every response, in runs as long once pillars are left out, and none of them a pillar."""
+    rng = np.random.default_rng(3)
+    ids, kl = rng.integers(0, 9, 90), 0.3 + rng.random(90)
+    rows = rows_of([40, 30, 20], ids.tolist(), {"kl": kl.tolist()})
+    params = {"rocks": TESTED_WINDOWS, "window": window, "protect": TESTED_WINDOWS}
+    frozen = weigh(make_policy("rocks", **params), rows)
+    assert frozen[ids == 3].all() and ((frozen == 0).sum() > (ids == 7).sum()) == window
+    for draw in range(20):
+        moved = weigh(make_policy("occurrence_control", draw=draw, **params), rows)
+        assert moved[ids == 3].all() and not np.array_equal(moved, frozen)
+        for rollout in range(3):
+            free = (rows.rollout_ids == rollout) & (ids != 3)
+            assert run_lengths(moved[free]) == run_lengths(frozen[free])
+
+
+def run_lengths(weights: np.ndarray) -> list[int]:
+    """Of the runs of weight 0."""
+    return sorted(len(run) for run in "".join("#" if weight == 0 else "." for weight in weights).split(".") if run)
 
 
 def test_protection_passes_everything_on():

@@ -8,10 +8,10 @@ from typing import get_args
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from policy_oracle import CASES, EXAMPLE, make, weigh
+from policy_oracle import CASES, CONTROLS, EXAMPLE, ROCKS, make, rock_set, weigh
 
-from rocktokens.config import Config, PolicySection, RunSection, dump_config, dump_toml, parse_config
-from rocktokens.config.policies import Category
+from rocktokens.config import Config, PolicySection, RunSection, dump_config, dump_toml, parse_config, validate
+from rocktokens.config.policies import Category, files_of
 from rocktokens.errors import ConfigError
 from rocktokens.policies import POLICIES, make_policy, policy_from_section
 from rocktokens.stats.categories import CATEGORIES
@@ -71,6 +71,7 @@ VALUES = {
     "seed": st.none() | st.integers(0, 2**63 - 1),
     "w_max": st.floats(1, 9),
     "window_steps": st.integers(2, 99),
+    "stop": st.none() | counts,
     **dict.fromkeys(["lam", "alpha", "beta"], weights),
     **dict.fromkeys(["rho", "fraction", "probe"], shares),
     **dict.fromkeys(["decay", "min_share", "tolerance"], st.floats(0, 1, exclude_min=True, exclude_max=True)),
@@ -90,7 +91,12 @@ products = st.fixed_dictionaries(
     {
         "name": st.just("product"),
         "denominator": VALUES["denominator"],
-        "policies": st.lists(st.sampled_from(simple).flatmap(lambda name: records(name, True)), min_size=1, max_size=3),
+        "policies": st.lists(
+            st.sampled_from(simple).flatmap(lambda name: records(name, True)),
+            min_size=1,
+            max_size=3,
+            unique_by=lambda part: part["name"],
+        ),
     }
 )
 
@@ -122,7 +128,7 @@ def from_toml(name, params):
         ("zzz", {}, f"policy.name = 'zzz' is not a policy: use one of {', '.join(sorted(POLICIES))}"),
         ("rocks", {"rocks": [1], "lamb": 0}, "policy.lamb is not a known key: did you mean policy.lam?"),
         ("prefix", {"fracton": 0.5}, "policy.fracton is not a known key: did you mean policy.fraction?"),
-        ("uniform", {"lam": 0}, "policy.lam is not a known key of policy uniform"),
+        ("uniform", {"rho": 1}, "policy.rho is not a known key of policy uniform"),
         ("tip", {"k": 3}, "policy.k is not a known key of policy tip"),
         ("rocks", {"lam": 0}, "policy.rocks is missing: set it in the file or with --set policy.rocks=…"),
         (
@@ -172,6 +178,19 @@ def from_toml(name, params):
             {"policies": [{"name": "tip"}] * 2, "steps": [1, 1]},
             "policy: steps = [1, 1] does not ascend: give each policy a later step than the one before",
         ),
+        *(
+            (
+                "product",
+                {"policies": [{"name": "online_rocks"}, other]},
+                "policy: policies hold online_rocks more than once, and the log tells of one: keep one",
+            )
+            for other in ({"name": "online_rocks"}, {"name": "product", "policies": [{"name": "online_rocks"}]})
+        ),
+        (
+            "online_rocks",
+            {"stop": 0},
+            "policy.stop = 0 is not valid: Input should be greater than or equal to 1",
+        ),
     ],
 )
 def test_mistakes_read_the_same_from_a_file_and_from_a_call(name, params, sentence):
@@ -198,6 +217,51 @@ def test_another_policy_leaves_no_keys_of_the_one_before():
     chosen = parse_config(written, ["policy.rho=0.5", "policy.name=tip"]).policy
     assert chosen == SECTIONS["tip"](name="tip", rho=0.5, denominator="kept")
     assert parse_config(written, ["policy.name=rocks", "policy.lam=0.5"]).policy.rocks == "x"
+
+
+@pytest.mark.parametrize(
+    ("policy", "sentence"),
+    [
+        ({"name": "rocks", "rocks": ROCKS}, r"policy\.rocks = RockSet.*: give the path of a rocks\.json"),
+        ({"name": "uniform", "protect": ROCKS}, r"policy\.protect = RockSet.*: give the path of a rocks\.json"),
+        (
+            {"name": "type_control", "controls": CONTROLS},
+            r"policy\.controls = ControlSet.*: give the path of a controls\.json",
+        ),
+        (
+            {"name": "product", "policies": [{"name": "rocks", "rocks": ROCKS}]},
+            r"policy\.policies\[0\]\.rocks = RockSet.*: give the path of a rocks\.json",
+        ),
+    ],
+)
+def test_a_config_holds_nothing_that_a_file_cannot(policy, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        validate(Config, {"run": {"directory": "a"}, "policy": policy}, "here")
+
+
+def test_a_config_without_rocks_is_refused(tmp_path):
+    rock_set().save(tmp_path / "rocks.json")
+    for name in ("rocks", "occurrence_control"):
+        for rocks in ("[]", f"{tmp_path}/rocks.json"):
+            config = parse_config(MINIMAL, [f"policy.name={name}", f"policy.rocks={rocks}"])
+            with pytest.raises(
+                ConfigError, match=r"policy\.rocks = .* names no rock, so every token would weigh 1: give rocks, or"
+            ):
+                policy_from_section(config.policy)
+    inner = 'policy.policies=[{name="uniform"}, {name="rocks", rocks=[]}]'
+    with pytest.raises(ConfigError, match=r"policy\.rocks = \[\] names no rock"):
+        policy_from_section(parse_config(MINIMAL, ["policy.name=product", inner]).policy)
+
+
+def test_the_files_of_a_policy_are_known_by_key():
+    inner = {"name": "product", "policies": [{"name": "rocks", "rocks": "a"}, {"name": "rocks", "rocks": [3]}]}
+    parts = [{"name": "type_control", "controls": "b"}, inner]
+    policy = {"name": "schedule", "steps": [0, 9], "policies": parts, "protect": "c"}
+    assert files_of(validate(Config, {"run": {"directory": "a"}, "policy": policy}, "here").policy) == {
+        "policy.protect": "c",
+        "policy.policies[0].controls": "b",
+        "policy.policies[1].policies[0].rocks": "a",
+    }
 
 
 # The docs

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import shutil
 import socket
 import subprocess
@@ -279,10 +280,10 @@ def test_a_policy_by_scores_trains_and_traces_every_token(pair, tmp_path):
         assert record["head_compute_saved"] == pytest.approx(1 - len(kept) / len(rows) - scoring)
 
 
-def write_rocks(path: Path, ids: range, sha256: str = "") -> None:
+def write_rocks(path: Path, ids: range, sha256: str = "", verdict: str = "untested") -> None:
     tokens = [
         {"id": each, "text": "", "rank": rank, "freq": 2, "mean_kl": 1.0, "score": 2.0, "ccr": None, "score_ctx": None}
-        | {"category": "other"}
+        | {"category": "other", "verdict": verdict}
         for rank, each in enumerate(ids, start=1)
     ]
     head = {"schema_version": 1, "tokenizer_sha256": sha256, "criterion": {}, "source": {}, "summary": {}}
@@ -294,6 +295,47 @@ def test_rocks_of_another_tokenizer_are_refused(pair, tmp_path):
     config = tiny_config(pair, tmp_path / "run", "policy.name=rocks", f"policy.rocks={tmp_path}/rocks.json")
     with pytest.raises(TokenizerMismatchError, match="found with tokenizer ffffffffffff"):
         distill(config)
+
+
+def test_a_resume_with_other_rocks_is_refused(pair, tmp_path):
+    """A run records what its policy read, in parts of a whole too; a finished one reads nothing any more."""
+    files = {"policy.protect": tmp_path / "tested.json", "policy.policies[1].rocks": tmp_path / "rocks.json"}
+    for file in files.values():
+        write_rocks(file, range(0, 258, 2), verdict="neutral")
+    parts = f'policy.policies=[{{name="uniform"}}, {{name="rocks", rocks="{tmp_path}/rocks.json"}}]'
+    overrides = ("policy.name=product", f"policy.protect={tmp_path}/tested.json", parts, "training.max_steps=4")
+    config = tiny_config(pair, tmp_path / "run", *overrides)
+    distill_until(config, 3)
+    run = RunDir(tmp_path / "run")
+    before = hashes(run, "")
+    for key, file in files.items():
+        written = file.read_text()
+        write_rocks(file, range(1, 258, 2), verdict="neutral")
+        with pytest.raises(
+            ConfigError, match=rf"^{re.escape(f'{key} = {str(file)!r}')} is another file now, and .* put"
+        ):
+            distill(config, resume=True)
+        file.unlink()
+        with pytest.raises(ConfigError, match=rf"^{re.escape(f'{key} = {str(file)!r}')} is gone, and the run was sta"):
+            distill(config, resume=True)
+        file.write_text(written)
+    assert hashes(run, "") == before
+    distill(config, resume=True)
+    write_rocks(tmp_path / "rocks.json", range(1, 258, 2))
+    assert distill(config, resume=True).already_complete
+
+
+def test_a_run_that_recorded_no_files_of_its_policy_goes_on(pair, tmp_path):
+    write_rocks(tmp_path / "rocks.json", range(0, 258, 2))
+    overrides = ("policy.name=rocks", f"policy.rocks={tmp_path}/rocks.json", "training.max_steps=4")
+    config = tiny_config(pair, tmp_path / "run", *overrides)
+    distill_until(config, 3)
+    manifest = tmp_path / "run" / "manifest.json"
+    record = json.loads(manifest.read_text())
+    assert set(record.pop("policy_files")) == {"policy.rocks"}
+    manifest.write_text(json.dumps(record))
+    write_rocks(tmp_path / "rocks.json", range(1, 258, 2))
+    assert distill(config, resume=True).steps == 4
 
 
 def test_nan_stops_the_run_and_leaves_the_last_checkpoint(pair, tmp_path):
@@ -396,35 +438,37 @@ def test_generations_must_divide_the_batch(pair, tmp_path):
         distill(tiny_config(pair, tmp_path / "run", "rollouts.num_generations=3"))
 
 
-BY_SCORES = (
-    "policy.name=product",
-    'policy.policies=[{name="tip", rho=0.7}, {name="online_rocks", window_steps=2, patience=1, tolerance=0.9}]',
-)
+PAIR_ARMS = {
+    "uniform": ["training.max_steps=3"],
+    "scores": ["policy.name=tip", "policy.rho=0.7", "training.max_steps=3"],
+    "online": [*ONLINE, "policy.window_steps=3", "training.max_steps=5", "training.learning_rate=0.001"],
+}
+"""In the last one, types are frozen at the end of the third step."""
 
 
 def test_two_processes_train_like_one(pair, tmp_path):
     """One process with two micro-batches, two processes with one each: the same data, the same updates.
 
-    The dataset is smaller than a step, so that a prompt comes to both processes. With uniform weights, and with some
-    that depend on the scores of the whole update and on earlier ones.
+    The dataset is smaller than a step, so that a prompt comes to both processes. With uniform weights, with some that
+    depend on the scores of the whole update, and with some that depend on earlier ones and on probes.
     """
-    same = ["training.max_steps=3", "task.limit=3"]
-    alone = ["training.gradient_accumulation_steps=1", *same]
-    arms = {"uniform": [], "scores": list(BY_SCORES)}
-    configs = {name: tiny_config(pair, tmp_path / f"two-{name}", *alone, *arm) for name, arm in arms.items()}
-    files = [tmp_path / f"{name}.toml" for name in arms]
+    alone = ["training.gradient_accumulation_steps=1", "task.limit=3"]
+    configs = {name: tiny_config(pair, tmp_path / f"two-{name}", *alone, *arm) for name, arm in PAIR_ARMS.items()}
+    files = [tmp_path / f"{name}.toml" for name in PAIR_ARMS]
     for file, config in zip(files, configs.values(), strict=True):
         file.write_text(dump_config(config))
     run_two_processes(files)
-    for name, arm in arms.items():
-        distill(tiny_config(pair, tmp_path / f"one-{name}", *same, *arm))
+    for name, arm in PAIR_ARMS.items():
+        distill(tiny_config(pair, tmp_path / f"one-{name}", "task.limit=3", *arm))
         require_alike(RunDir(tmp_path / f"one-{name}"), RunDir(tmp_path / f"two-{name}"))
+    require_distinct_answers(RunDir(tmp_path / "two-uniform"))
+    require_frozen_on_both_ranks(RunDir(tmp_path / "two-online"))
 
     runs = [RunDir(config.run.directory) for config in configs.values()]
     finished = [hashes(run, "checkpoints/", "traces/") for run in runs]
-    assert "checkpoints/step-3/policy.safetensors" in finished[1]
+    assert "checkpoints/step-5/policy.safetensors" in finished[-1]
     for run in runs:
-        run.drop([entry.path for entry in run.files("checkpoints/step-3/")])
+        run.drop([entry.path for entry in run.files(f"checkpoints/step-{latest_checkpoint(run)}/")])
     run_two_processes(files)
     assert [hashes(run, "checkpoints/", "traces/") for run in runs] == finished
     with pytest.raises(ConfigError, match="1 processes were launched, but the run was started with 2"):
@@ -432,14 +476,15 @@ def test_two_processes_train_like_one(pair, tmp_path):
 
 
 def require_alike(one: RunDir, two: RunDir) -> None:
-    """Three steps of eight rollouts, the same up to rounding."""
-    for step in range(3):
+    """As many steps of eight rollouts, the same up to rounding."""
+    steps = latest_checkpoint(one)
+    assert steps == latest_checkpoint(two)
+    for step in range(steps):
         ours, theirs = (read_rollouts(run, f"rollouts/training/step-{step}.parquet") for run in (one, two))
         assert len({(each.prompt_id, each.sample) for each in ours}) == len(ours) == 8
-        assert len({(each.prompt_id, tuple(each.token_ids)) for each in ours}) == 8
         assert [(e.prompt_id, e.sample) for e in ours] == [(e.prompt_id, e.sample) for e in theirs]
-    weights = load_file(two.checkpoint(3) / "model.safetensors")
-    for name, weight in load_file(one.checkpoint(3) / "model.safetensors").items():
+    weights = load_file(two.checkpoint(steps) / "model.safetensors")
+    for name, weight in load_file(one.checkpoint(steps) / "model.safetensors").items():
         torch.testing.assert_close(weight, weights[name], atol=1e-6, rtol=0)
     traces = training_trace(one), training_trace(two)
     assert traces[0][["rollout_id", "token_id", "weight"]].equals(traces[1][["rollout_id", "token_id", "weight"]])
@@ -447,6 +492,26 @@ def require_alike(one: RunDir, two: RunDir) -> None:
     for ours, theirs in zip(log_records(one), log_records(two), strict=True):
         for key in ("loss", "kl", "grad_norm", "overlap16", "response_length", "learning_rate", "head_compute_saved"):
             assert ours[key] == pytest.approx(theirs[key], rel=1e-4), key
+        for key in ("online_frozen", "online_rocks"):
+            assert ours.get(key) == theirs.get(key)
+
+
+def require_distinct_answers(run: RunDir) -> None:
+    """A prompt that comes to both processes is not answered twice in the same way."""
+    for entry in run.files("rollouts/training/"):
+        rollouts = read_rollouts(run, entry.path)
+        assert len({(each.prompt_id, tuple(each.token_ids)) for each in rollouts}) == 8
+
+
+def require_frozen_on_both_ranks(run: RunDir) -> None:
+    """Tokens of types called in the third step weigh nothing afterwards, on either rank; some are probed, some not."""
+    called, trace = set(log_records(run)[2]["online_frozen"]), training_trace(run)
+    later = trace[trace.policy_step == 3]
+    frozen = later[later.token_id.isin(called)]
+    ranks = [frozen[frozen.rollout_id % 8 < 4], frozen[frozen.rollout_id % 8 >= 4]]
+    for rows in ranks:
+        assert len(rows) and (rows.weight == 0).all()
+        assert rows.kl.notna().any() and rows.kl.isna().any()
 
 
 def free_port() -> int:

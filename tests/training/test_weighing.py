@@ -222,16 +222,28 @@ def test_a_policy_says_what_is_watched_unless_everything_is_scored_anyway(open_s
     assert np.isfinite(scored.scores.kl).all() and np.isfinite(scored.scores.forward_kl).all()
 
 
-def test_saved_head_compute_counts_what_was_multiplied():
-    """Student width 2, teacher width 4: a trained row costs 3·2 + 4 = 10, a row only scored 2 + 4 = 6."""
+@pytest.mark.parametrize(("head_is_trained", "trained", "scored"), [(True, 10, 6), (False, 8, 6)])
+def test_saved_head_compute_counts_what_was_multiplied(head_is_trained, trained, scored):
+    """Student width 2, teacher width 4: a trained row costs 3·2 + 4, under a frozen head 2·2 + 4; one scored 2 + 4."""
     weights = TokenWeights(np.array([1.0, 0.0, 0.5, 0.0, 0.0], dtype=np.float32), 5.0)
-    scores = TokenScores(*np.zeros((6, 5), dtype=np.float32))
-    assert watching(weights).head_compute_saved(2, 4) == pytest.approx(1 - 20 / 50)
-    assert watching(weights, 3).head_compute_saved(2, 4) == pytest.approx(1 - 26 / 50)
-    assert Weighing(weights, np.zeros(5, dtype=bool), scores).head_compute_saved(2, 4) == pytest.approx(1 - 50 / 50)
     uniform = TokenWeights(np.ones(5, dtype=np.float32), 5.0)
-    assert watching(uniform).head_compute_saved(2, 4) == 0
-    assert Weighing(uniform, np.zeros(5, dtype=bool), scores).head_compute_saved(2, 4) == pytest.approx(-30 / 50)
+    scores, unwatched_T = TokenScores(*np.zeros((6, 5), dtype=np.float32)), np.zeros(5, dtype=bool)
+    for weighing, cost in (
+        (watching(weights), 2 * trained),
+        (watching(weights, 3), 2 * trained + scored),
+        (Weighing(weights, unwatched_T, scores), 2 * trained + 5 * scored),
+        (watching(uniform), 5 * trained),
+        (Weighing(uniform, unwatched_T, scores), 5 * trained + 5 * scored),
+    ):
+        saved = weighing.head_compute_saved(2, 4, head_is_trained=head_is_trained)
+        assert saved == pytest.approx(1 - cost / (5 * trained))
+
+
+@pytest.mark.parametrize(("lora", "trained"), [("false", 3 * 16 + 24), ("true", 2 * 16 + 24)])
+def test_a_head_that_is_not_trained_costs_less(open_session, rollouts, lora, trained):
+    update = update_student(open_session(f"lora.enabled={lora}", "policy.name=tip"), rollouts, 0)
+    kept = np.mean(update.weights.weights > 0)
+    assert update.head_compute_saved == pytest.approx(1 - kept - (16 + 24) / trained)
 
 
 def test_the_asymmetric_term_is_what_training_minimises(open_session, rollouts):

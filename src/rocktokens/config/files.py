@@ -63,6 +63,8 @@ def dump_toml(record: dict[str, Any]) -> str:
 
 
 def _config(record: dict[str, Any], overrides: list[str] | None, name: str) -> Config:
+    if "study" in record:
+        raise ConfigError(f"{name} has a [study], which no single run has: use `rocktokens study`")
     apply_overrides(record, overrides or [])
     return validate(Config, record, name)
 

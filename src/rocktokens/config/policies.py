@@ -1,19 +1,29 @@
 """The weight of each token in the loss: one section per policy (METHOD 7, docs/policies.md).
 
 These sections are the one list of policies and their parameters: a TOML file and ``make_policy`` are both checked by
-them. Values are not converted: a number written as text is refused.
+them. Values are not converted: a number written as text is refused. A RockSet or ControlSet is taken where validation
+is told so (``IN_PYTHON``), which ``make_policy`` does: a file could not hold it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 import numpy as np
-from pydantic import ConfigDict, Field, PlainValidator, field_serializer, field_validator, model_validator
+from pydantic import (
+    ConfigDict,
+    Field,
+    PlainValidator,
+    ValidationInfo,
+    field_serializer,
+    field_validator,
+    model_validator,
+)
 
 from rocktokens.config.base import NamedSection, named_by_default
 from rocktokens.types import ControlSet, RockSet, Verdict
 
+S = TypeVar("S", RockSet, ControlSet)
 Category = Literal[
     "latex_math",
     "markdown_whitespace",
@@ -26,30 +36,37 @@ Category = Literal[
 ]
 
 
-def _rocks(value: Any) -> str | list[int] | RockSet:
+IN_PYTHON = {"in_python": True}
+"""The context of a validation whose result is used at once and never written."""
+
+
+def _rocks(value: Any, info: ValidationInfo) -> str | list[int] | RockSet:
     """A path, token ids in rank order, or in Python a RockSet."""
-    if isinstance(value, RockSet) or _is_path(value):
-        return value if isinstance(value, RockSet) else str(value)
+    if (given := _path_or(RockSet, value, info)) is not None:
+        return given
     ids: list[Any] = list(value) if isinstance(value, Iterable) and not isinstance(value, str | dict) else [value]
     if not all(isinstance(each, int | np.integer) and not isinstance(each, bool) and each >= 0 for each in ids):
         raise ValueError("give the path of a rocks.json, or token ids, whole numbers of 0 or more")
     return [int(each) for each in ids]
 
 
-def _rocks_with_verdicts(value: Any) -> str | RockSet:
-    if isinstance(value, RockSet) or _is_path(value):
-        return value if isinstance(value, RockSet) else str(value)
+def _rocks_with_verdicts(value: Any, info: ValidationInfo) -> str | RockSet:
+    if (given := _path_or(RockSet, value, info)) is not None:
+        return given
     raise ValueError("give the path of a rocks.json")
 
 
-def _controls(value: Any) -> str | ControlSet:
-    if isinstance(value, ControlSet) or _is_path(value):
-        return value if isinstance(value, ControlSet) else str(value)
+def _controls(value: Any, info: ValidationInfo) -> str | ControlSet:
+    if (given := _path_or(ControlSet, value, info)) is not None:
+        return given
     raise ValueError("give the path of a controls.json")
 
 
-def _is_path(value: Any) -> bool:
-    return isinstance(value, str | Path) and str(value) != ""
+def _path_or(kind: type[S], value: Any, info: ValidationInfo) -> str | S | None:
+    """A path as text, or an object of the kind where one may be given; None for anything else."""
+    if isinstance(value, kind) and info.context == IN_PYTHON:
+        return value
+    return str(value) if isinstance(value, str | Path) and str(value) != "" else None
 
 
 Rocks = Annotated[str | list[int] | RockSet, PlainValidator(_rocks)]
@@ -79,6 +96,14 @@ class UniformSection(PolicyBase):
     """Weight 1 everywhere: plain on-policy distillation."""
 
     name: Literal["uniform"] = "uniform"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_old_default(cls, record: Any) -> Any:
+        """Configs written when all policies shared their keys have the default of ``lam`` here, which meant nothing."""
+        if isinstance(record, dict) and record.get("lam") == 0.0:
+            return {key: value for key, value in record.items() if key != "lam"}
+        return record
 
 
 class _OfRocks(PolicyBase):
@@ -122,6 +147,12 @@ class OnlineRocksSection(PolicyBase):
     )
     start: int = Field(
         default=0, ge=0, description="no type is called before this step: at least the warm-up of the learning rate"
+    )
+    stop: int | None = Field(
+        default=None,
+        ge=1,
+        description="no type is called from this step on: with a learning rate that decays to 0 everything lies still "
+        "at the end",
     )
     probe: Share = Field(
         default=0.05, description="share of the frozen tokens that are scored all the same, without gradient"
@@ -251,6 +282,12 @@ class _Composed(PolicyBase):
                 raise ValueError(f"{inner[0]} of policy {index} is for the whole: set it beside policies, not within")
         return parts
 
+    @model_validator(mode="after")
+    def _one_tracker(self) -> Self:
+        if sum(isinstance(section, OnlineRocksSection) for section in sections_in(self)) > 1:
+            raise ValueError("policies hold online_rocks more than once, and the log tells of one: keep one")
+        return self
+
     @field_serializer("policies")
     def _without_common_keys(self, parts: list[PolicyBase]) -> list[dict[str, Any]]:
         return [part.model_dump(mode="json", exclude_none=True, exclude=set(self.common)) for part in parts]
@@ -301,5 +338,23 @@ PolicySection = Annotated[
     Field(discriminator="name"),
     named_by_default("uniform"),
 ]
+
+
+def sections_in(section: PolicyBase) -> Iterator[PolicyBase]:
+    """A section and all those within it."""
+    yield section
+    for part in getattr(section, "policies", ()):
+        yield from sections_in(part)
+
+
+def files_of(section: PolicyBase, key: str = "policy") -> dict[str, str]:
+    """The files that a policy reads, by key: ``policy.protect``, ``policy.policies[0].rocks``."""
+    named = {f"{key}.{name}": getattr(section, name, None) for name in ("rocks", "controls", "protect")}
+    files = {name: value for name, value in named.items() if isinstance(value, str)}
+    for index, part in enumerate(getattr(section, "policies", ())):
+        files |= files_of(part, f"{key}.policies[{index}]")
+    return files
+
+
 for _section in (ProductSection, ScheduleSection):
     _section.model_rebuild()

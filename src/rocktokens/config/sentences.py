@@ -22,10 +22,10 @@ _FEW = 5
 """So many names are listed rather than guessed from."""
 
 
-def validate(model: type[M], record: Mapping[str, Any], name: str) -> M:
+def validate(model: type[M], record: Mapping[str, Any], name: str, context: Mapping[str, Any] | None = None) -> M:
     """The model of a record; the first mistake is a ConfigError, one sentence that begins with ``name``."""
     try:
-        return model.model_validate(record)
+        return model.model_validate(record, context=context)
     except ValidationError as error:
         raise ConfigError(f"{name}: {_one_sentence(model, error)}") from None
 

@@ -39,10 +39,11 @@ class CompositePolicy(WeightPolicy):
         return wanted_T
 
     def observe(self, scores: Any, token_ids_T: np.ndarray, step: int) -> dict[str, Any]:
-        """The entries of all parts."""
+        """All parts observe; the entries are those of the active ones."""
         entries: dict[str, Any] = {}
         for part in self.parts:
-            entries.update(part.observe(scores, token_ids_T, step))
+            of_part = part.observe(scores, token_ids_T, step)
+            entries |= of_part if part in self.active(step) else {}
         return entries
 
     def state(self) -> dict[str, np.ndarray]:

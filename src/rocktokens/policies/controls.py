@@ -46,6 +46,8 @@ class TypeControlPolicy(WeightPolicy):
 class OccurrenceControlPolicy(RocksPolicy):
     """λ on as many random positions of every response as ``rocks`` has there, in runs as long, else 1.
 
+    Protected tokens are left out before the runs are measured and moved, so that none of them is hit.
+
     Args:
         rocks: as of ``RocksPolicy``.
         draw: draws with one seed differ.
@@ -61,5 +63,9 @@ class OccurrenceControlPolicy(RocksPolicy):
 
     def weigh(self, tokens: UpdateTokens) -> np.ndarray:
         """λ on the moved marks."""
-        moved_T = random_windows(self.marked(tokens), tokens.rollout_ids, (self.seed, self.draw, tokens.step))
+        free_T = ~np.isin(tokens.token_ids, self.protected)
+        moved_T = np.zeros(len(free_T), dtype=bool)
+        moved_T[free_T] = random_windows(
+            self.marked(tokens)[free_T], tokens.rollout_ids[free_T], (self.seed, self.draw, tokens.step)
+        )
         return np.where(moved_T, self.lam, 1.0)

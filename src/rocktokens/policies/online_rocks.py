@@ -5,8 +5,9 @@
 2. Then their kl would be unknown. A share ``probe`` of them, chosen by a hash of (seed, step, rollout, position), is
    scored all the same, without gradient.
 3. After the update, the tracker takes in the kl of every scored token, and freezes, tries and releases types.
-4. The log line gets ``online_frozen`` and ``online_released`` (ids, where there are any), ``online_rocks`` (how many
-   types are called now) and ``online_on_trial`` (how many of these are being trained). ``freezes`` reads it back.
+4. The log line gets ``online_frozen``, ``online_tried``, ``online_refrozen`` and ``online_released`` (ids, where there
+   are any), ``online_rocks`` (how many types are called now) and ``online_on_trial`` (how many of these are being
+   trained). ``freezes`` reads it back.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,12 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rocktokens.policies.base import UpdateTokens, WeightPolicy, as_numpy, like
+from rocktokens.policies.chance import uniform
 from rocktokens.policies.tracker import RockTracker, StepSums
 from rocktokens.run_dir import derive_seed
-
-GAMMA = np.uint64(0x9E3779B97F4A7C15)
-MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
-MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
 class OnlineRocksPolicy(WeightPolicy):
@@ -31,7 +29,7 @@ class OnlineRocksPolicy(WeightPolicy):
         probe: share of the frozen tokens that are scored all the same.
         seed: of the choice of these.
         tracker: parameters of ``RockTracker``: window_steps, decay, min_share, tolerance, patience,
-            freeze_windows, start, protected.
+            freeze_windows, start, stop, protected.
     """
 
     name = "online_rocks"
@@ -53,10 +51,15 @@ class OnlineRocksPolicy(WeightPolicy):
     def observe(self, scores: Any, token_ids_T: Any, step: int) -> dict[str, Any]:
         """Let the tracker learn from an update; returns what it changed."""
         changes = self.tracker.observe(StepSums.of(as_numpy(scores.kl), as_numpy(token_ids_T)), step)
-        record = {"online_frozen": changes.called.tolist(), "online_released": changes.released.tolist()}
+        changed = {
+            "online_frozen": changes.called,
+            "online_tried": changes.tried,
+            "online_refrozen": changes.refrozen,
+            "online_released": changes.released,
+        }
         called, frozen = len(self.tracker.rocks), len(self.tracker.frozen)
         return {
-            **{name: ids for name, ids in record.items() if ids},
+            **{name: ids.tolist() for name, ids in changed.items() if len(ids)},
             "online_rocks": called,
             "online_on_trial": called - frozen,
         }
@@ -71,36 +74,25 @@ class OnlineRocksPolicy(WeightPolicy):
 
 
 class Freeze(NamedTuple):
-    """A type's time as a rock, in steps; ``released`` is None while it lasts."""
+    """A stretch of training without a type: from the end of step ``frozen`` to the end of step ``until``."""
 
     token_id: int
     frozen: int
-    released: int | None
+    until: int | None
+    """When it was tried or released; None while it lasts."""
 
 
 def freezes(log: Iterable[Mapping[str, Any]]) -> list[Freeze]:
-    """When each type was called and released, in the order of the calls, from the log lines of a run."""
+    """When each type was frozen, first and after a trial, in that order, from the log lines of a run."""
     found: dict[tuple[int, int], Freeze] = {}
-    open_calls: dict[int, int] = {}
+    last: dict[int, int] = {}
     for line in log:
-        for token_id in line.get("online_released", ()):
-            call = open_calls.pop(token_id)
-            found[token_id, call] = Freeze(token_id, call, line["step"])
-        for token_id in line.get("online_frozen", ()):
-            open_calls[token_id] = line["step"]
-            found[token_id, line["step"]] = Freeze(token_id, line["step"], None)
+        step = line["step"]
+        for token_id in (*line.get("online_tried", ()), *line.get("online_released", ())):
+            if token_id in last:  # a type may be released on trial, or frozen before the log begins
+                frozen = last.pop(token_id)
+                found[token_id, frozen] = Freeze(token_id, frozen, step)
+        for token_id in (*line.get("online_frozen", ()), *line.get("online_refrozen", ())):
+            last[token_id] = step
+            found[token_id, step] = Freeze(token_id, step, None)
     return list(found.values())
-
-
-def uniform(key: int, rollout_ids_T: np.ndarray, positions_T: np.ndarray) -> np.ndarray:
-    """float64 (T,) in [0, 1): SplitMix64 of the key and the occurrence, so the same in any order of the rows."""
-    rows = np.uint64(key) + (rollout_ids_T.astype(np.uint64) + np.uint64(1)) * GAMMA
-    bits = _mix(_mix(rows) + (positions_T.astype(np.uint64) + np.uint64(1)) * GAMMA)
-    return (bits >> np.uint64(11)) * 2.0**-53
-
-
-def _mix(words: np.ndarray) -> np.ndarray:
-    """SplitMix64's finaliser; integers wrap."""
-    words = (words ^ (words >> np.uint64(30))) * MIX_1
-    words = (words ^ (words >> np.uint64(27))) * MIX_2
-    return words ^ (words >> np.uint64(31))

@@ -1,18 +1,19 @@
 """From the name and the parameters of a policy to the policy.
 
 1. Parameters are checked by the policy's section (rocktokens.config.policies), wherever they come from.
-2. Files are read: a rocks.json or controls.json of another tokenizer is refused.
+2. Files are read: a rocks.json or controls.json of another tokenizer is refused, and so is a config without any rocks.
 3. Random policies without a seed get the one that is given; the parts of a composed policy get one each.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from rocktokens.config.base import Section
-from rocktokens.config.policies import PolicyBase, PolicySection
+from rocktokens.config.policies import IN_PYTHON, PolicyBase, PolicySection
 from rocktokens.config.sentences import validate
 from rocktokens.errors import ConfigError, TokenizerMismatchError
 from rocktokens.policies.base import WeightPolicy
@@ -50,6 +51,8 @@ POLICIES: dict[str, Callable[..., WeightPolicy]] = {
     "product": ProductPolicy,
     "schedule": SchedulePolicy,
 }
+_KNOW_PILLARS = ("rocks", "online_rocks", "occurrence_control")
+"""Policies that leave protected types out of what they mark, count and log."""
 
 
 class _Call(Section):
@@ -64,7 +67,8 @@ def make_policy(name: str, **params: Any) -> WeightPolicy:
     if "denominator" in params:
         raise ConfigError("make_policy: policy.denominator is no part of the weights: give it to the loss")
     plain = {key: value.item() if isinstance(value, np.generic) else value for key, value in params.items()}
-    return policy_from_section(validate(_Call, {"policy": {**plain, "name": name}}, "make_policy").policy)
+    section = validate(_Call, {"policy": {**plain, "name": name}}, "make_policy", IN_PYTHON).policy
+    return _protected(section, _Given())
 
 
 def policy_from_section(section: PolicyBase, tokenizer_sha256: str = "", seed: int = 0) -> WeightPolicy:
@@ -75,27 +79,50 @@ def policy_from_section(section: PolicyBase, tokenizer_sha256: str = "", seed: i
         tokenizer_sha256: of the student's vocabulary; files made with another one are refused. "" checks nothing.
         seed: for random policies whose section has none.
     """
+    return _protected(section, _Given(tokenizer_sha256, seed, allows_no_rocks=False))
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """What a policy is built with besides its section; the parts of a whole share all but the seed."""
+
+    tokenizer_sha256: str = ""
+    seed: int = 0
+    pillars: np.ndarray = field(default_factory=lambda: np.array([], dtype=np.int64))
+    allows_no_rocks: bool = True
+
+
+def _protected(section: PolicyBase, given: _Given) -> WeightPolicy:
     if section.protect is None:
-        return _build(section, tokenizer_sha256, seed, np.array([], dtype=np.int64))
-    pillars = _pillars(_rock_set(section.protect, tokenizer_sha256))
-    return ProtectedPolicy(_build(section, tokenizer_sha256, seed, pillars), pillars)
+        return _build(section, given)
+    pillars = _pillars(_rock_set(section.protect, given.tokenizer_sha256))
+    return ProtectedPolicy(_build(section, replace(given, pillars=pillars)), pillars)
 
 
-def _build(section: PolicyBase, tokenizer_sha256: str, seed: int, pillars: np.ndarray) -> WeightPolicy:
+def _build(section: PolicyBase, given: _Given) -> WeightPolicy:
     names = type(section).model_fields.keys() - {"name", *section.common}
     params = {name: getattr(section, name) for name in names}
-    if "rocks" in params and not isinstance(params["rocks"], list):
-        params["rocks"] = _rock_set(params["rocks"], tokenizer_sha256)
+    if "rocks" in params:
+        params["rocks"] = _rocks(params["rocks"], given)
     if "controls" in params:
-        params["controls"] = _control_set(params["controls"], tokenizer_sha256)
+        params["controls"] = _control_set(params["controls"], given.tokenizer_sha256)
     if "seed" in params and params["seed"] is None:
-        params["seed"] = seed
+        params["seed"] = given.seed
     if "policies" in params:
         parts = enumerate(params.pop("policies"))
-        params["parts"] = [_build(part, tokenizer_sha256, derive_seed(seed, "part", i), pillars) for i, part in parts]
-    if section.name == "online_rocks":
-        params["protected"] = pillars  # so that the tracker does not call them in the first place
+        params["parts"] = [_build(part, replace(given, seed=derive_seed(given.seed, "part", i))) for i, part in parts]
+    if section.name in _KNOW_PILLARS:
+        params["protected"] = given.pillars
     return POLICIES[section.name](**params)
+
+
+def _rocks(rocks: str | list[int] | RockSet, given: _Given) -> list[int] | RockSet:
+    found = rocks if isinstance(rocks, list) else _rock_set(rocks, given.tokenizer_sha256)
+    if not (found if isinstance(found, list) else found.tokens) and not given.allows_no_rocks:
+        raise ConfigError(
+            f"policy.rocks = {rocks!r} names no rock, so every token would weigh 1: give rocks, or choose uniform"
+        )
+    return found
 
 
 def _rock_set(rocks: str | RockSet, tokenizer_sha256: str) -> RockSet:

@@ -1,9 +1,10 @@
 """Weight λ on rock types, 1 on every other token (METHOD 7): λ = 0 freezes the rocks out of the loss.
 
 1. The rocks are a RockSet or plain ids in rank order; the first ``k``, or those of some categories or verdicts, can be
-   chosen from them.
+   chosen from them. Protected types are no rocks, and have no window.
 2. A position is a rock when the token *predicted* there is one; the input token that precedes it does not matter.
-3. With ``window`` the positions of their windows weigh λ too, by the rule that comes with the rocks.
+3. With ``window`` the positions of their windows weigh λ too, by the rule that comes with the rocks; not those of
+   protected types.
 """
 
 from collections.abc import Sequence
@@ -24,13 +25,23 @@ class RocksPolicy(WeightPolicy):
         rocks: a RockSet or token ids in rank order.
         lam: weight of a rock token.
         window: whether the windows of the rocks weigh ``lam`` too; that needs the kl of every token.
+        protected: types that never weigh λ.
         chosen: ``k``, ``categories`` and ``verdicts`` of ``choose_rocks``.
     """
 
     name = "rocks"
 
-    def __init__(self, rocks: RockSet | Sequence[int], lam: float = 0.0, window: bool = False, **chosen: Any) -> None:
-        self.lam, self.rock_ids = lam, choose_rocks(rocks, **chosen)
+    def __init__(
+        self,
+        rocks: RockSet | Sequence[int],
+        lam: float = 0.0,
+        window: bool = False,
+        protected: Sequence[int] | np.ndarray = (),
+        **chosen: Any,
+    ) -> None:
+        self.protected = np.array(protected, dtype=np.int64)
+        rock_ids = choose_rocks(rocks, **chosen)
+        self.lam, self.rock_ids = lam, rock_ids[~np.isin(rock_ids, self.protected)]
         self.rule = _window_rule(rocks) if window else None
         self.needs = frozenset({"kl"} if window else ())
 
@@ -43,7 +54,8 @@ class RocksPolicy(WeightPolicy):
         is_rock_T = np.isin(tokens.token_ids, self.rock_ids)
         if self.rule is None:
             return is_rock_T
-        return rock_windows(is_rock_T, tokens.scores["kl"], tokens.rollout_ids, tokens.positions, self.rule)
+        marked_T = rock_windows(is_rock_T, tokens.scores["kl"], tokens.rollout_ids, tokens.positions, self.rule)
+        return marked_T & ~np.isin(tokens.token_ids, self.protected)
 
 
 def choose_rocks(

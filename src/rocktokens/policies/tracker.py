@@ -9,7 +9,8 @@ so memory grows with the distinct types seen and with nothing else. When a windo
    and by ``decay`` to the power of its age in windows. The slope per window has a 95 % confidence interval, from the
    scatter of the steps about the line. Still: the interval lies within ± ``tolerance`` times the mean kl. Moving: it
    lies outside. Unclear: neither, the steps cannot tell.
-3. **Called.** Heavy and still for ``patience`` windows running: the type is a rock, and frozen.
+3. **Called.** Heavy and still for ``patience`` windows running: the type is a rock, and frozen. Not before ``start``,
+   nor from ``stop`` on: where the learning rate is near 0 everything lies still.
 4. **On trial.** What is not trained does not fall, so stillness under a freeze proves little. After ``freeze_windows``
    windows a frozen type is trained again, and frozen anew as in 3; every further freeze lasts twice as long.
 5. **Released.** Frozen or on trial, and light or moving for ``patience`` windows running.
@@ -22,7 +23,7 @@ Sums of kl over a step are integers, in units of 2^-24: the same for any order o
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -44,7 +45,7 @@ _COUNTERS = ("phase", "streak", "windows", "freezes")
 
 @dataclass(frozen=True, slots=True)
 class StepSums:
-    """What one step says of each type it used; sums of disjoint rows add up to the sums of all of them."""
+    """What one step says of each type it used: one sum over all ranks, whose scores are gathered before ``observe``."""
 
     ids: np.ndarray
     """int64 (U,), ascending."""
@@ -63,18 +64,18 @@ class StepSums:
         fixed_T = np.rint(np.minimum(np.where(known_T, kl_T.astype(np.float64), 0.0), MAX_KL) * ONE).astype(np.int64)
         return cls(ids, *(_sum_by(index_T, column, len(ids)) for column in (np.ones_like(index_T), known_T, fixed_T)))
 
-    def __add__(self, other: Self) -> Self:
-        ids, index = np.unique(np.concatenate([self.ids, other.ids]), return_inverse=True)
-        names = [field.name for field in fields(self)[1:]]
-        columns = (np.concatenate([getattr(self, name), getattr(other, name)]) for name in names)
-        return type(self)(ids, *(_sum_by(index, column, len(ids)) for column in columns))
-
 
 class Changes(NamedTuple):
-    """Ids called and released at the end of a step; going on trial is neither."""
+    """Ids whose state changed at the end of a step."""
 
     called: np.ndarray
+    """Trained so far, frozen now."""
     released: np.ndarray
+    """Frozen or on trial so far, trained now."""
+    tried: np.ndarray
+    """Frozen so far, on trial now."""
+    refrozen: np.ndarray
+    """On trial so far, frozen now."""
 
 
 class RockTracker:
@@ -88,6 +89,8 @@ class RockTracker:
         patience: windows running that must agree.
         freeze_windows: windows a type stays frozen before it is trained again on trial.
         start: the first step at whose end a window may speak for freezing.
+        stop: the first step at whose end no type is called any more; those called before are still tried, frozen anew
+            and released. None: there is no such step.
         protected: ids that are never called.
     """
 
@@ -100,10 +103,11 @@ class RockTracker:
         patience: int = 2,
         freeze_windows: int = 8,
         start: int = 0,
+        stop: int | None = None,
         protected: Iterable[int] = (),
     ) -> None:
         self.window_steps, self.decay, self.min_share, self.tolerance = window_steps, decay, min_share, tolerance
-        self.patience, self.freeze_windows, self.start = patience, freeze_windows, start
+        self.patience, self.freeze_windows, self.start, self.stop = patience, freeze_windows, start, stop
         self.protected = np.array(sorted(protected), dtype=np.int64)
         self._ids = np.empty(0, dtype=np.int64)
         self._steps = 0
@@ -126,7 +130,7 @@ class RockTracker:
         self._add(sums)
         self._steps += 1
         if self._steps < self.window_steps:
-            return Changes(self._ids[:0], self._ids[:0])
+            return Changes(*[self._ids[:0]] * len(Changes._fields))
         changes = self._close_window(step)
         self._age()
         return changes
@@ -174,7 +178,12 @@ class RockTracker:
         phase[served], phase[frozen], phase[released] = ON_TRIAL, FROZEN, TRAINED
         freezes += frozen
         self._start_anew(phase != before, moving & (phase == TRAINED))
-        return Changes(self._ids[frozen & (before == TRAINED)], self._ids[released])
+        return Changes(
+            called=self._ids[frozen & (before == TRAINED)],
+            released=self._ids[released],
+            tried=self._ids[(before == FROZEN) & (phase == ON_TRIAL)],
+            refrozen=self._ids[frozen & (before == ON_TRIAL)],
+        )
 
     def _votes(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """What the window says of each type: 1 for freezing, -1 for release, 0 for neither; and whether it moves."""
@@ -182,7 +191,10 @@ class RockTracker:
         limit = self.tolerance * mean
         still, moving = np.abs(slope) + error < limit, np.abs(slope) - error > limit
         heavy, phase = self._shares() >= self.min_share, self._counters["phase"]
-        freeze = (phase != FROZEN) & heavy & still & ~np.isin(self._ids, self.protected) & (step >= self.start)
+        may_be_called = ~np.isin(self._ids, self.protected) & (step >= self.start)
+        if self.stop is not None and step >= self.stop:
+            may_be_called &= phase == ON_TRIAL
+        freeze = (phase != FROZEN) & heavy & still & may_be_called
         release = (phase != TRAINED) & (moving | ~heavy)
         return freeze.astype(np.int64) - release, moving
 

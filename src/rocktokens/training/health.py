@@ -38,7 +38,7 @@ def require_weight(step: int, weights: TokenWeights) -> None:
     if not float(weights.weights.sum()) > 0:
         raise TrainingStoppedError(
             f"step {step}: the policy gives weight 0 to all {len(weights.weights)} response tokens of the update, so "
-            "there is nothing to learn from: freeze fewer tokens or raise policy.lam where the policy has it"
+            "there is nothing to learn from: freeze fewer tokens, or raise policy.lam, policy.rho or policy.fraction"
         )
 
 

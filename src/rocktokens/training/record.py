@@ -43,7 +43,10 @@ def step_record(
     seconds: dict[str, float],
     scoring_temperature: float,
 ) -> dict[str, Any]:
-    """The log line of one step; means are over the tokens that were scored, which is all that reached a head."""
+    """The log line of one step; means are over the tokens that were scored, which is all that reached a head.
+
+    ``weight_dropped_share`` is 1 − the mean weight: negative where a policy weighs tokens by more than 1 on average.
+    """
     scores = update.scores
     lengths = [len(rollout.token_ids) for rollout in rollouts]
     record: dict[str, Any] = {
@@ -88,8 +91,16 @@ def cut_log(run: RunDir, step: int) -> None:
     """Keep the lines of the steps before ``step``: the others, whole or torn by a kill, will be written again."""
     if not run.logs.exists():
         return
-    lines = run.logs.read_text(encoding="utf-8").splitlines(keepends=True)[:step]
-    write_atomically(run.logs, lambda path: path.write_text("".join(lines), encoding="utf-8"))
+    lines = run.logs.read_text(encoding="utf-8").splitlines(keepends=True)
+    kept = "".join(line for line in lines if _is_before(step, line))
+    write_atomically(run.logs, lambda path: path.write_text(kept, encoding="utf-8"))
+
+
+def _is_before(step: int, line: str) -> bool:
+    try:
+        return json.loads(line)["step"] < step
+    except ValueError:  # torn
+        return False
 
 
 def _mean(values: np.ndarray) -> float:

@@ -4,18 +4,22 @@ A run that resumes goes back to its latest checkpoint: trace parts and log lines
 later steps are kept and trained on again, so that the result is the one of an uninterrupted run, byte for byte.
 """
 
+from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from rocktokens.config import Config, dump_config, load_config
+from rocktokens.config.policies import files_of
 from rocktokens.errors import ConfigError, RunDirError
 from rocktokens.models.fingerprints import vocabulary_sha256
-from rocktokens.run_dir import RunDir
+from rocktokens.run_dir import RunDir, file_sha256
 from rocktokens.training.checkpoint import TrainerState, latest_checkpoint
 from rocktokens.training.record import cut_log
 from rocktokens.training.session import Session
 
+POLICY_FILES = "policy_files"
+"""The manifest's entry with the SHA-256 of every file the policy reads, by key."""
 FREE_SECTIONS = frozenset({"trace", "find", "evaluation", "knockout", "gradients"})
 FREE_KEYS = frozenset({"run.directory", "training.report_to"})
 """What may change at a resume. Not ``training.trace``: a run traced in part would look whole to its readers."""
@@ -41,14 +45,19 @@ def open_run(run: RunDir, config: Config, num_processes: int, *, resume: bool) -
     if any(entry.path == run.config.name for entry in run.files()):
         _require_same_config(load_config(run.config), config)
         _require_same_processes(run.manifest().get("num_processes", num_processes), num_processes)
-    return latest_checkpoint(run)
+    done = latest_checkpoint(run)
+    if done != config.training.max_steps:
+        _require_same_files(run.manifest().get(POLICY_FILES, {}), files_of(config.policy))
+    return done
 
 
 def begin_run(run: RunDir, session: Session) -> None:
     """Write what a reader needs before the first step: config, tokenizer, seeds, names and versions."""
-    describe_run(
-        run, session.config, session.tokenizer, command="distill", num_processes=session.accelerator.num_processes
-    )
+    facts = {
+        "num_processes": session.accelerator.num_processes,
+        POLICY_FILES: {key: file_sha256(Path(path)) for key, path in files_of(session.config.policy).items()},
+    }
+    describe_run(run, session.config, session.tokenizer, command="distill", **facts)
 
 
 def describe_run(run: RunDir, config: Config, tokenizer: PreTrainedTokenizerBase, **facts: Any) -> None:
@@ -91,6 +100,17 @@ def _training_keys(config: Config) -> dict[str, Any]:
         for key, value in table.items()
         if section not in FREE_SECTIONS and f"{section}.{key}" not in FREE_KEYS
     }
+
+
+def _require_same_files(started: dict[str, str], files: dict[str, str]) -> None:
+    """Refuse to go on with other rocks or controls than those of the steps before."""
+    for key, sha256 in started.items():
+        path = Path(files[key])
+        if not path.exists() or file_sha256(path) != sha256:
+            raise ConfigError(
+                f"{key} = {str(path)!r} is {'gone' if not path.exists() else 'another file now'}, and the run was "
+                "started with it: put it back as it was, or give another run.directory"
+            )
 
 
 def _require_same_processes(started: int, resumed: int) -> None:

@@ -56,7 +56,7 @@ def update_student(session: Session, rollouts: Sequence[Rollout], step: int) -> 
     session.scheduler.step()
     session.optimizer.zero_grad()
     loss, scores, overlap = _gather(own_loss, outputs)
-    widths = (lm_head(model).weight_VD.shape[1] for model in (session.student, session.teacher))
+    w_s_VD, w_t_VE = (lm_head(model).weight_VD for model in (session.student, session.teacher))
     return Update(
         loss=loss,
         grad_norm=grad_norm,
@@ -64,7 +64,9 @@ def update_student(session: Session, rollouts: Sequence[Rollout], step: int) -> 
         weights=weighing.weights,
         scores=scores if weighing.scores is None else filled(scores, weighing.scores),
         overlap=overlap,
-        head_compute_saved=weighing.head_compute_saved(*widths),
+        head_compute_saved=weighing.head_compute_saved(
+            w_s_VD.shape[1], w_t_VE.shape[1], head_is_trained=w_s_VD.requires_grad
+        ),
     )
 
 

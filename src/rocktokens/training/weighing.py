@@ -37,16 +37,18 @@ class Weighing:
     teacher_states: Sequence[torch.Tensor] | None = None
     """With them, (T, E) of each of this rank's micro-batches."""
 
-    def head_compute_saved(self, student_width: int, teacher_width: int) -> float:
+    def head_compute_saved(self, student_width: int, teacher_width: int, *, head_is_trained: bool) -> float:
         """The share of the heads' multiply-adds that uniform weights would have cost and this update does not.
 
-        A trained row costs three products of the student's width (forward, and two backward) and one of the teacher's;
-        a row scored without gradient one of each. Negative where scoring costs more than dropped rows save.
+        A trained row costs three products of the student's width (forward, and backward to the states and to the head's
+        weight), two where the head is not trained (LoRA), and one of the teacher's; a row scored without gradient one
+        of each. Negative where scoring costs more than dropped rows save.
         """
         n_tokens = len(self.watched_T)
         n_trained = int(np.count_nonzero(self.weights.weights))
         n_scored = n_tokens if self.scores is not None else int(np.count_nonzero(self.watched_T))
-        trained_row, scored_row = 3 * student_width + teacher_width, student_width + teacher_width
+        trained_row = (3 if head_is_trained else 2) * student_width + teacher_width
+        scored_row = student_width + teacher_width
         return 1.0 - (n_trained * trained_row + n_scored * scored_row) / (n_tokens * trained_row)
 
 
