@@ -1,10 +1,13 @@
-"""What finding rocks while training costs: the policy's weights, probes and bookkeeping, beside a training step.
+"""What finding rocks while training costs on the CPU: weights, the draw of probes and bookkeeping, beside a step.
 
 1. The embedded pair is distilled with the settings of the demo and uniform weights; what the policy does before and
    after a step is timed on the tokens and scores of each step of that very run.
 2. The same for updates of 65,536 tokens from a vocabulary of 151,936, drawn by Zipf's law, a tenth of the types lying
    still. Beside it the LM heads alone (both forward, the student's backward, widths 1024 and 2048) on the chosen
    device, timed on a few tokens and scaled: a whole step also runs two models and samples.
+
+Scoring the probes is not in these figures: it is work of the heads, one row of each per probe, and in the log it counts
+against ``head_compute_saved``. First calls, the slowest, are in the means as they are in a run.
 
 The last column is the shortest step that the policy adds at most 1 % to. ``python benchmarks/online.py`` takes some two
 minutes on one core. ``--compare RUN`` times nothing: it plays the training trace of a finished run with uniform weights
@@ -45,7 +48,7 @@ OTHER_SETTINGS = {
     "patience": (1, 3),
 }
 HEADER = (
-    *("update", "tokens", "types", "weights ms", "observe ms", "worst step ms", "state MB", "step s", "share"),
+    *("update", "tokens", "types", "weights and draw ms", "observe ms", "worst step ms", "state MB", "step s", "share"),
     f"{SHARE_AT_MOST:.0%} of s",
 )
 PACKAGES = ("rocktokens", "torch", "numpy", "scipy")

@@ -2,17 +2,21 @@
 
 1. Both train the pebbles student on the same prompts in the same order: as many rollouts a step in one micro-batch,
    AdamW with the same settings, reverse KL over the whole vocabulary at temperature 1, float32 on the same threads. TRL
-   generates in its own process, as we do.
+   generates in its own process, as we do. Each has the AdamW kernel of its defaults: TRL that of transformers, which is
+   the fused one; ours is the plain one of PyTorch.
 2. Both write answers of exactly the same length: the models are copies of the pebbles whose end token is one that is
    never sampled, so that every answer runs to the length limit. (Where answers end by themselves, TRL decodes the
    whole batch until its longest has ended; that advantage of ours is not in these figures.)
-3. TRL, ours, and ours without traces take turns, several rounds of several steps; the first step of each turn is
-   dropped, figures are medians over the others. A step of ours with traces is charged its share of writing them out,
-   which otherwise happens at a checkpoint.
+3. A round is a turn of each: TRL, ours, ours without traces, and each begins as often as the others. A turn makes a
+   step that is not timed and two that are; before the first round each side makes one step. A step of ours with traces
+   is charged its share of writing them out, which otherwise happens at a checkpoint.
+4. A ratio is taken within each round, so that what slows the machine for minutes slows both sides of it. The figure is
+   the median over rounds, printed with the middle half and the range. Where the middle half has the target inside it,
+   the figure is undecided.
 
 Sampling is from prompts to token ids; the update is all the rest of the step: forward of both models, loss, backward,
-clipping, optimiser, and our log line. ``python benchmarks/step.py`` takes about two minutes on two cores; seconds mean
-something on a machine that does nothing else: its load is printed first and last.
+clipping, optimiser, and our log line. ``python benchmarks/step.py`` takes three to four minutes on two cores;
+seconds mean something on a machine that does nothing else: its load is printed first and last.
 """
 
 import argparse
@@ -24,13 +28,15 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+import numpy as np
 import pyarrow.parquet as pq
 import torch
 from datasets import Dataset
@@ -48,6 +54,7 @@ from rocktokens.training.loop import distill
 
 LEARNING_RATE = 5e-4
 NEVER_SAMPLED = "<|pad|>"
+OURS, UNTRACED, TRL = "ours", "ours, no traces", "TRL"
 TARGET_STEP, TARGET_TRACE = 0.9, 1.03
 
 
@@ -181,7 +188,6 @@ def trl_turn(setting: Setting, folder: Path) -> list[Step]:
         adam_beta2=0.99,
         adam_epsilon=1e-8,
         max_grad_norm=1.0,
-        optim="adamw_torch",
         shuffle_dataset=False,
         gradient_checkpointing=False,
         bf16=False,
@@ -212,34 +218,58 @@ def median(steps: Sequence[Step], what: str) -> float:
     return statistics.median(getattr(step, what) for step in steps)
 
 
-def verdict(name: str, ratio: float, target: float) -> str:
-    return f"{name}: {ratio:.3f} × (target ≤ {target} ×: {'met' if ratio <= target else 'missed'})"
+def ratios(rounds: Sequence[dict[str, list[Step]]], side: str, other: str) -> list[float]:
+    """One of each round."""
+    return [median(turns[side], "total") / median(turns[other], "total") for turns in rounds]
 
 
-def print_result(ours: Sequence[Step], untraced: Sequence[Step], trl: Sequence[Step]) -> None:
-    rows = [("ours", ours), ("ours, no traces", untraced), ("TRL", trl)]
+def verdict(name: str, found: Sequence[float], target: float) -> str:
+    low, middle, high = np.quantile(found, (0.25, 0.5, 0.75))
+    word = "met" if high <= target else "missed" if low > target else "undecided"
+    return (
+        f"{name}: {middle:.3f} ×, middle half {low:.3f}–{high:.3f}, range {min(found):.3f}–{max(found):.3f} "
+        f"over {len(found)} rounds (target ≤ {target} ×: {word})"
+    )
+
+
+def print_result(rounds: Sequence[dict[str, list[Step]]]) -> None:
+    kinds = ("total", "sample", "update")
+    sides = {side: [step for turns in rounds for step in turns[side]] for side in rounds[0]}
     print_table(
         ["", "step, s", "sampling, s", "update, s", "step, × TRL", "sampling, × TRL", "update, × TRL", "steps"],
         [
             [
-                name,
-                *(f"{median(steps, what):.3f}" for what in ("total", "sample", "update")),
-                *(f"{median(steps, what) / median(trl, what):.2f}" for what in ("total", "sample", "update")),
+                side,
+                *(f"{median(steps, what):.3f}" for what in kinds),
+                *(f"{median(steps, what) / median(sides[TRL], what):.2f}" for what in kinds),
                 str(len(steps)),
             ]
-            for name, steps in rows
+            for side, steps in sides.items()
         ],
     )
-    print(verdict("our step / TRL's step", median(ours, "total") / median(trl, "total"), TARGET_STEP))
-    print(verdict("traces on / traces off", median(ours, "total") / median(untraced, "total"), TARGET_TRACE))
+    print(verdict("our step / TRL's step", ratios(rounds, OURS, TRL), TARGET_STEP))
+    print(verdict("traces on / traces off", ratios(rounds, OURS, UNTRACED), TARGET_TRACE))
+
+
+def one_round(setting: Setting, folder: Path, index: int) -> dict[str, list[Step]]:
+    """A turn of each side; whose is first, second and third goes round."""
+    turns = {
+        OURS: partial(our_turn, setting, folder / f"ours-{index}", trace=True),
+        UNTRACED: partial(our_turn, setting, folder / f"untraced-{index}", trace=False),
+        TRL: partial(trl_turn, setting, folder / f"trl-{index}"),
+    }
+    sides = list(turns)
+    first = index % len(sides)
+    steps = {side: turns[side]() for side in sides[first:] + sides[:first]}
+    return {side: steps[side] for side in sides}
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rollouts", type=int, default=32, help="of one step")
     parser.add_argument("--length", type=int, default=128, help="tokens of every answer")
-    parser.add_argument("--steps", type=int, default=4, help="of one turn, the first is not timed")
-    parser.add_argument("--rounds", type=int, default=4, help="turns of each side")
+    parser.add_argument("--steps", type=int, default=2, help="timed ones of one turn")
+    parser.add_argument("--rounds", type=int, default=9, help="timed turns of each side")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of torch, for all")
     return parser.parse_args()
 
@@ -251,20 +281,17 @@ def main() -> None:
     transformers_logging.disable_progress_bar()
     logging.disable(logging.WARNING)
     print(machine(("rocktokens", "torch", "transformers", "trl", "accelerate"), given.threads), flush=True)
-    ours, untraced, trl = [], [], []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         copies = endless_copy("student", folder), endless_copy("teacher", folder)
-        setting = Setting(given.rollouts, given.length, given.steps, *copies)
-        for turn in range(given.rounds):
-            trl += trl_turn(setting, folder / f"trl-{turn}")
-            ours += our_turn(setting, folder / f"ours-{turn}", trace=True)
-            untraced += our_turn(setting, folder / f"untraced-{turn}", trace=False)
-    lengths = {step.tokens for step in (*ours, *untraced, *trl)}
+        setting = Setting(given.rollouts, given.length, 1 + given.steps, *copies)
+        one_round(replace(setting, steps=1), folder, 0)
+        rounds = [one_round(setting, folder, index) for index in range(1, 1 + given.rounds)]
+    lengths = {step.tokens for turns in rounds for steps in turns.values() for step in steps}
     print(f"{given.rollouts} rollouts a step; tokens of a step: {sorted(lengths)}\n")
     if len(lengths) > 1:
         raise SystemExit("the answers were not all of one length: the figures do not compare")
-    print_result(ours, untraced, trl)
+    print_result(rounds)
     print(f"load at the end {os.getloadavg()[0]:.1f}")
 
 

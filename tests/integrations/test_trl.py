@@ -6,6 +6,8 @@ import random
 import socket
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +16,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
-from transformers import AutoTokenizer, TrainerCallback
 
-from rocktokens.errors import ConfigError, RunDirError
+from rocktokens.errors import ConfigError, TrainingStoppedError
 from rocktokens.integrations import trl_seams
-from rocktokens.models import pebbles
 from rocktokens.policies import WeightPolicy, make_policy
 from rocktokens.traces.store import TraceStore
 
@@ -29,36 +29,19 @@ from trl import DistillationTrainer
 from trl_case import (
     POLICIES,
     ROCKS,
+    SHARED,
     Gradients,
     double_scores,
     largest_difference,
+    losses,
     make_trainer,
     naive,
     tiny_model,
+    trained,
+    training_rows,
 )
 
 from rocktokens.integrations.trl import RockDistillationTrainer
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    return AutoTokenizer.from_pretrained(pebbles.directory("student"))
-
-
-@pytest.fixture(autouse=True)
-def no_telemetry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CI", "1")
-
-
-def trained(*args: Any, **extra: Any) -> Any:
-    trainer = make_trainer(*args, **extra)
-    trainer.train()
-    return trainer
-
-
-def losses(trainer: Any) -> list[float]:
-    """Of training and evaluation."""
-    return [entry[name] for entry in trainer.state.log_history for name in ("loss", "eval_loss") if name in entry]
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
@@ -128,7 +111,7 @@ def test_processes_share_weights_and_denominator(tmp_path: Path):
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
     processes = [
         subprocess.Popen(
-            [sys.executable, trl_case.__file__, "tip", "kept", str(tmp_path)],
+            [sys.executable, trl_case.__file__, str(tmp_path)],
             env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             stderr=subprocess.PIPE,
             text=True,
@@ -139,14 +122,16 @@ def test_processes_share_weights_and_denominator(tmp_path: Path):
     for process in processes:
         _, errors = process.communicate(timeout=120)
         assert process.returncode == 0, errors
-    gradients = [load_file(tmp_path / f"gradients-{rank}.safetensors") for rank in range(2)]
-    micros = [load_file(path) for path in sorted(tmp_path.glob("micro-*.safetensors"))]
-    assert len(micros) == 4
-    assert largest_difference(gradients[0], naive(micros, POLICIES["tip"](), "kept")) < 1e-5
-    assert all(torch.equal(values, gradients[1][name]) for name, values in gradients[0].items())
-    rows = training_rows(tmp_path / "run")
-    assert rows.num_rows == sum(int(micro["completion_mask"].sum()) for micro in micros)
-    assert rows.column("rollout_id").unique().to_pylist() == list(range(8))
+    for policy, denominator in SHARED:
+        folder = tmp_path / f"{policy}-{denominator}"
+        gradients = [load_file(folder / f"gradients-{rank}.safetensors") for rank in range(2)]
+        micros = [load_file(path) for path in sorted(folder.glob("micro-*.safetensors"))]
+        assert len(micros) == 4
+        assert largest_difference(gradients[0], naive(micros, POLICIES[policy](), denominator)) < 1e-5
+        assert all(torch.equal(values, gradients[1][name]) for name, values in gradients[0].items())
+        rows = training_rows(folder / "run")
+        assert rows.num_rows == sum(int(micro["completion_mask"].sum()) for micro in micros)
+        assert rows.column("rollout_id").unique().to_pylist() == list(range(8))
 
 
 def test_traces_hold_every_token_of_every_update(tokenizer: Any, tmp_path: Path):
@@ -184,93 +169,40 @@ def test_traces_hold_every_token_of_every_update(tokenizer: Any, tmp_path: Path)
     assert record["kl"] == pytest.approx(rows["kl"].mean())
 
 
-class Counting(WeightPolicy):
-    """Weighs the more, the more tokens it has seen scored; probes every frozen token."""
+def test_rocks_found_online_are_frozen_and_probed(tokenizer: Any, tmp_path: Path):
+    section = {"name": "online_rocks", "window_steps": 2, "min_share": 0.04, "tolerance": 0.9, "probe": 0.5}
+    still = {"learning_rate": 0.0, "top_k": 2}
+    extra = {"policy": section, "settings": still, "trace_dir": tmp_path / "run"}
+    trained(RockDistillationTrainer, tokenizer, tmp_path / "trl", 2, steps=8, **extra)
+    log = [json.loads(line) for line in (tmp_path / "run" / "logs.jsonl").read_text().splitlines()]
+    frozen_at, frozen = next((line["step"], line["online_frozen"]) for line in log if "online_frozen" in line)
+    rows = training_rows(tmp_path / "run").to_pandas()
+    before = rows["policy_step"] <= frozen_at
+    after = rows[~before & rows["token_id"].isin(frozen)]
+    assert (rows[before]["weight"] == 1).all() and (after["weight"] == 0).all()
+    assert after["kl"].notna().any() and after["kl"].isna().any()
+    assert rows[rows["weight"] == 1]["kl"].notna().all()
 
-    name = "counting"
 
-    def __init__(self) -> None:
-        self.seen = np.zeros(1)
-        self.calls: list[tuple[int, int]] = []
+class Spoiling(WeightPolicy):
+    """Gives one token a weight that no token may have."""
+
+    name = "spoiling"
+
+    def __init__(self, weight: float) -> None:
+        self.weight = weight
 
     def weigh(self, tokens: Any) -> np.ndarray:
-        return np.where(tokens.token_ids % 2, 0.0, 1.0 + self.seen)
-
-    def probe(self, weights_T: Any, *arrays: Any) -> Any:
-        return weights_T == 0
-
-    def observe(self, scores: Any, token_ids_T: np.ndarray, step: int) -> dict[str, Any]:
-        self.calls.append((step, int(np.isfinite(scores.kl).sum())))
-        self.seen = self.seen + len(token_ids_T) / 100
-        return {"seen": float(self.seen[0]), "steps_seen": [step]}
-
-    def state(self) -> dict[str, np.ndarray]:
-        return {"seen": self.seen}
-
-    def restore(self, state: Any) -> None:
-        self.seen = state["seen"]
+        return np.where(np.arange(len(tokens.token_ids)) == 2, self.weight, 1.0)
 
 
-class StopAt(TrainerCallback):
-    """What an interruption looks like from inside."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step == self.step:
-            raise KeyboardInterrupt
-
-
-def training_rows(run: Path) -> Any:
-    return TraceStore(run, source="training").table().order_by(["rollout_id", "position"]).to_pyarrow()
-
-
-def test_an_interrupted_run_keeps_its_traces_and_goes_on_as_if_nothing_had_been(tokenizer: Any, tmp_path: Path):
-    settings = {"save_strategy": "steps", "save_steps": 2}
-
-    def trainer(name: str, **extra: Any) -> Any:
-        return make_trainer(
-            RockDistillationTrainer,
-            tokenizer,
-            tmp_path / name,
-            2,
-            steps=4,
-            settings=settings,
-            policy=Counting(),
-            trace_dir=tmp_path / f"{name}-run",
-            **extra,
-        )
-
-    whole = trainer("whole")
-    whole.train()
-    stopped = trainer("stopped", callbacks=[StopAt(3)])
-    with pytest.raises(KeyboardInterrupt):
-        stopped.train()
-    policy_steps = training_rows(tmp_path / "stopped-run").column("policy_step").to_pylist()
-    assert set(policy_steps) == {0, 1, 2}
-    with pytest.raises(RunDirError, match="already holds training traces"):
-        trainer("stopped").train()
-    resumed = trainer("stopped")
-    resumed.train(resume_from_checkpoint=True)
-    assert training_rows(tmp_path / "stopped-run").equals(training_rows(tmp_path / "whole-run"))
-    logs = [(tmp_path / name / "logs.jsonl").read_text() for name in ("whole-run", "stopped-run")]
-    assert logs[0] == logs[1] and json.loads(logs[0].splitlines()[3])["steps_seen"] == [3]
-    assert all(torch.equal(a, b) for a, b in zip(whole.model.parameters(), resumed.model.parameters(), strict=True))
-    tokens = [json.loads(line)["seen"] for line in logs[0].splitlines()]
-    assert [count for _, count in whole.policy.calls] == np.diff([0, *tokens] * np.array(100)).round().astype(
-        int
-    ).tolist()
-    with pytest.raises(RunDirError, match=r"has no rocktokens\.json"):
-        resumed.train(resume_from_checkpoint=str(tmp_path))
-
-
-def test_a_policy_with_state_of_its_own_runs(tokenizer: Any, tmp_path: Path):
-    section = {"name": "online_rocks", "window_steps": 2, "patience": 1, "min_share": 1e-4, "tolerance": 0.9}
-    trainer = make_trainer(RockDistillationTrainer, tokenizer, tmp_path, 2, steps=6, policy=section)
-    trainer.train()
-    logged = [entry["online_rocks"] for entry in trainer.state.log_history if "online_rocks" in entry]
-    assert len(logged) == 6 and logged[0] == 0
+@pytest.mark.parametrize("weight", [np.nan, np.inf, -3.0])
+def test_weights_that_would_spoil_the_student_are_refused(tokenizer: Any, tmp_path: Path, weight: float):
+    trainer = make_trainer(RockDistillationTrainer, tokenizer, tmp_path, policy=Spoiling(weight))
+    with pytest.raises(TrainingStoppedError, match=rf"step 0: policy spoiling gives a token the weight {weight}: "):
+        trainer.train()
+    untrained = tiny_model(1, 16).state_dict()
+    assert all(torch.equal(values, untrained[name]) for name, values in trainer.model.state_dict().items())
 
 
 @pytest.mark.parametrize(
@@ -339,3 +271,52 @@ def test_without_trl_the_extra_is_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(trl_seams.metadata, "version", missing)
     with pytest.raises(ImportError, match=r"pip install 'rocktokens\[trl\]'"):
         trl_seams.require_tested_trl()
+
+
+def call_loss(module: Any) -> Any:
+    """TRL's loss function on two tokens that differ from the teacher's."""
+    hidden = torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])
+    head = torch.tensor([[1.0, 2.0], [0.0, 1.0], [3.0, 0.0]])
+    return module._chunked_divergence_loss(hidden, -hidden, head, head, torch.ones(1, 2), 1.0)
+
+
+def test_trainers_in_threads_keep_their_own_loss():
+    module = trl_seams.require_tested_trl()
+    stock, expected = module._chunked_divergence_loss, call_loss(module)
+    both_in, first_out = threading.Barrier(2), threading.Event()
+
+    def first() -> Any:
+        with trl_seams.through_heads(module, lambda heads: ("first", 0, heads.valid_N)):
+            both_in.wait(10)
+            found = call_loss(module)
+        first_out.set()
+        return found[0]
+
+    def second() -> Any:
+        with trl_seams.through_heads(module, lambda heads: ("second", 0, heads.valid_N)):
+            both_in.wait(10)
+            first_out.wait(10)
+            trl_seams.require_tested_trl()
+            elsewhere = pool.submit(call_loss, module).result(10)
+            return call_loss(module)[0], elsewhere
+
+    with ThreadPoolExecutor(3) as pool:
+        ones, others = pool.submit(first), pool.submit(second)
+        assert ones.result(10) == "first"
+        found, elsewhere = others.result(10)
+    assert found == "second" and all(torch.equal(a, b) for a, b in zip(elsewhere, expected, strict=True))
+    assert module._chunked_divergence_loss is stock
+
+
+def test_a_loss_that_weights_did_not_reach_is_refused():
+    module = trl_seams.require_tested_trl()
+    stock = module._chunked_divergence_loss
+    with (
+        pytest.raises(trl_seams.UntestedTRLError, match="in a thread of its own"),
+        ThreadPoolExecutor(1) as pool,
+        trl_seams.through_heads(module, lambda heads: ("ours", 0, heads.valid_N)),
+    ):
+        pool.submit(call_loss, module).result(10)
+    with pytest.raises(KeyError), trl_seams.through_heads(module, lambda heads: {}["missing"]):
+        call_loss(module)
+    assert module._chunked_divergence_loss is stock

@@ -1,6 +1,6 @@
 """Tiny random models in TRL's trainer, and the loss of METHOD 7 on its completions, naively and in float64.
 
-As a script it is one of several processes that train together: ``trl_case.py POLICY DENOMINATOR FOLDER``.
+As a script it is one of several processes that train together: ``trl_case.py FOLDER``.
 """
 
 import sys
@@ -12,11 +12,12 @@ import torch
 from datasets import Dataset
 from safetensors.torch import save_file
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PrinterCallback, TrainerCallback
-from trl import DistillationConfig
+from trl import DistillationConfig, DistillationTrainer
 
 from rocktokens.integrations.trl import RockDistillationTrainer
 from rocktokens.models import pebbles
 from rocktokens.policies import WeightPolicy, make_policy
+from rocktokens.traces.store import TraceStore
 from rocktokens.types import TokenScores
 
 PROMPTS = [f"Ann has {count} apples and buys {count + 3} more." for count in range(2, 26)]
@@ -58,14 +59,18 @@ def make_trainer(
     kind: Callable[..., Any], tokenizer: Any, folder: Path, accumulate: int = 1, steps: int = 1, **extra: Any
 ) -> Any:
     """Four rollouts a step and process, whatever the accumulation."""
-    settings = {"save_strategy": "no", "gradient_checkpointing": False, **extra.pop("settings", {})}
+    settings = {
+        "max_completion_length": LENGTH,
+        "learning_rate": 1e-2,
+        "save_strategy": "no",
+        "gradient_checkpointing": False,
+        **extra.pop("settings", {}),
+    }
     args = DistillationConfig(
         output_dir=str(folder),
         max_steps=steps,
         per_device_train_batch_size=4 // accumulate,
         gradient_accumulation_steps=accumulate,
-        max_completion_length=LENGTH,
-        learning_rate=1e-2,
         bf16=False,
         use_cpu=True,
         report_to=[],
@@ -144,28 +149,61 @@ POLICIES = {
 }
 
 
-def main(policy: str, denominator: str, folder: Path) -> None:
-    """Make one update with the other processes; leave this one's gradients and completions in the folder."""
-    seen = Gradients()
-    tokenizer = AutoTokenizer.from_pretrained(pebbles.directory("student"))
-    trainer = make_trainer(
-        RockDistillationTrainer,
-        tokenizer,
-        folder / "trl",
-        2,
-        policy=POLICIES[policy](),
-        denominator=denominator,
-        trace_dir=folder / "run",
-        callbacks=[seen],
-    )
+SHARED = (("tip", "kept"), ("frozen", "all"))
+"""Policies and denominators that several processes share."""
+
+
+def trained(*args: Any, **extra: Any) -> Any:
+    """A trainer that has trained; TRL seeds its sampling when a trainer is made."""
+    trainer = make_trainer(*args, **extra)
     trainer.train()
-    rank = trainer.accelerator.process_index
-    save_file(seen.steps[0], folder / f"gradients-{rank}.safetensors")
-    for index, micro in enumerate(trainer._buffered_inputs):
-        save_file({name: x.contiguous() for name, x in micro.items()}, folder / f"micro-{rank}-{index}.safetensors")
+    return trainer
+
+
+def losses(trainer: Any) -> list[float]:
+    """Of training and evaluation."""
+    return [entry[name] for entry in trainer.state.log_history for name in ("loss", "eval_loss") if name in entry]
+
+
+def training_rows(run: Path) -> Any:
+    """The training traces in order."""
+    return TraceStore(run, source="training").table().order_by(["rollout_id", "position"]).to_pyarrow()
+
+
+def require_stock(tokenizer: Any, folder: Path) -> None:
+    """Weights of 1 are TRL's own training, bit for bit, however many processes train."""
+    stock = trained(DistillationTrainer, tokenizer, folder / "stock", 2, steps=2)
+    for denominator in ("all", "kept"):
+        extra = {"steps": 2, "denominator": denominator}
+        ours = trained(RockDistillationTrainer, tokenizer, folder / denominator, 2, **extra)
+        assert losses(ours) == losses(stock)
+        assert all(torch.equal(a, b) for a, b in zip(ours.model.parameters(), stock.model.parameters(), strict=True))
+
+
+def main(folder: Path) -> None:
+    """Train with the other processes; leave this one's gradients and completions of each case in the folder."""
+    tokenizer = AutoTokenizer.from_pretrained(pebbles.directory("student"))
+    require_stock(tokenizer, folder)
+    for policy, denominator in SHARED:
+        seen, place = Gradients(), folder / f"{policy}-{denominator}"
+        trainer = make_trainer(
+            RockDistillationTrainer,
+            tokenizer,
+            place / "trl",
+            2,
+            policy=POLICIES[policy](),
+            denominator=denominator,
+            trace_dir=place / "run",
+            callbacks=[seen],
+        )
+        trainer.train()
+        rank = trainer.accelerator.process_index
+        save_file(seen.steps[0], place / f"gradients-{rank}.safetensors")
+        for index, micro in enumerate(trainer._buffered_inputs):
+            save_file({name: x.contiguous() for name, x in micro.items()}, place / f"micro-{rank}-{index}.safetensors")
     trainer.accelerator.end_training()
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]))
+    main(Path(sys.argv[1]))

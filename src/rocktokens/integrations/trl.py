@@ -15,7 +15,7 @@ Evaluation is TRL's own. See https://huggingface.co/docs/trl/distillation_traine
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from transformers import TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 
 from rocktokens.config import Divergence, PolicySection, Section, validate
-from rocktokens.errors import ConfigError
+from rocktokens.errors import ConfigError, RunDirError
 from rocktokens.integrations.trl_run import CheckpointParts, TrlRun
 from rocktokens.integrations.trl_seams import HeadInputs, LossParts, PerTokenLoss, require_tested_trl, through_heads
 from rocktokens.integrations.trl_update import Denominator, Update, as_numpy, concatenated, own_rollouts, weigh
@@ -73,7 +73,8 @@ class RockDistillationTrainer(DistillationTrainer):
         self.policy, of_section = _policy(chosen, sha256, derive_seed(self.args.seed, "policy"))
         self.denominator: Denominator = denominator or of_section
         observes = type(self.policy).observe is not WeightPolicy.observe
-        self._keeps_scores = trace_dir is not None or observes
+        self._traced = trace_dir is not None
+        self._keeps_scores = self._traced or observes
         self._require_weighable()
         self._update: Update | None = None
         self._run: TrlRun | None = None
@@ -83,10 +84,7 @@ class RockDistillationTrainer(DistillationTrainer):
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """Train as TRL does; the traces hold every finished update, however training ends short of a kill."""
-        path = get_last_checkpoint(self.args.output_dir) if resume_from_checkpoint is True else resume_from_checkpoint
-        resumed = CheckpointParts.load(Path(path)) if path else None
-        if resumed is not None and resumed.policy:
-            self.policy.restore(resumed.policy)
+        resumed = self._resumed(resume_from_checkpoint) if resume_from_checkpoint else None
         with self._run.writing(resumed) if self._run else nullcontext():
             return super().train(resume_from_checkpoint, *args, **kwargs)
 
@@ -99,8 +97,8 @@ class RockDistillationTrainer(DistillationTrainer):
 
     def save_policy(self, directory: Path, step: int) -> None:
         """Commit the traces so far and add our part to a checkpoint."""
-        parts = self._run.flush() if self._run else 0
-        CheckpointParts(step, parts, self.policy.state()).save(directory)
+        traces = self._run.flush() if self._run else None
+        CheckpointParts(step, self.policy.name, self.denominator, traces, self.policy.state()).save(directory)
 
     # TRL's seams
 
@@ -119,7 +117,8 @@ class RockDistillationTrainer(DistillationTrainer):
         if self._update is None or "token_weights" not in inputs:  # evaluation
             return super()._compute_loss(unwrapped_student, inputs, num_items_in_batch)
         if self.denominator == "kept":
-            num_items_in_batch = self._update.weights.denominator / self.accelerator.num_processes
+            share = self._update.weights.denominator / self.accelerator.num_processes
+            num_items_in_batch = torch.tensor(share, device=inputs["token_weights"].device)  # as stock: it rounds alike
         compute = partial(self._weighted_loss, self._update, inputs)
         return self._at_heads(unwrapped_student, inputs, num_items_in_batch, compute)
 
@@ -129,6 +128,20 @@ class RockDistillationTrainer(DistillationTrainer):
             return super()._compute_loss(unwrapped_student, inputs, num_items_in_batch)
 
     # Ours
+
+    def _resumed(self, checkpoint: str | Literal[True]) -> CheckpointParts:
+        """Our part of the checkpoint to go on from, of this same run; the policy is as it was then."""
+        path = get_last_checkpoint(cast(str, self.args.output_dir)) if checkpoint is True else checkpoint
+        if path is None:
+            raise RunDirError(
+                f"resume_from_checkpoint is set, but {self.args.output_dir} holds no checkpoint: leave it out to start "
+                "a new run"
+            )
+        resumed = CheckpointParts.load(Path(path))
+        resumed.require_same(self.policy, self.denominator, traced=self._traced)
+        if resumed.policy_state:
+            self.policy.restore(resumed.policy_state)
+        return resumed
 
     def _weighted_loss(self, update: Update, inputs: Any, heads: HeadInputs) -> LossParts:
         """This micro-batch's part of Σ w · divergence / D, and the entropy and number of the tokens that count."""

@@ -2,15 +2,17 @@
 
 1. Rows of an update are buffered when it is done, and committed at every checkpoint and however training ends, short of
    a kill, which loses what was buffered.
-2. A checkpoint of TRL gets two files more: ``rocktokens.json`` (step and trace parts so far) and, where the policy has
-   a state, ``policy.safetensors``.
-3. A run that resumes from a checkpoint drops the parts and log lines of the steps it makes again.
+2. A checkpoint of TRL gets two files more: ``policy.safetensors``, where the policy has a state, and then
+   ``rocktokens.json``: step, policy, denominator, trace parts so far, and the run whose parts these are.
+3. A run that resumes from a checkpoint drops the parts and log lines of the steps it makes again, if the folder is the
+   one that the checkpoint was saved with: a random id, drawn when a run begins, stands in both.
 """
 
 import json
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +20,10 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 from transformers import PreTrainedTokenizerBase
 
-from rocktokens.errors import RunDirError
-from rocktokens.integrations.trl_update import Update
-from rocktokens.run_dir import RunDir
+from rocktokens.errors import ConfigError, RunDirError
+from rocktokens.integrations.trl_update import Denominator, Update
+from rocktokens.policies import WeightPolicy
+from rocktokens.run_dir import RunDir, write_atomically
 from rocktokens.traces.schema import trace_table
 from rocktokens.traces.writer import TraceWriter, parts_folder
 from rocktokens.training.record import append_log, cut_log
@@ -28,6 +31,17 @@ from rocktokens.types import TokenScores
 
 STATE_FILE = "rocktokens.json"
 POLICY_FILE = "policy.safetensors"
+RUN_ID = "trl_run_id"
+"""The manifest's entry with the identity of the run."""
+
+
+@dataclass(frozen=True, slots=True)
+class TraceMark:
+    """How far the traces of a run reached when a checkpoint was saved."""
+
+    run_id: str
+    parts: int
+    """Committed by then; later ones belong to steps that will be made again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,29 +49,64 @@ class CheckpointParts:
     """Our part of a checkpoint of TRL."""
 
     step: int
-    trace_parts: int
-    """Training trace parts committed up to here."""
-    policy: dict[str, np.ndarray] = field(default_factory=dict)
+    policy: str
+    denominator: Denominator
+    traces: TraceMark | None
+    """None where there was no ``trace_dir``."""
+    policy_state: dict[str, np.ndarray]
 
     def save(self, directory: Path) -> None:
-        """Add it to a checkpoint's directory."""
-        if self.policy:
-            save_file(self.policy, directory / POLICY_FILE)
-        record = {"step": self.step, "trace_parts": self.trace_parts}
-        (directory / STATE_FILE).write_text(json.dumps(record) + "\n", encoding="utf-8")
+        """Add it to a checkpoint's directory, ``rocktokens.json`` last: where it is, nothing is missing."""
+        if self.policy_state:
+            write_atomically(directory / POLICY_FILE, lambda path: save_file(self.policy_state, path))
+        record = {
+            "step": self.step,
+            "policy": self.policy,
+            "denominator": self.denominator,
+            "run_id": self.traces.run_id if self.traces else None,
+            "trace_parts": self.traces.parts if self.traces else 0,
+        }
+        text = json.dumps(record) + "\n"
+        write_atomically(directory / STATE_FILE, lambda path: path.write_text(text, encoding="utf-8"))
 
     @classmethod
     def load(cls, directory: Path) -> "CheckpointParts":
         """Read it; a checkpoint of another trainer has none."""
         try:
             record = json.loads((directory / STATE_FILE).read_text(encoding="utf-8"))
-        except FileNotFoundError:
+            traces = TraceMark(record["run_id"], record["trace_parts"]) if record["run_id"] else None
+            known = record["step"], record["policy"], record["denominator"], traces
+        except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
+            state = f"has no {STATE_FILE}" if isinstance(error, FileNotFoundError) else f"has a broken {STATE_FILE}"
             raise RunDirError(
-                f"{directory} has no {STATE_FILE}, so it is not a checkpoint of RockDistillationTrainer: give it as "
-                "`model` and start a new run"
+                f"{directory} {state}: it is not a checkpoint of RockDistillationTrainer (give it as `model` and start "
+                "a new run), or saving it was interrupted: delete it and resume from the one before"
             ) from None
         path = directory / POLICY_FILE
-        return cls(**record, policy=load_file(path) if path.exists() else {})
+        return cls(*known, load_file(path) if path.exists() else {})
+
+    def require_same(self, policy: WeightPolicy, denominator: Denominator, *, traced: bool) -> None:
+        """Refuse to go on with another loss than that of the steps before, or with traces of a part of the run."""
+        for name, before, now in (
+            ("policy", self.policy, policy.name),
+            ("denominator", self.denominator, denominator),
+        ):
+            if before != now:
+                raise ConfigError(
+                    f"{name} = {now!r}, but the checkpoint of step {self.step} was trained with {before!r}: resume "
+                    "with that, or give the checkpoint as `model` and start a new run"
+                )
+        if policy.state() and not self.policy_state:
+            raise RunDirError(
+                f"the checkpoint of step {self.step} has no {POLICY_FILE}, without which policy {policy.name} would "
+                "begin anew: put it back, or resume from another checkpoint"
+            )
+        if traced != (self.traces is not None):
+            raise RunDirError(
+                f"trace_dir is {'' if traced else 'not '}given, but the checkpoint of step {self.step} was saved "
+                f"{'without' if traced else 'with'} one, and a run traced in part would look whole: "
+                f"{'leave it out' if traced else 'give the folder of that run'}, or start a new run"
+            )
 
 
 class TrlRun:
@@ -78,15 +127,16 @@ class TrlRun:
     @contextmanager
     def writing(self, resumed: CheckpointParts | None) -> Iterator[None]:
         """Hold the run from its first update, or from the checkpoint it resumes, to the end of training."""
-        with TraceWriter(self._run, source="training") as self._writer:
+        with self._run.lock():
             if resumed is None:
                 self._begin()
             else:
                 self._rewind(resumed)
-            try:
-                yield
-            finally:
-                self._writer.flush()
+            with TraceWriter(self._run, source="training") as self._writer:
+                try:
+                    yield
+                finally:
+                    self._writer.flush()
 
     def append(self, update: Update, scores: TokenScores, record: dict[str, Any]) -> None:
         """Add the rows and the log line of one update."""
@@ -94,29 +144,32 @@ class TrlRun:
         self._writer.append(trace_table(update.rollouts, scores, update.weights.weights))
         append_log(self._run, record)
 
-    def flush(self) -> int:
-        """Commit the rows so far; how many parts that makes."""
+    def flush(self) -> TraceMark:
+        """Commit the rows so far; which run they are of, and how many parts they make."""
         assert self._writer is not None
         self._writer.flush()
-        return self._writer.parts
+        return TraceMark(self._run.manifest()[RUN_ID], self._writer.parts)
 
     def _begin(self) -> None:
-        if self._run.files(parts_folder("training", None)):
+        if self._run.exists():
             raise RunDirError(
-                f"trace_dir = {str(self._run.path)!r} already holds training traces: resume from a checkpoint of that "
-                "run, or give another folder"
+                f"trace_dir = {str(self._run.path)!r} already holds a run: resume from a checkpoint of that run, or "
+                "give another folder"
             )
         folder = self._run.path / "tokenizer"
         self._tokenizer.save_pretrained(folder)
         self._run.adopt([path.relative_to(self._run.path).as_posix() for path in sorted(folder.iterdir())])
-        self._run.record_start(command="trl", **self._facts)
+        self._run.record_start(command="trl", **{RUN_ID: secrets.token_hex(16)}, **self._facts)
 
     def _rewind(self, checkpoint: CheckpointParts) -> None:
+        """Drop what came after a checkpoint of this very run; nothing of any other."""
         parts = self._run.files(parts_folder("training", None))
-        if len(parts) < checkpoint.trace_parts:
+        mark = checkpoint.traces
+        if mark is None or self._run.manifest().get(RUN_ID) != mark.run_id or len(parts) < mark.parts:
             raise RunDirError(
-                f"trace_dir = {str(self._run.path)!r} holds {len(parts)} parts of training traces, the checkpoint of "
-                f"step {checkpoint.step} was saved with {checkpoint.trace_parts}: give the folder of the run it is from"
+                f"trace_dir = {str(self._run.path)!r} does not hold the traces that the checkpoint of step "
+                f"{checkpoint.step} was saved with, and a run traced in part would look whole: give the folder of the "
+                "run it is from"
             )
-        self._run.drop([part.path for part in parts[checkpoint.trace_parts :]])
+        self._run.drop([part.path for part in parts[mark.parts :]])
         cut_log(self._run, checkpoint.step)

@@ -8,9 +8,11 @@
 
 import importlib
 import inspect
+import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import wraps
 from importlib import metadata
 from operator import attrgetter
 from types import ModuleType
@@ -191,12 +193,49 @@ def _head(given: dict[str, Any], side: str) -> LMHead:
     )
 
 
+_computes: dict[int, PerTokenLoss] = {}
+"""What stands in for TRL's loss function now, by thread."""
+_change = threading.Lock()
+
+
 @contextmanager
 def through_heads(module: Any, compute: PerTokenLoss) -> Iterator[None]:
-    """In this block TRL's loss of a micro-batch is what ``compute`` makes of its heads' inputs."""
-    stock = getattr(module, LOSS)
-    setattr(module, LOSS, lambda *args, **kwargs: compute(HeadInputs.of(stock, *args, **kwargs)))
+    """In this block and thread TRL's loss of a micro-batch is what ``compute`` makes of its heads' inputs.
+
+    Trainers in other threads keep TRL's own, or theirs. A block in which TRL did not ask for its loss is an error: it
+    has computed one without weights.
+    """
+    asked = False
+
+    def noting(heads: HeadInputs) -> LossParts:
+        nonlocal asked
+        asked = True
+        return compute(heads)
+
+    thread = threading.get_ident()
+    with _change:
+        assert thread not in _computes, "blocks do not nest"
+        if not _computes:
+            setattr(module, LOSS, _by_thread(getattr(module, LOSS)))
+        _computes[thread] = noting
     try:
         yield
     finally:
-        setattr(module, LOSS, stock)
+        with _change:
+            del _computes[thread]
+            if not _computes:
+                setattr(module, LOSS, getattr(module, LOSS).__wrapped__)
+    if not asked:
+        raise UntestedTRLError(
+            "TRL computed a loss in a thread of its own, where weights do not reach it: launch one process per device "
+            "(accelerate launch)"
+        )
+
+
+def _by_thread(stock: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(stock)
+    def loss(*args: Any, **kwargs: Any) -> Any:
+        compute = _computes.get(threading.get_ident())
+        return compute(HeadInputs.of(stock, *args, **kwargs)) if compute else stock(*args, **kwargs)
+
+    return loss

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from accelerate.utils import gather_object
 
+from rocktokens.errors import TrainingStoppedError
 from rocktokens.policies import WeightPolicy
 from rocktokens.types import STANDARD_COLUMNS, Rollout, TokenScores, TokenWeights
 
@@ -109,6 +110,7 @@ def weigh(
     known = None if scores is None else concatenated([part for _, part in ranks])
     step, arrays = everyone[0].policy_step, token_arrays(everyone)
     weights_T = policy(known, *arrays, step)
+    _require_valid(weights_T, policy, step)
     total = float(np.sum(weights_T, dtype=np.float64)) if denominator == "kept" else float(len(weights_T))
     scored_T = (weights_T != 0) | policy.probe(weights_T, *arrays, step)
     own = slice(ends[rank], ends[rank + 1])
@@ -135,6 +137,16 @@ def concatenated(parts: Sequence[TokenScores]) -> TokenScores:
 def as_numpy(scores: TokenScores) -> TokenScores:
     """Torch columns as float32 ones of numpy."""
     return TokenScores(**{name: column.float().cpu().numpy() for name, column in _present(scores).items()})
+
+
+def _require_valid(weights_T: np.ndarray, policy: WeightPolicy, step: int) -> None:
+    """Refuse weights that would spoil the student, before they reach it."""
+    wrong_T = ~(np.isfinite(weights_T) & (weights_T >= 0))
+    if wrong_T.any():
+        raise TrainingStoppedError(
+            f"step {step}: policy {policy.name} gives a token the weight {weights_T[wrong_T][0]}: weights must be "
+            "finite and 0 or more"
+        )
 
 
 def _unscored(count: int) -> TokenScores:
