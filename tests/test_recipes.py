@@ -6,6 +6,7 @@ import pytest
 
 from rocktokens.cli.demo import bypass_study
 from rocktokens.config import dump_config, parse_config
+from rocktokens.config.policies import OnlineRocksSection
 from rocktokens.policies import POLICIES
 from rocktokens.run_dir import RunDir
 from rocktokens.studies.config import dump_study, make_study
@@ -45,9 +46,26 @@ def test_shipped_studies_train_the_embedded_pair_alike() -> None:
     assert len(shared) == 5 and all(base == shared[0] for base in shared)
 
 
+def test_shipped_studies_have_the_seeds_they_need() -> None:
+    """Three seeds make intervals of ± 9 standard errors and more with so many pairs."""
+    seeds = {name: len(make_study(tomllib.loads(text)).study.seeds) for name, text in STUDIES.items()}
+    assert all(count >= 5 for name, count in seeds.items() if name != "pebbles-online.toml"), seeds
+
+
 def test_the_leaderboard_has_every_policy() -> None:
     arms = make_study(tomllib.loads(STUDIES["pebbles-leaderboard.toml"])).arm
     assert {arm.policy.name for arm in arms} == POLICIES.keys() - NOT_ON_THE_LEADERBOARD
+
+
+def test_shipped_studies_call_no_rock_while_the_learning_rate_runs_out() -> None:
+    studies = [make_study(tomllib.loads(text)) for text in STUDIES.values()]
+    stops = [
+        (arm.policy.stop, study.base.training.max_steps)
+        for study in studies
+        for arm in study.arm
+        if isinstance(arm.policy, OnlineRocksSection)
+    ]
+    assert stops and all(stop == 3 * steps // 4 for stop, steps in stops)
 
 
 def test_the_study_of_the_demo_is_no_larger_than_the_demo() -> None:

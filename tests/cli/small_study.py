@@ -58,8 +58,9 @@ def write_rocks(path: Path, texts: str) -> Path:
 
 
 def without_seconds(study: Path) -> dict[str, Any]:
-    """study.json but for what was timed."""
+    """study.json but for what was timed, and the note that it was timed with interruptions."""
     record = json.loads((study / "study.json").read_text(encoding="utf-8"))
+    record["notes"] = [note for note in record["notes"] if "interrupted" not in note]
     record["comparisons"] = [own for own in record["comparisons"] if own["kind"] != "equal_seconds"]
     for arm in record["arms"]:
         for timed in (*arm["points"], *arm["runs"]):

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from command_line import changed, refuse, require_sound, rocktokens, snapshot, succeed
+from command_line import changed, refuse, require_sound, snapshot, succeed, write_config
 from small_study import without_seconds, write_rocks, write_study
 
 from rocktokens.config import load_config
@@ -44,10 +44,10 @@ def is_free(run: Path) -> bool:
         return False
 
 
-def interrupt_when_there(run: Path) -> None:
-    """Press Ctrl-C once a run has its first checkpoint after the start."""
-    wait_for((run / FIRST_CHECKPOINT).exists)
-    os.kill(os.getpid(), signal.SIGINT)
+def start(*arguments: str | Path) -> subprocess.Popen[str]:
+    """The command line as a process of its own, with a terminal's process group of its own."""
+    program = [sys.executable, "-m", "rocktokens.cli.main", *map(str, arguments)]
+    return subprocess.Popen(program, stderr=subprocess.PIPE, text=True, start_new_session=True)
 
 
 def kill_the_worker() -> None:
@@ -69,24 +69,24 @@ def whole(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def broken(folder: Path) -> Path:
-    """The same study, one run at a time: begun with one seed and interrupted, killed, and left to finish."""
+    """The same study, one run at a time: begun with one seed and interrupted, killed, moved, and left to finish."""
     path, study = write_study(folder, "broken"), folder / "broken"
     command = ("study", path, *changed("study.processes=1"))
-    interrupted = threading.Thread(target=interrupt_when_there, args=(study / "arms" / RUNS[0],), daemon=True)
-    interrupted.start()
-    outcome = rocktokens(*command, *changed("study.seeds=[0]"))
-    interrupted.join()
-    assert outcome.code == 130 and "Traceback" not in outcome.stderr
+    process = start(*command, *changed("study.seeds=[0]"))
+    wait_for((study / "arms" / RUNS[0] / FIRST_CHECKPOINT).exists)
+    os.killpg(process.pid, signal.SIGINT)
+    _, stderr = process.communicate()
+    assert process.returncode == 130 and len(stderr.splitlines()) == 1 and "interrupted" in stderr, stderr
     assert all(is_free(study / "arms" / run) for run in RUNS)
-    program = [sys.executable, "-m", "rocktokens.cli.main", *map(str, command)]
-    process = subprocess.Popen(program, stderr=subprocess.DEVNULL)
+    process = start(*command)
     wait_for((study / "arms" / RUNS[1] / FIRST_CHECKPOINT).exists)
     process.kill()
-    process.wait()
+    process.communicate()
     wait_for(lambda: is_free(study / "arms" / RUNS[1]))
     assert not (study / "study.json").exists()
-    succeed(*command)
-    return study
+    moved = study.rename(folder / "moved")
+    succeed(*command, *changed(f"study.directory={moved}"))
+    return moved
 
 
 def test_neither_interruptions_nor_parallelism_nor_later_seeds_show_in_the_result(whole: Path, broken: Path):
@@ -172,6 +172,11 @@ def test_the_plan_lists_runs_and_writes_nothing(whole: Path, folder: Path):
         ("rock freeze", 1, 0), ("uniform", 2, 2), ("rock freeze", 2, 2)
     ]  # fmt: skip
     assert record["answers_left"] == 2 * 2 * 12 and record["seconds_left"] > 0
+    student = (whole / "arms" / RUNS[0] / "checkpoints/step-0/model.safetensors").stat().st_size
+    assert 6 * 3 * student < record["disk_bytes"] < 6 * 3 * 3 * student
+    assert record["interval_standard_errors"] == pytest.approx(4.303, abs=1e-3)
+    shown = succeed("study", config, "--plan", *changed("study.seeds=[0,1,2]")).stdout
+    assert "with 3 seeds and one pair an interval is up to ± 4.3 standard errors" in shown and "on the disk" in shown
     assert snapshot(whole) == before
 
 
@@ -203,9 +208,50 @@ def test_rocks_that_changed_are_refused(whole: Path):
 
 
 def test_a_job_that_fails_stops_the_study_with_its_sentence(tmp_path: Path):
-    config = write_study(tmp_path, "failing")
     settings = changed("base.rollouts.max_prompt_length=5", "study.processes=1", "study.seeds=[4]")
-    refuse("study", config, *settings, naming=("uniform, seed 4", "max_prompt_length"))
+    process = start("study", write_study(tmp_path, "failing"), *settings)
+    _, stderr = process.communicate()
+    assert process.returncode == 2 and len(stderr.splitlines()) == 1, stderr
+    assert ", seed 4: " in stderr and "max_prompt_length" in stderr
+
+
+def test_finished_runs_keep_no_optimizer(whole: Path):
+    for run in RUNS:
+        kept = {path.name for path in (whole / "arms" / run / "checkpoints").glob("step-*/*")}
+        assert "model.safetensors" in kept and "optimizer.safetensors" not in kept
+
+
+def test_steps_that_read_back_rollouts_make_time_an_indication(whole: Path, tmp_path: Path):
+    study = shutil.copytree(whole, tmp_path / "study")
+    logs = study / "arms" / RUNS[1] / "logs.jsonl"
+    first, second = logs.read_text().splitlines()
+    logs.write_text(f"{first}\n{json.dumps(json.loads(second) | {'rollouts_reused': True})}\n")
+    record = succeed("study", whole.parent / "whole.toml", *changed(f"study.directory={study}"), "--json").record
+    assert "some runs were interrupted, so equal time is an indication only" in record["notes"]
+
+
+def test_runs_that_began_differently_are_no_pair(whole: Path, tmp_path: Path):
+    study = shutil.copytree(whole, tmp_path / "study")
+    other, name = RunDir(study / "arms" / RUNS[3]), "rollouts/training/step-0.parquet"
+    shutil.copy(other.path / name, study / "arms" / RUNS[1] / name)
+    RunDir(study / "arms" / RUNS[1]).adopt([name])
+    command = ("study", whole.parent / "whole.toml", *changed(f"study.directory={study}"))
+    refuse(*command, naming=("rock freeze, seed 0: its first rollouts are not those of uniform, seed 0", "no pair"))
+
+
+def test_answers_to_other_prompts_are_refused(whole: Path, tmp_path: Path):
+    study = shutil.copytree(whole, tmp_path / "study")
+    path = study / "arms" / RUNS[1] / "evaluations.json"
+    record = json.loads(path.read_text())
+    record["evaluations"][1]["prompt_ids"] = [f"other-{number}" for number in range(6)]
+    path.write_text(json.dumps(record))
+    command = ("study", whole.parent / "whole.toml", *changed(f"study.directory={study}"))
+    refuse(*command, naming=(str(path), "step 2 answered other prompts"))
+
+
+def test_the_verb_for_a_single_run_names_the_one_for_a_study_and_the_other_way_round(tmp_path: Path):
+    refuse("distill", write_study(tmp_path, "study"), naming=("[study]", "`rocktokens study`"))
+    refuse("study", write_config(tmp_path / "run.toml", tmp_path / "run"), naming=("[study]", "`rocktokens distill`"))
 
 
 def test_a_worker_that_is_killed_ends_the_study_with_a_sentence(tmp_path: Path):
@@ -228,11 +274,13 @@ def test_a_worker_that_is_killed_ends_the_study_with_a_sentence(tmp_path: Path):
         ("base.policy.name=rocks", ("base.policy",)),
         ("scout.seed=9", ("study.rocks", "[scout]")),
         ("study.rocks=nowhere.json", ("nowhere.json", "does not exist")),
+        ("base.rollouts.num_generations=3", ("rollouts.num_generations = 3", "does not divide")),
     ],
 )
 def test_bad_studies(tmp_path: Path, setting: str, naming: tuple[str, ...]):
-    refuse("study", write_study(tmp_path, "bad"), *changed(setting), naming=naming)
-    assert not (tmp_path / "bad/arms").exists()
+    for plan in ([], ["--plan"]):
+        refuse("study", write_study(tmp_path, "bad"), *changed(setting), *plan, naming=naming)
+    assert not (tmp_path / "bad").exists()
 
 
 def test_pillars_of_untested_rocks_are_refused_before_training(tmp_path: Path):

@@ -25,6 +25,7 @@ from rocktokens.stats.aggregate import prompts_of
 from rocktokens.stats.evidence import split_prompts
 from rocktokens.stats.scores import Sample
 from rocktokens.stats.uncertainty import bootstrap_counts
+from rocktokens.studies.worker import drop_optimizers
 from rocktokens.training.checkpoint import OPTIMIZER_FILE
 from rocktokens.types import Rollout
 
@@ -295,6 +296,12 @@ def test_before_the_first_update_there_is_only_the_gradient(copy: Path):
     unknown = {claim["name"] for claim in record["claims"] if claim["verdict"] == "cannot be told here"}
     assert {"kept", "unmoved", "adam", "persists"} <= unknown
     require_sound(copy)
+
+
+def test_a_checkpoint_whose_optimizer_was_dropped_shows_the_gradient(copy: Path):
+    drop_optimizers(RunDir(copy))
+    parameter = succeed("gradients", copy, *BATCHES, "--checkpoint", "2", "--json").record["parameter"]
+    assert parameter["shares"]["update"] is None and "step-2 keeps no optimizer state" in parameter["note"]
 
 
 def test_students_from_elsewhere_have_no_optimizer(finished: FinishedRun, tmp_path: Path):

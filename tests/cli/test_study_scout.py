@@ -15,7 +15,7 @@ from rocktokens.run_dir import RunDir
 from rocktokens.stats.aggregate import occurrences, type_sums
 from rocktokens.studies.config import StudyConfig, make_study
 from rocktokens.studies.plan import plan_jobs, require_unchanged
-from rocktokens.studies.runner import require_policies
+from rocktokens.studies.ready import require_policies
 from rocktokens.traces.store import TraceStore
 from rocktokens.types import ControlSet, RockSet
 

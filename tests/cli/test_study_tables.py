@@ -74,9 +74,12 @@ def test_verdicts_and_notes_stay_on_one_line_each(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_level_is_that_of_all_pairs(monkeypatch: pytest.MonkeyPatch):
-    assert "95 % intervals for one pair" in printed(make_result(), monkeypatch)
-    several = replace(make_result(), n_pairs=4, alpha=0.1, seeds=[3])
+    assert "95 % intervals for one pair, within each way to compare; denominator all" in printed(
+        make_result(), monkeypatch
+    )
+    several = replace(make_result(), n_pairs=4, alpha=0.1, seeds=[3], denominator="kept")
     text = " ".join(printed(several, monkeypatch).split())
+    assert text.count("denominator kept") == 2
     assert "90 % intervals for the 4 pairs together" in text and "means over 1 seed with" in text
 
 

@@ -52,6 +52,7 @@ def make_record() -> dict[str, Any]:
         "alpha": 0.1,
         "seeds": [0, 1],
         "n_prompts": 500,
+        "denominator": "kept",
         "arms": [make_arm("freeze", [0.5, 0.6]), make_arm("uniform", [0.5, 0.7]), make_arm("a\x1bb", [0.5, 0.4], 2)],
         "comparisons": [
             make_comparison("equal_steps", 0.75, "better"),
@@ -61,6 +62,16 @@ def make_record() -> dict[str, Any]:
             make_comparison("equal_steps", 0.0, "undecided", first="a\x1bb"),
         ],
     }
+
+
+def test_ends_that_were_cut_have_no_end_and_what_was_not_reached_no_row():
+    record = make_record()
+    cut, unreached = dict(record["comparisons"][0], cut=[True, False]), dict(record["comparisons"][3], interval=None)
+    (own,) = comparison_records({**record, "comparisons": [cut, unreached]})
+    assert (own["low"], own["low_end"], own["high"], own["high_end"]) == (25.0, None, 100.0, 100.0)
+    chart = comparisons_chart([own])
+    assert chart_bytes(chart, "svg").count(b'aria-roledescription="tick"') == 1
+    assert "beyond what is possible" in subtitle(chart)
 
 
 def data_of(chart: Any) -> list[dict[str, Any]]:
@@ -77,7 +88,7 @@ def test_every_figure_can_be_drawn_and_says_what_it_is_of():
     charts = study_charts(make_record(), "studies/paper")
     assert list(charts) == ["study_curves", "study_comparisons"]
     for chart in charts.values():
-        assert subtitle(chart).startswith("studies/paper, 2 seeds, 500 prompts")
+        assert subtitle(chart).startswith("studies/paper, 2 seeds, 500 prompts, denominator kept")
         assert "90 % intervals" in subtitle(chart)
         assert chart_bytes(chart, "png").startswith(PNG)
         assert chart_bytes(chart, "svg") == chart_bytes(chart, "svg")

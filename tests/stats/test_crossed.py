@@ -126,7 +126,7 @@ def test_resampling_gives_for_means_what_the_table_gives():
     exact = crossed_mean(values_SP)
     assert resampled.mean == pytest.approx(exact.mean)
     assert resampled.standard_error == pytest.approx(exact.standard_error, rel=0.02)
-    assert resampled.degrees_of_freedom == pytest.approx(exact.degrees_of_freedom, rel=0.05)
+    assert exact.degrees_of_freedom > resampled.degrees_of_freedom == 3  # those of the seeds, at most
     alone = resampled_mean(values_SP[:1].mean(axis=1), counts_BP @ values_SP[:1].T / 60, 60)
     assert alone == pytest.approx(crossed_mean(values_SP[:1]), rel=0.02)
 

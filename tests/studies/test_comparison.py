@@ -14,7 +14,7 @@ from scipy.stats import t as student
 from rocktokens.errors import RocktokensError
 from rocktokens.stats.crossed import crossed_mean
 from rocktokens.studies.comparison import compare
-from rocktokens.studies.curves import correct_at, steps_to
+from rocktokens.studies.curves import Axis, correct_at, steps_to
 from rocktokens.studies.records import Comparison, Curve, StudyResult
 
 PAIRS = [("freeze", "uniform"), ("control", "uniform")]
@@ -44,6 +44,17 @@ def naive_steps(curve: Curve, target: float, prompts: list[int]) -> float | None
             share = (target - accuracy[place - 1]) / (accuracy[place] - accuracy[place - 1])
             return float(curve.steps[place - 1] + share * (curve.steps[place] - curve.steps[place - 1]))
     return None
+
+
+def number(value: float | None) -> float:
+    """A number of a comparison that has one."""
+    assert value is not None
+    return value
+
+
+def width(own: Comparison) -> float:
+    assert own.interval is not None
+    return own.interval[1] - own.interval[0]
 
 
 def runs_of(curves: list[Curve], arm: str, seed: int) -> list[Curve]:
@@ -94,7 +105,7 @@ def test_steps_to_accuracy_are_those_of_plain_loops():
     )
     assert result.target_accuracy == pytest.approx(start + 0.9 * (end - start))
     for own in result.of_kind("steps_to_accuracy"):
-        differences, never = [], {own.first: 0, own.second: 0}
+        differences, by_arm, never = [], [], {own.first: 0, own.second: 0}
         for seed in range(3):
             means = []
             for arm in (own.first, own.second):
@@ -102,6 +113,11 @@ def test_steps_to_accuracy_are_those_of_plain_loops():
                 never[arm] += steps.count(None)
                 means.append(np.mean([40.0 if at is None else at for at in steps]))
             differences.append(means[0] - means[1])
+            by_arm.append(means)
+        assert own.mean_steps == pytest.approx(np.mean(by_arm, axis=0)) and own.within == 40
+        if never[own.first] == 3:
+            assert own.first == "freeze" and own.verdict == "unreached" and own.difference is None
+            continue
         assert own.difference == pytest.approx(np.mean(differences))
         assert own.never == (never[own.first], never[own.second])
         assert own.standard_error >= np.std(differences, ddof=1) / np.sqrt(3) - 1e-9
@@ -124,12 +140,12 @@ def test_the_spread_of_steps_is_that_of_resampled_prompts():
 def test_holm_and_bonferroni_count_the_pairs_of_a_kind():
     curves = make_study()
     both = compare_all(curves).of_kind("equal_steps")
-    low, high = sorted(both, key=lambda own: own.p)
-    assert low.p_holm == pytest.approx(min(1, 2 * low.p))
-    assert high.p_holm == pytest.approx(min(1, max(2 * low.p, high.p)))
+    (low, low_holm), (high, high_holm) = sorted((number(own.p), number(own.p_holm)) for own in both)
+    assert low_holm == pytest.approx(min(1, 2 * low))
+    assert high_holm == pytest.approx(min(1, max(2 * low, high)))
     (alone,) = compare_all(curves, pairs=PAIRS[:1]).of_kind("equal_steps")
     assert alone.p == alone.p_holm == pytest.approx(both[0].p)
-    assert alone.interval[1] - alone.interval[0] < both[0].interval[1] - both[0].interval[0]
+    assert width(alone) < width(both[0])
 
 
 def test_the_other_way_round_is_the_negative():
@@ -137,10 +153,12 @@ def test_the_other_way_round_is_the_negative():
         compare_all(make_study(), pairs=[pair, ("control", "freeze")])
         for pair in (("freeze", "uniform"), ("uniform", "freeze"))
     )
-    opposite = {"better": "worse", "worse": "better", "undecided": "undecided"}
+    opposite = {"better": "worse", "worse": "better", "undecided": "undecided", "unreached": "unreached"}
     for own, other in zip(forth.comparisons[:4], back.comparisons[:4], strict=True):
-        assert other.difference == -own.difference
-        assert other.interval == (-own.interval[1], -own.interval[0])
+        if own.difference is not None and own.interval is not None:
+            assert other.difference == -own.difference
+            assert other.interval == (-own.interval[1], -own.interval[0])
+        assert other.cut == own.cut[::-1]
         assert (other.p, other.detectable, other.at) == (own.p, own.detectable, own.at)
         assert other.never == own.never[::-1]
         assert other.verdict == opposite[own.verdict]
@@ -223,7 +241,7 @@ def test_arms_have_their_accuracy_with_its_interval_at_every_common_step():
 
 
 @pytest.mark.parametrize("axis", ["steps", "tokens", "seconds"])
-def test_reading_between_checkpoints_is_exact_at_them(axis: str):
+def test_reading_between_checkpoints_is_exact_at_them(axis: Axis):
     curve = make_curve("uniform", 0)
     spent = getattr(curve, axis)
     for place, value in enumerate(spent):
@@ -249,8 +267,8 @@ def test_longer_runs_are_compared_within_the_steps_they_share():
     assert by_kind["equal_steps"].at == 40
     own = by_kind["steps_to_accuracy"]
     reached = [naive_steps(curve, own.at, list(range(N_PROMPTS))) for curve in curves]
-    assert own.never == (2, reached.count(None))
-    assert own.difference == pytest.approx(np.mean([0.0 if at is None else 40 - at for at in reached]))
+    assert own.never == (2, reached.count(None)) and own.within == 40
+    assert own.mean_steps == pytest.approx((40, np.mean([40.0 if at is None else at for at in reached])))
     assert result.arm("freeze").end.step == 80
 
 
@@ -263,7 +281,8 @@ def test_no_interval_says_more_than_is_possible():
     assert all(arm.end.interval == (0.0, 1.0) for arm in result.arms)
     for own in result.comparisons:
         largest = 40.0 if own.kind == "steps_to_accuracy" else 1.0
-        assert (own.interval, own.detectable) == ((-largest, largest), largest)
+        assert (own.interval, own.cut) == ((-largest, largest), (True, True))
+        assert own.detectable is None and own.standard_error is not None and own.standard_error > 0
 
 
 def test_a_baseline_that_gains_nothing_leaves_no_accuracy_to_reach():
@@ -279,7 +298,8 @@ def test_a_clear_difference_is_called_in_every_way():
     curves = [make_curve(arm, seed, gain=gain) for seed in range(5) for arm, gain in (("uniform", 0.5), ("freeze", -3))]
     result = compare_all(curves, pairs=PAIRS[:1])
     assert {own.verdict for own in result.comparisons if own.kind != "steps_to_accuracy"} == {"worse"}
-    assert all(own.interval[1] < 0 for own in result.comparisons if own.kind != "steps_to_accuracy")
+    ends = [own.interval and own.interval[1] for own in result.comparisons if own.kind != "steps_to_accuracy"]
+    assert all(number(end) < 0 for end in ends)
 
 
 REFUSED: dict[str, tuple[Callable[[list[Curve]], list[Curve]], str]] = {

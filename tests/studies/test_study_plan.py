@@ -131,6 +131,25 @@ def test_a_study_survives_being_written_out(tmp_path: Path):
         ([UNIFORM, FREEZE], {**SCOUT, "study": {"compare": [["uniform", "uniform"]]}}, ("study.compare", "itself")),
         ([UNIFORM, {"name": "odd", "policy": {"name": "rocks", "rockz": "@rocks"}}], SCOUT, ("rockz", "rocks")),
         ([UNIFORM], {}, ("arm",)),
+        (
+            [UNIFORM, {**FREEZE, "policy": {"name": "rocks", "rocks": "@rock"}}],
+            SCOUT,
+            ("'@rock'", "@rocks or @controls"),
+        ),
+        (
+            [UNIFORM, FREEZE],
+            {**SCOUT, "study": {"compare": [["uniform", "rock freeze"], ["rock freeze", "uniform"]]}},
+            ("study.compare", "'rock freeze' and 'uniform' 2 times"),
+        ),
+        ([UNIFORM, FREEZE], {**SCOUT, "study": {"compare": ["rock freeze", "uniform"]}}, ("study.compare", "of pairs")),
+        ([UNIFORM, FREEZE], {**SCOUT, "study": {"seeds": 3}}, ("study.seeds = 3", "[0, 1, 2]")),
+        ([UNIFORM, FREEZE], {**SCOUT, "study": {"seeds": [2**63]}}, ("study.seeds", "2⁶³ − 1")),
+        ([UNIFORM, FREEZE], {**SCOUT, "base": {"evaluation": {"num_prompts": 1}}}, ("num_prompts = 1", "2 or more")),
+        (
+            [UNIFORM, FREEZE],
+            {**SCOUT, "base": {"evaluation": {"task": {"name": "jsonl", "path": "x.jsonl", "answer_field": ""}}}},
+            ("base.evaluation.task.answer_field",),
+        ),
     ],
 )
 def test_what_does_not_fit_together_is_one_sentence(
@@ -140,6 +159,13 @@ def test_what_does_not_fit_together_is_one_sentence(
         study_of(*arms, **rest)
     sentence = str(refused.value)
     assert "\n" not in sentence and [name for name in naming if name not in sentence] == []
+
+
+def test_what_is_no_study_is_called_so():
+    with pytest.raises(ConfigError, match=r"^run\.toml has neither \[study\] nor .*rocktokens distill"):
+        make_study({"run": {"directory": "runs/a"}}, "run.toml")
+    with pytest.raises(ConfigError, match=r"write \[\[arm\]\]"):
+        make_study({"study": {"directory": "runs/a"}, "arm": UNIFORM})
 
 
 @pytest.mark.parametrize(("processes", "jobs", "expected"), [(1, 5, 1), (3, 5, 3), (8, 5, 5)])

@@ -10,7 +10,7 @@ from sample_curves import make_curve, make_study
 
 from rocktokens.studies.comparison import compare
 from rocktokens.studies.records import Comparison, Kind, StudyResult, StudyVerdict
-from rocktokens.studies.verdicts import Rule, decide, signed, study_notes, verdict_lines
+from rocktokens.studies.verdicts import Rule, Sample, decide, signed, study_notes, verdict_lines
 
 OPEN = Rule(alpha=0.025, margin=None, n_prompts=500)
 WITH_MARGIN = Rule(alpha=0.025, margin=0.02, n_prompts=500)
@@ -65,6 +65,12 @@ def comparison(kind: Kind = "equal_steps", **changes: object) -> Comparison:
     return replace(own, **changes)
 
 
+def unreached(never: tuple[int, int], mean_steps: tuple[float, float]) -> Comparison:
+    numbers = ("difference", "interval", "standard_error", "degrees_of_freedom", "p", "p_holm", "detectable")
+    own = comparison("steps_to_accuracy", **dict.fromkeys(numbers), verdict="unreached", at=0.71)
+    return replace(own, never=never, mean_steps=mean_steps, within=40)
+
+
 STEPS = {"difference": -12.4, "interval": (-30.2, 5.1), "detectable": 20.3, "at": 0.71}
 
 
@@ -92,13 +98,40 @@ STEPS = {"difference": -12.4, "interval": (-30.2, 5.1), "detectable": 20.3, "at"
             "  −12 steps [−30, +5] to 71.0 % accuracy; undecided at this sample: ±20 detectable",
         ),
         (
-            comparison("steps_to_accuracy", **STEPS, never=(1, 3)),
+            comparison("steps_to_accuracy", **STEPS, never=(1, 2)),
             "  −12 steps [−30, +5] to 71.0 % accuracy; undecided at this sample: ±20 detectable; not reached by 1 of 3 "
-            "runs of freeze and 3 of 3 runs of uniform, counted with the last step",
+            "runs of freeze and 2 of 3 runs of uniform, which count with the last step: a lower bound for either arm",
+        ),
+        (
+            comparison("steps_to_accuracy", **{**STEPS, "interval": (1.2, 26.0)}, verdict="worse", never=(1, 0)),
+            "  −12 steps [+1, +26] to 71.0 % accuracy; worse; not reached by 1 of 3 runs of freeze, which count with "
+            "the last step: a lower bound for that arm",
+        ),
+        (
+            unreached((3, 0), (40.0, 31.4)),
+            "  steps to 71.0 %: reached by none of 3 runs of freeze within 40 steps; by uniform after 31 on average",
+        ),
+        (
+            unreached((1, 3), (40.0, 40.0)),
+            "  steps to 71.0 %: reached by none of 3 runs of uniform within 40 steps; by 2 of 3 runs of freeze",
+        ),
+        (
+            unreached((3, 3), (40.0, 40.0)),
+            "  steps to 71.0 %: reached by none of 3 runs of freeze and none of 3 runs of uniform within 40 steps",
+        ),
+        (
+            comparison(interval=(-1.0, 0.872), cut=(True, False), detectable=None),
+            "freeze vs uniform: −1.2 points [≤ −100.0, +87.2] at equal steps; undecided: with 3 seeds and one pair no "
+            "difference could have been called",
+        ),
+        (
+            comparison(difference=-0.0001, interval=(-0.0004, 1.0), cut=(False, True), detectable=0.9),
+            "freeze vs uniform: 0.0 points [0.0, ≥ +100.0] at equal steps; undecided at this sample: ±90.0 detectable",
         ),
         (
             comparison(difference=0.0, interval=(0.0, 0.0), standard_error=0.0, detectable=0.0),
-            "freeze vs uniform: 0.0 points [0.0, 0.0] at equal steps; undecided: not one answer differs",
+            "freeze vs uniform: 0.0 points [0.0, 0.0] at equal steps; undecided: no answer is right in one arm "
+            "and wrong in the other",
         ),
     ],
 )
@@ -133,17 +166,31 @@ def test_a_margin_given_in_advance_can_make_arms_equivalent():
 
 
 def test_notes_say_what_the_study_cannot():
-    assert study_notes(5, "uniform", 0.7) == []
-    assert "2 seeds" in study_notes(2, "uniform", 0.7)[0]
-    assert "other seeds" in study_notes(1, "uniform", 0.7)[0]
-    (note,) = study_notes(3, "plain", None)
+    assert study_notes(Sample(5, 3, 0.05)) == study_notes(Sample(20, 20, 0.05)) == []
+    (note,) = study_notes(Sample(3, 20, 0.05))
+    assert note.startswith("with 3 seeds and 20 pairs an interval is up to ± 20 standard errors (± 3 with many seeds)")
+    assert "with 5 seeds and 20 pairs an interval is up to ± 6.8" in study_notes(Sample(5, 20, 0.05))[0]
+    assert "other seeds" in study_notes(Sample(1, 20, 0.05))[0]
+    (note,) = study_notes(Sample(5, 1, 0.05), no_target="plain")
     assert note.startswith("plain gained nothing") and "study.target_accuracy" in note
+    assert "equal time is an indication only" in study_notes(Sample(5, 1, 0.05), is_retimed=True)[0]
+
+
+def test_the_note_on_seeds_is_in_the_result():
+    pairs = [("freeze", "uniform"), ("control", "uniform")]
+    (note,) = compare(make_study(), pairs, baseline="uniform").notes
+    assert note.startswith("with 3 seeds and 2 pairs an interval is up to ± 6.2 standard errors")
+    curves = [replace(curve, is_retimed=curve.seed == 1) for curve in make_study(n_seeds=9)]
+    assert compare(curves, pairs, baseline="uniform").notes == [
+        "some runs were interrupted, so equal time is an indication only"
+    ]
 
 
 @given(st.floats(-1e6, 1e6), st.integers(0, 2))
 @example(-0.0, 1)
+@example(-0.04, 1)
 def test_signed_numbers_read_back(value: float, digits: int):
     text = signed(value, digits)
     assert float(text.replace("−", "-").replace(",", "")) == pytest.approx(value, abs=0.5 * 10**-digits * 1.001)
     assert "-" not in text
-    assert np.sign(value) == {"+": 1, "−": -1}.get(text[0], 0)
+    assert np.sign(round(value, digits)) == {"+": 1, "−": -1}.get(text[0], 0)

@@ -132,8 +132,8 @@ def test_training_moves_the_student_to_the_teacher(pair, tmp_path):
     assert late < 0.8 * early
 
 
-@pytest.mark.parametrize("stops", [[1], [2], [3, 5]])
-def test_an_interrupted_run_ends_byte_for_byte_like_an_uninterrupted_one(finished, pair, tmp_path, stops):
+@pytest.mark.parametrize(("stops", "reused"), [([1], [0]), ([2], [0, 1]), ([3, 5], [2, 4])])
+def test_an_interrupted_run_ends_byte_for_byte_like_an_uninterrupted_one(finished, pair, tmp_path, stops, reused):
     _, result, seen = finished
     config = tiny_config(pair, tmp_path / "run")
     for step in stops:
@@ -143,6 +143,8 @@ def test_an_interrupted_run_ends_byte_for_byte_like_an_uninterrupted_one(finishe
     parts = ("checkpoints/", "traces/", "rollouts/", "tokenizer/")
     assert hashes(one, *parts) == hashes(other, *parts) and len(hashes(one, "traces/")) == 3
     assert [record["step"] for record in log_records(other)] == [record["step"] for *_, record in seen]
+    assert [record["step"] for record in log_records(other) if record.get("rollouts_reused")] == reused
+    assert not any("rollouts_reused" in record for *_, record in seen)
 
 
 def test_a_trace_part_whose_checkpoint_was_never_committed_is_made_again(finished, pair, tmp_path):

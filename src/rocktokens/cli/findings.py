@@ -130,16 +130,16 @@ def check_sampler(gap: float | None) -> Finding:
 def check_disk(need: Mapping[str, int], free: int) -> Finding:
     """Room for what the run will write."""
     total = sum(need.values())
-    parts = ", ".join(f"{name} {_size(part)}" for name, part in need.items())
+    parts = ", ".join(f"{name} {byte_size(part)}" for name, part in need.items())
     problem = "free some space, raise training.save_steps, or give a run.directory on another disk"
-    value = f"at most {_size(total)} ({parts}), {_size(free)} free"
+    value = f"at most {byte_size(total)} ({parts}), {byte_size(free)} free"
     return warn_if(problem if total > free else "", "disk", value, {**need, "free": free})
 
 
 def check_memory(need: "MemoryNeed", available: int) -> Finding:
     """Whether the run fits."""
-    parts = ", ".join(f"{name} {_size(part)}" for name, part in asdict(need).items())
-    value = f"about {_size(need.peak)} of {_size(available)} ({parts}; sampling and update take turns)"
+    parts = ", ".join(f"{name} {byte_size(part)}" for name, part in asdict(need).items())
+    value = f"about {byte_size(need.peak)} of {byte_size(available)} ({parts}; sampling and update take turns)"
     remedy = (
         "lower training.per_device_train_batch_size or rollouts.batch_size, or set lora.enabled or "
         "training.gradient_checkpointing"
@@ -149,7 +149,7 @@ def check_memory(need: "MemoryNeed", available: int) -> Finding:
     return Finding("memory", level, value, "" if level == "ok" else remedy, measured)
 
 
-def _size(count: float) -> str:
+def byte_size(count: float) -> str:
     """Bytes in the largest unit that leaves at least one."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:

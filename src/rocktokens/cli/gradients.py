@@ -263,6 +263,9 @@ def _with_optimizer(student: "LoadedModel", config: Config, folder: Path) -> Tra
     from rocktokens.training.checkpoint import OPTIMIZER_FILE, load_trainer_state
     from rocktokens.training.optim import make_optimizer, make_scheduler, restore_scheduler
 
+    if not (folder / OPTIMIZER_FILE).exists():
+        note = f"{folder.name} keeps no optimizer state (finished runs of a study drop it): only the gradient is shown"
+        return Trainee(student, None, None, note)
     state = load_file(folder / OPTIMIZER_FILE)
     if not state:
         note = f"{folder.name} is before the first update, without optimizer state: only the gradient is shown"

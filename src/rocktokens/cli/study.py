@@ -52,13 +52,22 @@ def run_study(config: StudyConfig) -> StudyResult:
     """All stages with progress bars; commit study.toml, study.json and the figures."""
     with notes.status("loading"):
         from rocktokens.cli.study_scout import prepare_files
-        from rocktokens.studies.runner import conclude, require_policies
+        from rocktokens.studies.inputs import record_inputs
+        from rocktokens.studies.ready import require_policies, require_ready, student_vocabulary
+        from rocktokens.studies.runner import conclude, unfinished
 
     run, jobs = RunDir(config.study.directory), plan_jobs(config)
     require_unchanged(config, jobs)
+    is_finished = not unfinished(jobs)
+    if not is_finished:
+        with notes.status("looking at data, models and policies"):
+            require_ready(config)
     with run.lock():
-        rocks = prepare_files(config, run)
-        require_policies(jobs, "" if rocks is None else rocks.tokenizer_sha256)
+        if not is_finished:
+            record_inputs(config, run)
+        prepare_files(config, run)
+        if not is_finished:
+            require_policies(jobs, student_vocabulary(config))
         run.commit_text("study.toml", dump_study(config))
         _finish(config, jobs)
         result = conclude(config, run, jobs)

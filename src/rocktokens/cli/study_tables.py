@@ -54,13 +54,13 @@ def _conditions(result: StudyResult) -> str:
     seeds = "1 seed" if len(result.seeds) == 1 else f"{len(result.seeds)} seeds"
     return (
         f"accuracy after {last} steps on {result.n_prompts} prompts, means over {seeds} with {_level(result.alpha)} "
-        "intervals; tokens and seconds of training a run"
+        f"intervals; tokens and seconds of training a run; denominator {result.denominator}"
     )
 
 
 def _confidence(result: StudyResult) -> str:
     pairs = "one pair" if result.n_pairs == 1 else f"the {result.n_pairs} pairs together"
-    return f"{_level(result.alpha)} intervals for {pairs}, by seed and prompt"
+    return f"{_level(result.alpha)} intervals for {pairs}, within each way to compare; denominator {result.denominator}"
 
 
 def _level(alpha: float) -> str:

@@ -347,9 +347,13 @@ def sections_in(section: PolicyBase) -> Iterator[PolicyBase]:
         yield from sections_in(part)
 
 
+FILE_KEYS = ("rocks", "controls", "protect")
+"""Keys of a policy whose value may be a file; rocks may be a list of ids as well."""
+
+
 def files_of(section: PolicyBase, key: str = "policy") -> dict[str, str]:
     """The files that a policy reads, by key: ``policy.protect``, ``policy.policies[0].rocks``."""
-    named = {f"{key}.{name}": getattr(section, name, None) for name in ("rocks", "controls", "protect")}
+    named = {f"{key}.{name}": getattr(section, name, None) for name in FILE_KEYS}
     files = {name: value for name, value in named.items() if isinstance(value, str)}
     for index, part in enumerate(getattr(section, "policies", ())):
         files |= files_of(part, f"{key}.policies[{index}]")

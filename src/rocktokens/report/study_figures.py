@@ -48,7 +48,8 @@ PANEL_WIDTH, PANEL_HEIGHT = 220, 190
 def study_charts(record: dict[str, Any], study: str) -> dict[str, Chart]:
     """All figures by name; ``record`` is the content of study.json."""
     n_seeds = len(record["seeds"])
-    where = f"{study}, {n_seeds} seed{'s' if n_seeds > 1 else ''}, {record['n_prompts']} prompts"
+    sizes = f"{n_seeds} seed{'s' if n_seeds > 1 else ''}, {record['n_prompts']} prompts"
+    where = f"{study}, {sizes}, denominator {record.get('denominator', 'all')}"
     level = f"{100 * (1 - record['alpha']):g} %"
     return {
         "study_curves": curves_chart(
@@ -75,11 +76,18 @@ def curve_records(record: dict[str, Any]) -> tuple[list[dict[str, Any]], list[di
 
 
 def comparison_records(record: dict[str, Any]) -> list[dict[str, Any]]:
-    """A record per comparison: pair, panel, difference with its interval in the unit of the panel, verdict."""
+    """A record per comparison: pair, panel, difference with its interval in the unit of the panel, verdict.
+
+    ``low_end`` and ``high_end`` are the ends that are estimates, None for one that was cut. Where an arm never reached
+    the accuracy there is nothing to draw.
+    """
     found = []
     for own in record["comparisons"]:
+        if own["interval"] is None:
+            continue
         title, scale, unit = PANELS[own["kind"]]
         low, high = (scale * end for end in own["interval"])
+        low_cut, high_cut = own.get("cut", (False, False))
         found.append(
             {
                 "pair": printable(f"{own['first']} vs {own['second']}"),
@@ -87,6 +95,8 @@ def comparison_records(record: dict[str, Any]) -> list[dict[str, Any]]:
                 "difference": scale * own["difference"],
                 "low": low,
                 "high": high,
+                "low_end": None if low_cut else low,
+                "high_end": None if high_cut else high,
                 "verdict": own["verdict"],
             }
         )
@@ -152,6 +162,12 @@ def comparisons_chart(records: Records, subtitle: str = "", level: str = "95 %")
     layers = alt.layer(
         alt.Chart().mark_rule(color=INK, strokeDash=[4, 3]).encode(x=alt.datum(0)),
         base.mark_rule(strokeWidth=2).encode(x=alt.X("low:Q", title=None), x2="high:Q"),
+        *(
+            base.transform_filter(alt.datum[end] != None)  # noqa: E711 (an expression of the chart)
+            .mark_tick(thickness=2, size=11, opacity=1)
+            .encode(x=alt.X(f"{end}:Q", title=None))
+            for end in ("low_end", "high_end")
+        ),
         base.mark_point(filled=True, size=90, opacity=1).encode(
             x="difference:Q",
             shape=alt.Shape("verdict:N", scale=scale_of(verdicts, shapes), legend=legend),
@@ -161,8 +177,12 @@ def comparisons_chart(records: Records, subtitle: str = "", level: str = "95 %")
     ).properties(width=PANEL_WIDTH * 4 // 3, height=40 + 26 * len(pairs))
     kinds = list(dict.fromkeys(point["panel"] for point in points))
     panels = layers.facet(alt.Facet("panel:N", title=None, sort=kinds), columns=2).resolve_scale(x="independent")
-    note = f"Lines: {level} intervals for all pairs of a panel together. Fewer steps to an accuracy are better."
-    return finished(panels, title, [subtitle, note])
+    notes = [
+        f"Lines: {level} intervals for all pairs of a panel together; without an end where they go on beyond what is "
+        "possible.",
+        "Fewer steps to an accuracy are better; an arm of which no run reaches it is not shown there.",
+    ]
+    return finished(panels, title, [subtitle, *notes])
 
 
 def _point(look: dict[str, str], point: dict[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,9 @@ random effects. A claim about other seeds *and* other prompts needs the spread o
 A statistic θ_s of a seed that is no mean over prompts has no table. Prompts are resampled instead, the same for all
 seeds: Var(θ_s)/S over seeds stands for MS_s/(SP), the variance over resamples of the mean of the seeds for MS_p/(SP),
 and (mean of the seeds' own variances over resamples − that of their mean)/(S − 1) for MS_sp/(SP). For means over
-prompts these are the same numbers, but for the noise of resampling and a factor (P − 1)/P.
+prompts these are the same numbers, but for the noise of resampling and a factor (P − 1)/P. The degrees of freedom are
+at most the seeds' S − 1: such a statistic may jump (a run that breaks down never gets there), and seeds that all fell
+on one side look as if they agreed.
 
 Shape legend: S seeds, P prompts, B resamples. Satterthwaite: https://doi.org/10.2307/3002019
 """
@@ -92,7 +94,17 @@ def resampled_mean(values_S: np.ndarray, resampled_BS: np.ndarray, n_prompts: in
     if n_seeds == 1:
         return Estimate(mean, math.sqrt(prompts), n_prompts - 1)
     rest = max(float(resampled_BS.var(axis=0).mean()) - prompts, 0.0) / (n_seeds - 1)
-    return _estimate(mean, Spread(float(values_S.var(ddof=1)) / n_seeds, prompts, rest), n_seeds, n_prompts)
+    spread = Spread(float(values_S.var(ddof=1)) / n_seeds, prompts, rest)
+    estimate = _estimate(mean, spread, n_seeds, n_prompts)
+    return estimate._replace(degrees_of_freedom=min(estimate.degrees_of_freedom, float(n_seeds - 1)))
+
+
+def seeds_multiplier(n_seeds: int, alpha: float) -> float:
+    """Standard errors on either side of the mean in its interval at 1 − α, where all spread is that of the seeds.
+
+    That is about as wide as intervals get: ± 20 for 3 seeds at α = 0.05/20, ± 4.6 for 5 seeds at α = 0.01.
+    """
+    return float(student.ppf(1 - alpha / 2, n_seeds - 1))
 
 
 def table_spread(values_SP: np.ndarray) -> Spread:

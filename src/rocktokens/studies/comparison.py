@@ -8,7 +8,9 @@
    The mean of the seeds × prompts table, its standard error and degrees of freedom are those of ``stats.crossed``.
 3. *Steps to accuracy*: where each run first reaches the target, averaged over draws. The target is fixed once from the
    point estimates, by default 90 % of what the baseline gains. A run that never reaches it, up to the last step all
-   runs of the pair have, counts with that step: what is compared is the mean number of steps spent within that budget.
+   runs of the pair have, counts with that step: what is compared is the mean number of steps spent within that budget,
+   for such an arm a lower bound. Where no run of an arm reaches it, nothing is estimated: all its runs have the same
+   number, which says nothing of their spread.
    That is no mean over prompts, so prompts are resampled, the same for all runs (``stats.crossed``). Where a
    nearly flat curve crosses a line jumps as prompts change, so a jackknife would not do.
 4. With m pairs, intervals are at 1 − α/m (Bonferroni): they hold together, and the verdict is read off the interval, so
@@ -40,8 +42,8 @@ from rocktokens.studies.curves import (
     table_at,
     until,
 )
-from rocktokens.studies.records import KINDS, Comparison, Curve, Kind, StudyResult
-from rocktokens.studies.verdicts import Rule, decide, study_notes
+from rocktokens.studies.records import KINDS, Comparison, Curve, Denominator, Kind, StudyResult
+from rocktokens.studies.verdicts import Rule, Sample, decide, study_notes
 
 GAIN_TO_REACH = 0.9
 """Of the baseline's gain, where no target is given."""
@@ -53,11 +55,14 @@ class Reading(NamedTuple):
     """A pair, read in one way."""
 
     at: float
-    estimate: Estimate
+    estimate: Estimate | None
+    """None where all runs of an arm never got there."""
     largest: float
     """No difference can be larger."""
     never: tuple[int, int] = (0, 0)
     """Runs of each arm that never got there."""
+    within: int | None = None
+    mean_steps: tuple[float, float] | None = None
 
 
 def compare(
@@ -68,6 +73,7 @@ def compare(
     target_accuracy: float | None = None,
     baseline: str,
     margin: float | None = None,
+    denominator: Denominator = "all",
 ) -> StudyResult:
     """Compare arms pair by pair.
 
@@ -78,6 +84,7 @@ def compare(
         target_accuracy: for steps to accuracy; default 90 % of the baseline's gain.
         baseline: the arm whose gain that is.
         margin: difference of accuracy, named before the study, within which arms are called equivalent.
+        denominator: of the losses of all arms, for the record.
     """
     runs = ordered(curves)
     _check_names(runs, pairs, baseline)
@@ -95,7 +102,12 @@ def compare(
         n_prompts=n_prompts,
         arms=[summarise_arm(name, seeds, alpha) for name, seeds in runs.items()],
         comparisons=[own for of_pair in zip(*filter(None, by_kind), strict=True) for own in of_pair],
-        notes=study_notes(len(runs[baseline]), baseline, target),
+        notes=study_notes(
+            Sample(len(runs[baseline]), len(pairs), alpha),
+            no_target=baseline if target is None else None,
+            is_retimed=any(curve.is_retimed for curve in curves),
+        ),
+        denominator=denominator,
     )
 
 
@@ -110,7 +122,8 @@ def _compare_kind(
     else:
         return []
     readings = [read(runs[first], runs[second]) for first, second in pairs]
-    corrected = holm([reading.estimate.p for reading in readings])
+    # A pair that cannot be judged still counts among the pairs.
+    corrected = holm([1.0 if reading.estimate is None else reading.estimate.p for reading in readings])
     return [
         _comparison(kind, pair, reading, p_holm, rule)
         for pair, reading, p_holm in zip(pairs, readings, corrected, strict=True)
@@ -119,8 +132,11 @@ def _compare_kind(
 
 def _comparison(kind: Kind, pair: tuple[str, str], reading: Reading, p_holm: float, rule: Rule) -> Comparison:
     estimate, largest = reading.estimate, reading.largest
+    if estimate is None:
+        return _unreached(kind, pair, reading)
     low, high = estimate.interval(rule.alpha)
     interval = max(low, -largest), min(high, largest)
+    detectable = estimate.detectable(rule.alpha)
     return Comparison(
         first=pair[0],
         second=pair[1],
@@ -132,9 +148,32 @@ def _comparison(kind: Kind, pair: tuple[str, str], reading: Reading, p_holm: flo
         degrees_of_freedom=estimate.degrees_of_freedom,
         p=estimate.p,
         p_holm=p_holm,
-        detectable=min(estimate.detectable(rule.alpha), largest),
+        detectable=detectable if detectable < largest else None,
         verdict=decide(kind, interval, rule),
         never=reading.never,
+        cut=(low < -largest, high > largest),
+        within=reading.within,
+        mean_steps=reading.mean_steps,
+    )
+
+
+def _unreached(kind: Kind, pair: tuple[str, str], reading: Reading) -> Comparison:
+    return Comparison(
+        first=pair[0],
+        second=pair[1],
+        kind=kind,
+        at=reading.at,
+        difference=None,
+        interval=None,
+        standard_error=None,
+        degrees_of_freedom=None,
+        p=None,
+        p_holm=None,
+        detectable=None,
+        verdict="unreached",
+        never=reading.never,
+        within=reading.within,
+        mean_steps=reading.mean_steps,
     )
 
 
@@ -159,8 +198,15 @@ def _steps_difference(target: float, first: Seeds, second: Seeds) -> Reading:
     own_BS, never = _steps_by_seed(target, budget, first, weights_BP)
     other_BS, other_never = _steps_by_seed(target, budget, second, weights_BP)
     difference_BS = own_BS - other_BS
-    estimate = resampled_mean(difference_BS[0], difference_BS[1:], n_prompts)
-    return Reading(target, estimate, float(budget), (never, other_never))
+    is_reached = never < len(all_runs(first)) and other_never < len(all_runs(second))
+    return Reading(
+        at=target,
+        estimate=resampled_mean(difference_BS[0], difference_BS[1:], n_prompts) if is_reached else None,
+        largest=float(budget),
+        never=(never, other_never),
+        within=budget,
+        mean_steps=(float(own_BS[0].mean()), float(other_BS[0].mean())),
+    )
 
 
 def _steps_by_seed(target: float, budget: int, seeds: Seeds, weights_BP: np.ndarray) -> tuple[np.ndarray, int]:

@@ -39,6 +39,7 @@ from rocktokens.config import (
 from rocktokens.errors import ConfigError
 
 ROCKS, CONTROLS = "@rocks", "@controls"
+PLACEHOLDERS = (ROCKS, CONTROLS)
 """What stands for the study's own files in the policy of an arm."""
 
 
@@ -64,11 +65,25 @@ class StudySection(Section):
         default="auto", description="runs at a time, one thread each; auto: one a GPU, else one a CPU core"
     )
 
+    @field_validator("seeds", mode="before")
+    @classmethod
+    def _is_list(cls, seeds: Any) -> Any:
+        if not isinstance(seeds, list):
+            raise ValueError("give a list, such as [0, 1, 2]")
+        return seeds
+
+    @field_validator("compare", mode="before")
+    @classmethod
+    def _are_pairs(cls, compare: Any) -> Any:
+        if isinstance(compare, list) and any(not isinstance(pair, list) or len(pair) != 2 for pair in compare):
+            raise ValueError('give a list of pairs, such as [["one arm", "another"]]')
+        return compare
+
     @field_validator("seeds")
     @classmethod
     def _each_once(cls, seeds: list[int]) -> list[int]:
-        if min(seeds) < 0 or len(set(seeds)) < len(seeds):
-            raise ValueError("give whole numbers of 0 or more, each once")
+        if min(seeds) < 0 or max(seeds) >= 2**63 or len(set(seeds)) < len(seeds):
+            raise ValueError("give whole numbers from 0 to 2⁶³ − 1, each once")
         return seeds
 
     @field_validator("processes", mode="before")
@@ -153,10 +168,14 @@ def load_study(path: str | Path, overrides: list[str] | None = None) -> StudyCon
 
 def make_study(record: dict[str, Any], name: str = "study") -> StudyConfig:
     """The study of a record, or one sentence on what in it does not fit together; ``name`` is what that calls it."""
+    _require_study(record, name)
     study = validate(StudyConfig, record, name)
     for arm in study.arm:
         _require_drawable(arm)
+        _require_placeholders(arm)
     _require_names(study)
+    _require_pairs(study.study.compare or [])
+    _require_evaluation(study.base.evaluation)
     _require_one_denominator(study.arm)
     _require_rocks(study)
     return study
@@ -182,6 +201,37 @@ def strings_in(value: Any) -> Iterator[str]:
 def arms_with(study: StudyConfig, placeholder: str) -> list[ArmSection]:
     """The arms whose policy uses a file of the study."""
     return [arm for arm in study.arm if placeholder in strings_in(arm.policy.model_dump(mode="json"))]
+
+
+def _require_study(record: dict[str, Any], name: str) -> None:
+    """Tell what is plainly something else, before its keys are looked at one by one."""
+    if "study" not in record and "arm" not in record:
+        raise ConfigError(f"{name} has neither [study] nor [[arm]]: a single run is for `rocktokens distill`")
+    if isinstance(record.get("arm"), dict):
+        raise ConfigError(f"{name}: [arm] is one table, but a study has several arms: write [[arm]] above each")
+
+
+def _require_placeholders(arm: ArmSection) -> None:
+    for value in strings_in(arm.policy.model_dump(mode="json")):
+        if value.startswith("@") and value not in PLACEHOLDERS:
+            known = " or ".join(PLACEHOLDERS)
+            raise ConfigError(f"arm {arm.name!r} uses {value!r}, which stands for nothing: use {known}")
+
+
+def _require_pairs(pairs: list[tuple[str, str]]) -> None:
+    """A pair that is named twice would count twice among the pairs that intervals are widened for."""
+    for (first, second), count in Counter(tuple(sorted(pair)) for pair in pairs).items():
+        if count > 1:
+            raise ConfigError(f"study.compare has {first!r} and {second!r} {count} times, either way round: keep one")
+
+
+def _require_evaluation(evaluation: EvaluationSection) -> None:
+    if evaluation.num_prompts < 2:
+        raise ConfigError(
+            f"base.evaluation.num_prompts = {evaluation.num_prompts} leaves no spread to judge by: ask 2 or more"
+        )
+    if getattr(evaluation.task, "answer_field", None) == "":
+        raise ConfigError("base.evaluation.task.answer_field is empty, so no answer can be graded: name the field")
 
 
 def _require_drawable(arm: ArmSection) -> None:

@@ -1,7 +1,10 @@
 """What finished jobs left on the disk, as curves: accuracy by steps, tokens and seconds of training.
 
-1. Accuracies come from evaluations.json. Step 0 was evaluated once, by the first job, for all.
-2. Tokens and seconds come from logs.jsonl. Seconds are those of sampling and updates: they mean something only where
+1. Runs of one seed are pairs only if they began alike: the student's first answers must be the same, token by token.
+   Data, a model or a machine that changed between runs shows there.
+2. Accuracies come from evaluations.json. Step 0 was evaluated once, by the first job, for all; every evaluation must be
+   of the same prompts.
+3. Tokens and seconds come from logs.jsonl. Seconds are those of sampling and updates: they mean something only where
    all jobs ran under the same load, without interruption.
 """
 
@@ -12,15 +15,42 @@ from typing import Any
 import numpy as np
 
 from rocktokens.errors import RunDirError
+from rocktokens.rollouts.store import read_rollouts
 from rocktokens.studies.plan import Job, rollouts_per_step
 from rocktokens.studies.records import Curve
 from rocktokens.studies.worker import evaluation
 
 TRAINING_PHASES = ("seconds_sample", "seconds_update")
+REUSED = "rollouts_reused"
+"""What the log says of a step whose rollouts an interrupted attempt had sampled."""
+FIRST_ROLLOUTS = "rollouts/training/step-0.parquet"
 FACTS = ("head_compute_saved", "weight_dropped_share")
 """Columns of the log whose means over the steps tell arms apart."""
 
 Record = dict[str, Any]
+
+
+def require_paired(jobs: Sequence[Job]) -> None:
+    """Refuse to compare runs of a seed whose first rollouts differ."""
+    firsts: dict[int, Job] = {}
+    for job in jobs:
+        first = firsts.setdefault(job.seed, job)
+        if not _began_alike(first, job):
+            raise RunDirError(
+                f"{job.label}: its first rollouts are not those of {first.label}, so the two are no pair (data, model "
+                f"or machine changed between them): remove {job.run.path} and run the study again"
+            )
+
+
+def _began_alike(first: Job, other: Job) -> bool:
+    entries = [[entry.sha256 for entry in job.run.files(FIRST_ROLLOUTS)] for job in (first, other)]
+    if entries[0] == entries[1]:
+        return True
+    own, others = (read_rollouts(job.run, FIRST_ROLLOUTS) for job in (first, other))
+    return len(own) == len(others) and all(
+        np.array_equal(one.prompt_ids, two.prompt_ids) and np.array_equal(one.token_ids, two.token_ids)
+        for one, two in zip(own, others, strict=True)
+    )
 
 
 def read_curves(jobs: Sequence[Job]) -> list[Curve]:
@@ -32,6 +62,8 @@ def read_curves(jobs: Sequence[Job]) -> list[Curve]:
 def _curve(job: Job, start: Record) -> Curve:
     steps = (0, *(step for step in job.evaluated if step > 0))
     records = [start, *(_answers(job, step) for step in steps[1:])]
+    for step, record in zip(steps, records, strict=True):
+        _require_same_prompts(job, step, record, start)
     log = _log(job)
     tokens = np.cumsum([0, *(round(line["response_length"] * rollouts_per_step(job.config)) for line in log)])
     seconds = np.cumsum([0.0, *(sum(line.get(phase, 0.0) for phase in TRAINING_PHASES) for line in log)])
@@ -45,6 +77,7 @@ def _curve(job: Job, start: Record) -> Curve:
         correct_EP=np.array([record["correct"] for record in records]) / start["num_samples"],
         prompt_ids=start["prompt_ids"],
         facts=_facts(log, records[-1]),
+        is_retimed=any(line.get(REUSED) for line in log),
     )
 
 
@@ -53,6 +86,14 @@ def _answers(job: Job, step: int) -> Record:
     if record is None:
         raise RunDirError(f"{job.run.path} has no evaluation of step {step}: run the study again")
     return record
+
+
+def _require_same_prompts(job: Job, step: int, record: Record, start: Record) -> None:
+    if (record["prompt_ids"], record["num_samples"]) != (start["prompt_ids"], start["num_samples"]):
+        raise RunDirError(
+            f"{job.run.evaluations}: step {step} answered other prompts than the student before training: remove that "
+            "file and run the study again"
+        )
 
 
 def _facts(log: Sequence[Record], last: Record) -> dict[str, float]:

@@ -62,11 +62,17 @@ class Job:
         return self.training_work + len(self.evaluated) * self.evaluation_work
 
 
-def plan_jobs(study: StudyConfig) -> list[Job]:
-    """All runs of the study, seed by seed, in the order of the arms."""
+def plan_jobs(study: StudyConfig, files: dict[str, str] | None = None) -> list[Job]:
+    """All runs of the study, seed by seed, in the order of the arms.
+
+    Args:
+        study: the study.
+        files: what the placeholders in policies stand for; default: the study's own files.
+    """
     steps = evaluated_steps(study)
+    files = study_files(study.study.directory) if files is None else files
     planned = [
-        Job(arm.name, seed, draw, _arm_config(study, arm, seed, draw), steps[1:])
+        Job(arm.name, seed, draw, _arm_config(study, arm, files, seed, draw), steps[1:])
         for seed in study.study.seeds
         for arm in study.arm
         for draw in _draws(arm)
@@ -111,9 +117,9 @@ def _draws(arm: ArmSection) -> Sequence[int]:
     return range(arm.draws) if arm.draws > 1 else [getattr(arm.policy, "draw", 0)]
 
 
-def _arm_config(study: StudyConfig, arm: ArmSection, seed: int, draw: int) -> Config:
+def _arm_config(study: StudyConfig, arm: ArmSection, files: dict[str, str], seed: int, draw: int) -> Config:
     drawn = {"draw": draw} if arm.is_drawn else {}
-    policy = _replaced(arm.policy.model_dump(mode="json", exclude_none=True), study_files(study.study.directory))
+    policy = _replaced(arm.policy.model_dump(mode="json", exclude_none=True), files)
     folder = f"seed-{seed}" + (f"-draw-{draw}" if drawn else "")
     directory = f"{study.study.directory}/arms/{arm.slug}/{folder}"
     return _run_config(study, directory, seed, policy | drawn, {"save_steps": study.study.evaluate_every})

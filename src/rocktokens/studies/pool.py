@@ -6,10 +6,12 @@
 
 import multiprocessing
 import os
+import signal
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Literal
@@ -94,9 +96,21 @@ def _start(gpu: str | None) -> _Worker:
     context = multiprocessing.get_context("spawn")
     own, other = context.Pipe()
     process = context.Process(target=serve, args=(other, gpu), daemon=True)
-    process.start()
+    with _interrupts_held():
+        process.start()
     other.close()
     return _Worker(process, own)
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """A process that is started here never sees Ctrl-C, not even while it imports; this one sees it after the block."""
+    resource_tracker.getfd()  # starts the tracker, which would let interrupts through again
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
 
 
 def _hear(worker: _Worker, on_work: Callable[[int], None]) -> Job | None:
@@ -112,6 +126,7 @@ def _hear(worker: _Worker, on_work: Callable[[int], None]) -> Job | None:
             "is lost, run the same command again, with fewer at a time (--set study.processes=1)"
         ) from None
     if isinstance(message, Failed):
+        worker.job = None  # it waits for another, and leaves by itself
         raise _as_error(job, message)
     work = job.work if isinstance(message, Done) else message.work
     on_work(work - worker.reported)

@@ -19,7 +19,8 @@ STUDY_SCHEMA_VERSION = 1
 Interval = tuple[float, float]
 Kind = Literal["equal_steps", "equal_tokens", "equal_seconds", "steps_to_accuracy"]
 KINDS: tuple[Kind, ...] = ("equal_steps", "equal_tokens", "equal_seconds", "steps_to_accuracy")
-StudyVerdict = Literal["better", "worse", "equivalent", "undecided"]
+StudyVerdict = Literal["better", "worse", "equivalent", "undecided", "unreached"]
+Denominator = Literal["all", "kept"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,8 @@ class Curve:
     prompt_ids: list[str]
     facts: dict[str, float] = field(default_factory=dict)
     """What else is known of the run as a number: head_compute_saved, weight_dropped_share, mean_response_length."""
+    is_retimed: bool = False
+    """Whether some of its steps read back what an interrupted attempt had sampled, so that its seconds lack that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,29 +98,39 @@ class Arm:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The first arm of a pair against the second, in one way."""
+    """The first arm of a pair against the second, in one way.
+
+    Where no run of one of the arms reaches the accuracy there is nothing to estimate: the numbers are None and the
+    verdict is ``unreached``.
+    """
 
     first: str
     second: str
     kind: Kind
     at: float
     """Where the arms were read, mean over seeds: the step, tokens, seconds; the accuracy that was to be reached."""
-    difference: float
+    difference: float | None
     """First minus second: accuracy, or training steps."""
-    interval: Interval
-    """Simultaneous over the pairs: at 1 − α/m for m pairs."""
-    standard_error: float
-    degrees_of_freedom: float
-    p: float
+    interval: Interval | None
+    """Simultaneous over the pairs: at 1 − α/m for m pairs; cut where it leaves what is possible."""
+    standard_error: float | None
+    degrees_of_freedom: float | None
+    p: float | None
     """Two-sided, for this pair alone."""
-    p_holm: float
+    p_holm: float | None
     """The same, corrected by Holm for the pairs of this kind."""
-    detectable: float
-    """The smallest true difference that would have been called with 80 % power; at most the largest there can be."""
+    detectable: float | None
+    """The smallest true difference that would have been called with 80 % power; None where none can be so large."""
     verdict: StudyVerdict
     """Of the first arm; fewer steps to an accuracy are better."""
     never: tuple[int, int] = (0, 0)
     """Runs of the first and of the second arm that never reached the accuracy: counted as reaching it at their end."""
+    cut: tuple[bool, bool] = (False, False)
+    """Which ends of the interval lie beyond what is possible and stand there cut."""
+    within: int | None = None
+    """Steps to accuracy: the last step that all runs of the pair have."""
+    mean_steps: tuple[float, float] | None = None
+    """Steps to accuracy: the mean of each arm, a lower bound where some of its runs never got there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +151,8 @@ class StudyResult:
     """Pair after pair, in the order of ``KINDS``."""
     notes: list[str] = field(default_factory=list)
     """Sentences on what the study cannot say."""
+    denominator: Denominator = "all"
+    """What the losses of all arms are divided by: all response tokens, or the weights that were kept."""
 
     def arm(self, name: str) -> Arm:
         """The arm of that name."""
@@ -175,13 +190,17 @@ class StudyResult:
             ) from None
 
 
+_PAIRS = ("interval", "never", "cut", "mean_steps")
+
+
 def _arm(entry: dict[str, Any]) -> Arm:
     points = [CurvePoint(**{**point, "interval": _pair(point["interval"])}) for point in entry["points"]]
     return Arm(**{**entry, "points": points, "runs": [RunAccuracy(**run) for run in entry["runs"]]})
 
 
 def _comparison(entry: dict[str, Any]) -> Comparison:
-    return Comparison(**{**entry, "interval": _pair(entry["interval"]), "never": _pair(entry["never"])})
+    pairs = {name: _pair(entry[name]) for name in _PAIRS if entry.get(name) is not None}
+    return Comparison(**{**entry, **pairs})
 
 
 def _pair(values: list[Any]) -> tuple[Any, Any]:

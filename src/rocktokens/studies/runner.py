@@ -1,29 +1,21 @@
 """A study from its jobs to its result.
 
-1. Every policy is built once before anything is trained: a missing file or an impossible request costs nothing.
-2. The jobs that are not finished are (``pool``, ``worker``); what is on the disk already is not done again.
-3. Their curves are compared in pairs (``comparison``), and the result goes into study.json.
+1. The jobs that are not finished are (``pool``, ``worker``); what is on the disk already is not done again.
+2. Their curves are compared in pairs (``comparison``), and the result goes into study.json.
 """
 
 from collections.abc import Callable, Sequence
 
-from rocktokens.policies import policy_from_section
 from rocktokens.run_dir import RunDir
 from rocktokens.studies.comparison import compare
 from rocktokens.studies.config import StudyConfig
-from rocktokens.studies.measured import read_curves
+from rocktokens.studies.measured import read_curves, require_paired
 from rocktokens.studies.plan import Job
 from rocktokens.studies.pool import choose_places, run_jobs
 from rocktokens.studies.records import StudyResult
 from rocktokens.studies.worker import is_complete
 
 RESULT = "study.json"
-
-
-def require_policies(jobs: Sequence[Job], tokenizer_sha256: str) -> None:
-    """Build the policy of every job, so that one that cannot be built stops the study before it begins."""
-    for job in jobs:
-        policy_from_section(job.config.policy, tokenizer_sha256, job.seed)
 
 
 def unfinished(jobs: Sequence[Job]) -> list[Job]:
@@ -42,6 +34,7 @@ def finish_jobs(
 def conclude(study: StudyConfig, run: RunDir, jobs: Sequence[Job]) -> StudyResult:
     """Compare the finished jobs and commit study.json."""
     section = study.study
+    require_paired(jobs)
     result = compare(
         read_curves(jobs),
         study.pairs,
@@ -49,6 +42,7 @@ def conclude(study: StudyConfig, run: RunDir, jobs: Sequence[Job]) -> StudyResul
         margin=section.margin,
         target_accuracy=section.target_accuracy,
         baseline=section.baseline,
+        denominator=study.arm[0].policy.denominator,
     )
     run.commit(RESULT, result.save)
     return result

@@ -4,18 +4,24 @@
 2. *equivalent*: only for accuracy, only where a margin was named in advance. The whole interval lies within it, and so
    many prompts were asked that a difference of that size cannot have passed unseen: if a share q of all prompts
    differs, none of P sampled ones does with chance (1 − q)^P, which is below α from q = −ln(α)/P on.
-3. *undecided*: everything else. It always says what could have been seen: the smallest true difference that this sample
-   calls with 80 % power.
+3. *undecided*: everything else. It always says what could have been seen: the smallest true difference that such a
+   sample calls with 80 % power, or that there can be none.
+4. *unreached*: no run of one of the arms came to the accuracy, so there are no steps to compare.
+
+An end of an interval that lies beyond what is possible is no estimate: it reads as a bound, "≤ −100".
 """
 
 import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from scipy.stats import norm
+
+from rocktokens.stats.crossed import seeds_multiplier
 from rocktokens.studies.records import Comparison, Interval, Kind, StudyResult, StudyVerdict
 
-FEW_SEEDS = 3
-"""With fewer, intervals are so wide that hardly anything is decided."""
+WIDE = 4.0
+"""Standard errors on either side from which on intervals decide little, however many prompts there are."""
 
 
 class Rule(NamedTuple):
@@ -25,6 +31,32 @@ class Rule(NamedTuple):
     """For one pair: that of the study over the number of pairs."""
     margin: float | None
     n_prompts: int
+
+
+class Sample(NamedTuple):
+    """What the width of intervals depends on, besides the spread."""
+
+    n_seeds: int
+    n_pairs: int
+    alpha: float
+    """Of all pairs together."""
+
+    @property
+    def multiplier(self) -> float:
+        """Standard errors on either side of an interval whose spread is that of the seeds; two of them at least."""
+        return seeds_multiplier(self.n_seeds, self.alpha / max(self.n_pairs, 1))
+
+    @property
+    def size(self) -> str:
+        """Seeds and pairs in words."""
+        return f"{_count(self.n_seeds, 'seed')} and {_count(self.n_pairs, 'pair')}"
+
+    @property
+    def width(self) -> str:
+        """What seeds and pairs make of an interval, in words."""
+        many = norm.ppf(1 - self.alpha / max(self.n_pairs, 1) / 2)
+        widest = f"up to ± {self.multiplier:.2g} standard errors (± {many:.2g} with many seeds)"
+        return f"with {self.size} an interval is {widest}"
 
 
 def decide(kind: Kind, interval: Interval, rule: Rule) -> StudyVerdict:
@@ -48,16 +80,34 @@ def verdict_lines(result: StudyResult) -> list[str]:
 
 def _line(result: StudyResult, own: Comparison) -> str:
     start = f"{own.first} vs {own.second}: " if own.kind == "equal_steps" else "  "
-    return f"{start}{_size(own)} {_where(own)}; {'; '.join(_judgement(result, own))}"
+    if own.difference is None or own.interval is None:
+        return start + _unreached(result, own)
+    size = _size(own, own.difference, own.interval)
+    return f"{start}{size} {_where(own)}; {'; '.join(_judgement(result, own))}"
 
 
-def _size(own: Comparison) -> str:
+def _size(own: Comparison, difference: float, interval: Interval) -> str:
     if own.kind == "steps_to_accuracy":
         unit, scale, digits = " steps", 1.0, 0
     else:
         unit, scale, digits = " points", 100.0, 1
-    difference, low, high = (signed(scale * value, digits) for value in (own.difference, *own.interval))
-    return f"{difference}{unit} [{low}, {high}]"
+    middle, low, high = (signed(scale * value, digits) for value in (difference, *interval))
+    below, above = ("≤ " if own.cut[0] else ""), ("≥ " if own.cut[1] else "")
+    return f"{middle}{unit} [{below}{low}, {above}{high}]"
+
+
+def _unreached(result: StudyResult, own: Comparison) -> str:
+    """Who came to the accuracy and who did not, where steps cannot be compared."""
+    counts = [len(result.arm(name).runs) for name in (own.first, own.second)]
+    arms = list(zip((own.first, own.second), counts, own.never, own.mean_steps or (0.0, 0.0), strict=True))
+    none = [f"none of {_runs(count)} of {name}" for name, count, never, _ in arms if never == count]
+    some = [
+        f"by {count - never} of {_runs(count)} of {name}" if never else f"by {name} after {steps:,.0f} on average"
+        for name, count, never, steps in arms
+        if never < count
+    ]
+    reached = f"reached by {' and '.join(none)} within {own.within} steps"
+    return f"steps to {100 * own.at:.1f} %: {'; '.join((reached, *some))}"
 
 
 def _where(own: Comparison) -> str:
@@ -77,41 +127,58 @@ def _judgement(result: StudyResult, own: Comparison) -> Iterator[str]:
         yield f"equivalent within ±{100 * result.margin:.1f}"
     elif own.verdict != "undecided":
         yield own.verdict
-    elif own.standard_error:
+    elif not own.standard_error:
+        same = "run differs" if own.kind == "steps_to_accuracy" else "answer is right in one arm and wrong in the other"
+        yield f"undecided: no {same}"
+    elif own.detectable is None:
+        size = Sample(len(result.seeds), result.n_pairs, result.alpha).size
+        yield f"undecided: with {size} no difference could have been called"
+    else:
         scale, digits = (1, 0) if own.kind == "steps_to_accuracy" else (100, 1)
         yield f"undecided at this sample: ±{scale * own.detectable:,.{digits}f} detectable"
-    else:
-        yield (
-            "undecided: not one run differs" if own.kind == "steps_to_accuracy" else "undecided: not one answer differs"
-        )
     never = [
-        f"{count} of {len(result.arm(name).runs)} runs of {name}"
+        f"{count} of {_runs(len(result.arm(name).runs))} of {name}"
         for name, count in zip((own.first, own.second), own.never, strict=True)
         if count
     ]
     if never:
-        yield f"not reached by {' and '.join(never)}, counted with the last step"
+        bound = "a lower bound for that arm" if len(never) == 1 else "a lower bound for either arm"
+        yield f"not reached by {' and '.join(never)}, which count with the last step: {bound}"
     if len(result.seeds) == 1:
         yield "one seed: over prompts only"
 
 
-def study_notes(n_seeds: int, baseline: str, target: float | None) -> list[str]:
-    """What the study cannot say, in sentences."""
+def study_notes(sample: Sample, *, no_target: str | None = None, is_retimed: bool = False) -> list[str]:
+    """What the study cannot say, in sentences.
+
+    Args:
+        sample: seeds, pairs and α.
+        no_target: the baseline, where it gained nothing and no accuracy to reach was given.
+        is_retimed: whether seconds of some run lack what an interrupted attempt had done.
+    """
     notes = []
-    if n_seeds == 1:
+    if sample.n_seeds == 1:
         notes.append("one seed: the intervals are over prompts only and say nothing of other seeds")
-    elif n_seeds < FEW_SEEDS:
+    elif sample.n_pairs and sample.multiplier > WIDE:
+        notes.append(f"{sample.width}: run more seeds, or name fewer pairs in study.compare")
+    if no_target is not None:
         notes.append(
-            f"{n_seeds} seeds hardly show how much seeds differ, so the intervals are very wide: use 3 or more"
-        )
-    if target is None:
-        notes.append(
-            f"{baseline} gained nothing from step 0 to its end, so there is no accuracy to reach: name one in "
+            f"{no_target} gained nothing from step 0 to its end, so there is no accuracy to reach: name one in "
             "study.target_accuracy to compare steps"
         )
+    if is_retimed:
+        notes.append("some runs were interrupted, so equal time is an indication only")
     return notes
 
 
 def signed(value: float, digits: int) -> str:
-    """A number with its sign, the minus as wide as the plus; plain where it is 0."""
-    return f"{value:+,.{digits}f}".replace("-", "−") if value else f"{0:.{digits}f}"
+    """A number with its sign, the minus as wide as the plus; plain where it is 0 to so many digits."""
+    return f"{value:+,.{digits}f}".replace("-", "−") if round(value, digits) else f"{0:.{digits}f}"
+
+
+def _runs(number: int) -> str:
+    return "1 run" if number == 1 else f"{number} runs"
+
+
+def _count(number: int, what: str) -> str:
+    return f"one {what}" if number == 1 else f"{number} {what}s"

@@ -2,6 +2,7 @@
 
 1. Train the run to its end, from its latest checkpoint if it was interrupted.
 2. Evaluate its checkpoints, all jobs on the same prompts with the same random numbers; what was measured is kept.
+3. Drop the optimizer's state, two thirds of its checkpoints: the run is finished, and nothing resumes from it.
 
 A CPU worker computes on one thread, a GPU worker sees one GPU: a result never depends on how many work at a time.
 """
@@ -13,10 +14,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from types import FrameType
 from typing import Any
 
 from rocktokens.errors import RocktokensError
-from rocktokens.run_dir import derive_seed
+from rocktokens.run_dir import RunDir, derive_seed
 from rocktokens.studies.plan import Job
 
 EVALUATION_SEED = derive_seed(0, "study evaluation")
@@ -51,6 +53,7 @@ class Failed:
 def serve(connection: Connection, gpu: str | None) -> None:
     """Work through the jobs that come over the connection until it is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the study's process decides what an interrupt means
+    signal.signal(signal.SIGTERM, _leave)
     _settle(gpu)
     while True:
         try:
@@ -67,6 +70,14 @@ def run_job(job: Job, report: Report) -> None:
         done = job.training_work + index * job.evaluation_work
         _evaluate(job, step, lambda work, done=done: report(done + work))
         report(done + job.evaluation_work)
+    drop_optimizers(job.run)
+
+
+def drop_optimizers(run: RunDir) -> None:
+    """Delete the optimizer's state from all checkpoints of a run that is trained."""
+    from rocktokens.training.checkpoint import OPTIMIZER_FILE
+
+    run.drop([entry.path for entry in run.files("checkpoints/") if entry.path.endswith(f"/{OPTIMIZER_FILE}")])
 
 
 def is_complete(job: Job) -> bool:
@@ -132,6 +143,11 @@ def _send(connection: Connection, message: Progress | Done | Failed) -> None:
         connection.send(message)
     except OSError:
         raise SystemExit(1) from None
+
+
+def _leave(_signal: int, _frame: FrameType | None) -> None:
+    """End as a process does by itself: what it has opened is closed, what it is writing is taken back."""
+    raise SystemExit(0)
 
 
 def _settle(gpu: str | None) -> None:

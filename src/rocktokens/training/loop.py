@@ -93,7 +93,7 @@ def _train(session: Session, run: RunDir, state: TrainerState | None, progress: 
         watch = LengthWatch(config.training.max_truncated_share, state.truncated_streak)
         for step in range(state.step, total):
             with clock.phase("sample"), naming_step(step):
-                rollouts = _rollouts_of_step(session, run, step)
+                rollouts, is_reused = _rollouts_of_step(session, run, step)
             watch.observe(step, truncated_share(rollouts))
             with clock.phase("update"), naming_step(step):
                 update = update_student(session, rollouts, step)
@@ -110,6 +110,7 @@ def _train(session: Session, run: RunDir, state: TrainerState | None, progress: 
                     traces.append(trace_table(rollouts, update.scores, update.weights.weights))
             if session.accelerator.is_main_process:
                 record = step_record(step, rollouts, update, clock.read(), config.scoring.temperature) | observed
+                record |= {"rollouts_reused": True} if is_reused else {}  # seconds_sample is then that of reading
                 append_log(run, record)
                 session.accelerator.log(record, step=step)
                 progress(state.step, total, record)
@@ -130,17 +131,17 @@ def _make_ready(session: Session, run: RunDir, state: TrainerState | None) -> No
     rewind(run, state)
 
 
-def _rollouts_of_step(session: Session, run: RunDir, step: int) -> list[Rollout]:
-    """The rollouts of all processes: stored ones if an earlier attempt at this step left them, else fresh ones."""
+def _rollouts_of_step(session: Session, run: RunDir, step: int) -> tuple[list[Rollout], bool]:
+    """The rollouts of all processes, and whether they are stored ones that an earlier attempt at this step left."""
     relative = f"rollouts/training/step-{step}.parquet"
     accelerator = session.accelerator
     stored = _from_main(accelerator, lambda: read_rollouts(run, relative) if run.files(relative) else None)
     if stored is not None:
-        return stored
+        return stored, True
     rollouts = gather_object(_sample_share(session, step))
     if accelerator.is_main_process:
         write_rollouts(run, relative, rollouts)
-    return rollouts
+    return rollouts, False
 
 
 def _sample_share(session: Session, step: int) -> list[Rollout]:

@@ -10,7 +10,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from rocktokens.config import Config, dump_config, load_config
-from rocktokens.config.policies import files_of
+from rocktokens.config.policies import FILE_KEYS, files_of
 from rocktokens.errors import ConfigError, RunDirError
 from rocktokens.models.fingerprints import vocabulary_sha256
 from rocktokens.run_dir import RunDir, file_sha256
@@ -43,7 +43,7 @@ def open_run(run: RunDir, config: Config, num_processes: int, *, resume: bool) -
     if run.exists() and not resume:
         raise RunDirError(f"{run.path} already holds a run: continue it with --resume, or give another run.directory")
     if any(entry.path == run.config.name for entry in run.files()):
-        _require_same_config(load_config(run.config), config)
+        _require_same_config(load_config(run.config), config, by_content=POLICY_FILES in run.manifest())
         _require_same_processes(run.manifest().get("num_processes", num_processes), num_processes)
     done = latest_checkpoint(run)
     if done != config.training.max_steps:
@@ -82,8 +82,9 @@ def rewind(run: RunDir, state: TrainerState | None) -> None:
     cut_log(run, step)
 
 
-def _require_same_config(started: Config, resumed: Config) -> None:
-    before, now = _training_keys(started), _training_keys(resumed)
+def _require_same_config(started: Config, resumed: Config, *, by_content: bool) -> None:
+    """Files of the policy may have moved where ``_require_same_files`` knows their content."""
+    before, now = (_training_keys(config, by_content) for config in (started, resumed))
     for key in before | now:
         if before.get(key) != now.get(key):
             raise ConfigError(
@@ -92,14 +93,24 @@ def _require_same_config(started: Config, resumed: Config) -> None:
             )
 
 
-def _training_keys(config: Config) -> dict[str, Any]:
+def _training_keys(config: Config, by_content: bool) -> dict[str, Any]:
     """What the result of training depends on, as ``section.key``."""
+    record = config.model_dump(mode="json")
+    if by_content:
+        _forget_paths(record["policy"])
     return {
         f"{section}.{key}": value
-        for section, table in config.model_dump(mode="json").items()
+        for section, table in record.items()
         for key, value in table.items()
         if section not in FREE_SECTIONS and f"{section}.{key}" not in FREE_KEYS
     }
+
+
+def _forget_paths(policy: dict[str, Any]) -> None:
+    """Leave of the files that a policy reads, however deep, only that there are some."""
+    policy |= {name: "a file" for name in FILE_KEYS if isinstance(policy.get(name), str)}
+    for part in policy.get("policies", ()):
+        _forget_paths(part)
 
 
 def _require_same_files(started: dict[str, str], files: dict[str, str]) -> None:
