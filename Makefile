@@ -12,8 +12,9 @@ export TOKENIZERS_PARALLELISM ?= false
 demo: setup
 	$(BIN)/rocktokens demo
 
+# One thread a worker: the models of the tests are too small to gain from a second one.
 test: lint $(SPARK)
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 lint: setup
 	$(BIN)/ruff check .
