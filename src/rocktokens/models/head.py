@@ -98,8 +98,13 @@ def lm_head(model: Any) -> LMHead:
     return LMHead(layer.weight, getattr(layer, "bias", None), float(scale), softcap)
 
 
-def hidden_states(model: Any, input_ids_RL: torch.Tensor, attention_mask_RL: torch.Tensor) -> torch.Tensor:
-    """The last hidden states (R, L, D), final norm included: what the LM head receives."""
+def hidden_states(
+    model: Any, input_ids_RL: torch.Tensor, attention_mask_RL: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The last hidden states (R, L, D), final norm included: what the LM head receives.
+
+    Where padding is on the right no mask is needed: attention is causal, so no token sees what comes after it.
+    """
     trunk = _causal_lm(model).base_model
     return trunk(input_ids=input_ids_RL, attention_mask=attention_mask_RL, use_cache=False).last_hidden_state
 
