@@ -21,6 +21,16 @@ if TYPE_CHECKING:
 ROCKS_SCHEMA_VERSION = 1
 CONTROLS_SCHEMA_VERSION = 1
 Verdict = Literal["untested", "pillar", "stumbling", "neutral", "undecided"]
+Category = Literal[
+    "latex_math",
+    "markdown_whitespace",
+    "discourse",
+    "digit",
+    "punctuation",
+    "function_word",
+    "content_word",
+    "other",
+]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,5 @@
 """Two processes with a shard each of the student (FSDP2 on the CPU) measure what one with the whole does."""
 
-import os
-import random
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,39 +8,19 @@ import sharded_worker
 import torch.distributed as dist
 from gradient_oracle import tiny_gpt2
 
+from ranks import run_two_ranks
 from rocktokens.gradients.partition import prompt_batches
 from rocktokens.scoring.batch import split_by_tokens
 
 pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="this torch was built without gloo")
 
 
-def free_port() -> int:
-    """A port below those the system hands to outgoing connections, so that none of them takes it meanwhile."""
-    for port in random.SystemRandom().sample(range(20_000, 30_000), 100):
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)):
-                return port
-    raise AssertionError("no free port")
-
-
 @pytest.fixture(scope="module")
 def by_rank(tmp_path_factory):
     """What each of two processes found, by rank."""
     target = tmp_path_factory.mktemp("sharded") / "found"
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, sharded_worker.__file__, *sharded_worker.MESHES, str(target)],
-            env={**os.environ, **shared, "RANK": str(rank)},
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=Path(sharded_worker.__file__).parent,
-        )
-        for rank in range(2)
-    ]
-    for process in processes:
-        _, errors = process.communicate(timeout=120)
-        assert process.returncode == 0, errors
+    worker = sharded_worker.__file__
+    run_two_ranks(worker, *sharded_worker.MESHES, str(target), cwd=Path(worker).parent)
     return [np.load(f"{target}-{rank}.npz") for rank in range(2)]
 
 

@@ -1,11 +1,6 @@
 """The TRL adapter: TRL itself where all weights are 1, a naive loss of its own completions where they are not."""
 
 import json
-import os
-import random
-import socket
-import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -41,6 +36,7 @@ from trl_case import (
     training_rows,
 )
 
+from ranks import run_two_ranks
 from rocktokens.integrations.trl import RockDistillationTrainer
 
 
@@ -97,31 +93,9 @@ def test_gradient_is_that_of_the_weighted_loss(
             assert largest_difference(seen.steps[0], naive(trainer._buffered_inputs, policy, denominator, shift)) > 1e-2
 
 
-def free_port() -> int:
-    """A port below those the system hands to outgoing connections, so that none of them takes it meanwhile."""
-    for port in random.SystemRandom().sample(range(20_000, 30_000), 100):
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)):
-                return port
-    raise AssertionError("no free port")
-
-
 @pytest.mark.skipif(not dist.is_gloo_available(), reason="this torch was built without gloo")
 def test_processes_share_weights_and_denominator(tmp_path: Path):
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, trl_case.__file__, str(tmp_path)],
-            env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=Path(trl_case.__file__).parent,
-        )
-        for rank in range(2)
-    ]
-    for process in processes:
-        _, errors = process.communicate(timeout=120)
-        assert process.returncode == 0, errors
+    run_two_ranks(trl_case.__file__, str(tmp_path), cwd=Path(trl_case.__file__).parent)
     for policy, denominator in SHARED:
         folder = tmp_path / f"{policy}-{denominator}"
         gradients = [load_file(folder / f"gradients-{rank}.safetensors") for rank in range(2)]

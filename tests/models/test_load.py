@@ -11,7 +11,6 @@ from rocktokens.models.head import hidden_states
 from rocktokens.models.load import end_ids, load_model, resolve_device
 
 IDS_RL = torch.tensor([[5, 9, 13, 21]])
-MASK_RL = torch.ones_like(IDS_RL)
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +73,7 @@ def test_a_model_without_end_tokens_has_none(saved):
 
 def save_adapter(model, path, base_name):
     wrapped = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)).eval()
-    expected = hidden_states(wrapped, IDS_RL, MASK_RL)
+    expected = hidden_states(wrapped, IDS_RL)
     wrapped.peft_config["default"].base_model_name_or_path = base_name
     wrapped.save_pretrained(path, save_embedding_layers=False)
     return expected
@@ -82,10 +81,10 @@ def save_adapter(model, path, base_name):
 
 def test_an_adapter_directory_loads_merged_on_its_base(saved, tmp_path):
     directory, model = saved
-    plain = hidden_states(model, IDS_RL, MASK_RL)
+    plain = hidden_states(model, IDS_RL)
     expected = save_adapter(model, tmp_path / "adapter", str(directory))
     loaded = load_model(str(tmp_path / "adapter"), device="cpu")
-    states = hidden_states(loaded.model, IDS_RL, MASK_RL)
+    states = hidden_states(loaded.model, IDS_RL)
     assert (states - plain).abs().max() > 1e-2
     torch.testing.assert_close(states, expected, atol=1e-4, rtol=1e-4)
     assert isinstance(loaded.model, LlamaForCausalLM)

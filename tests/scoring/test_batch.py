@@ -67,7 +67,7 @@ def naive_log_probs(model, rollouts):
 
 @torch.no_grad()
 def batched_log_probs(model, batch, shift=0):
-    h_RLD = hidden_states(model, batch.input_ids_RL, batch.attention_mask_RL)
+    h_RLD = hidden_states(model, batch.input_ids_RL)
     h_TD = h_RLD.flatten(0, 1)[batch.flat_index_T + shift]
     if shift == 0:
         torch.testing.assert_close(h_TD, batch.predicting_states(h_RLD), atol=0, rtol=0)
@@ -97,7 +97,8 @@ def test_padding_changes_nothing():
 def test_a_pad_id_inside_a_response_is_a_token_like_any_other():
     batch = collate([rollout(3, [PAD, 1], [PAD, 2, PAD]), rollout(4, [5], [PAD])], PAD, "cpu")
     assert batch.token_ids_T.tolist() == [PAD, 2, PAD, PAD]
-    assert batch.attention_mask_RL.tolist() == [[1, 1, 1, 1, 1], [1, 1, 0, 0, 0]]
+    assert batch.input_ids_RL.tolist() == [[PAD, 1, PAD, 2, PAD], [5, PAD, PAD, PAD, PAD]]
+    assert batch.flat_index_T.tolist() == [1, 2, 3, 5]
 
 
 def test_the_example_of_the_docstring():

@@ -1,13 +1,8 @@
 """Whole runs of ``distill`` on the tiny pair: what it leaves on disk, how it resumes, what it refuses."""
 
 import json
-import os
-import random
 import re
 import shutil
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +14,7 @@ from accelerate.tracking import get_available_trackers
 from safetensors.torch import load_file, save_file
 from tiny_pair import byte_tokenizer, tiny_config, tiny_llama
 
+from ranks import run_two_ranks
 from rocktokens.config import Config, dump_config, load_config
 from rocktokens.errors import (
     ConfigError,
@@ -516,34 +512,12 @@ def require_frozen_on_both_ranks(run: RunDir) -> None:
         assert rows.kl.notna().any() and rows.kl.isna().any()
 
 
-def free_port() -> int:
-    """A port below those the system hands to outgoing connections, so that none of them takes it meanwhile."""
-    for port in random.SystemRandom().sample(range(20_000, 30_000), 100):
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)):
-                return port
-    raise AssertionError("no free port")
-
-
 def run_two_processes(config_files: list[Path]) -> None:
     """Distil one config after the other, in the same two processes."""
-    port = free_port()
     script = (
         "import sys, torch; torch.set_num_threads(1)\n"
         "from rocktokens.config import load_config; from rocktokens.training.loop import distill\n"
         "for path in sys.argv[1:]: distill(load_config(path), resume=True)\n"
         "from accelerate import PartialState; PartialState().destroy_process_group()\n"
     )
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "ACCELERATE_USE_CPU": "true"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", script, *map(str, config_files)],
-            env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    for process in processes:
-        _, errors = process.communicate(timeout=120)
-        assert process.returncode == 0, errors
+    run_two_ranks("-c", script, *map(str, config_files), ACCELERATE_USE_CPU="true")

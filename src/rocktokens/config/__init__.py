@@ -3,7 +3,7 @@
 An unknown key is an error that names the nearest valid key; every error is one sentence.
 """
 
-from rocktokens.config.base import Divergence, Section
+from rocktokens.config.base import Divergence, Section, WholeOrAuto
 from rocktokens.config.files import apply_overrides, dump_config, dump_toml, load_config, parse_config, read_toml
 from rocktokens.config.policies import PolicySection
 from rocktokens.config.sections import (
@@ -50,6 +50,7 @@ __all__ = [
     "TaskSection",
     "TraceSection",
     "TrainingSection",
+    "WholeOrAuto",
     "WordmathTask",
     "apply_overrides",
     "checkpoint_steps",

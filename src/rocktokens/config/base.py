@@ -1,10 +1,19 @@
 """What every section of a configuration has in common."""
 
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 Divergence = Literal["reverse", "forward", "jsd"]
+
+
+def _whole_or_auto(value: Any) -> Any:
+    if value != "auto" and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        raise ValueError("give a whole number of at least 1, or auto")
+    return value
+
+
+WholeOrAuto = Annotated[int | Literal["auto"], BeforeValidator(_whole_or_auto)]
 
 
 class Section(BaseModel):

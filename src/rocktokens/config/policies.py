@@ -21,21 +21,9 @@ from pydantic import (
 )
 
 from rocktokens.config.base import NamedSection, named_by_default
-from rocktokens.types import ControlSet, RockSet, Verdict
+from rocktokens.types import Category, ControlSet, RockSet, Verdict
 
 S = TypeVar("S", RockSet, ControlSet)
-Category = Literal[
-    "latex_math",
-    "markdown_whitespace",
-    "discourse",
-    "digit",
-    "punctuation",
-    "function_word",
-    "content_word",
-    "other",
-]
-
-
 IN_PYTHON = {"in_python": True}
 """The context of a validation whose result is used at once and never written."""
 

@@ -4,11 +4,11 @@ Names follow TRL and transformers where they have one.
 """
 
 import re
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
-from rocktokens.config.base import Divergence, Section
+from rocktokens.config.base import Divergence, Section, WholeOrAuto
 from rocktokens.config.policies import PolicySection, UniformSection
 from rocktokens.config.tasks import TaskSection, WordmathTask
 from rocktokens.errors import ConfigError
@@ -120,7 +120,7 @@ class TraceSection(Section):
 class FindSection(Section):
     """Which types are rocks (METHOD 4)."""
 
-    k: int | Literal["auto"] = Field(
+    k: WholeOrAuto = Field(
         default=100, description="how many; auto: where coverage of the kl meets stability of the set"
     )
     stage: Literal["context", "score"] = Field(
@@ -146,13 +146,6 @@ class FindSection(Section):
     split: float = Field(
         default=0.5, gt=0, le=1, description="share of prompts used for selection; 1 uses them all for both"
     )
-
-    @field_validator("k", mode="before")
-    @classmethod
-    def _whole_or_auto(cls, k: Any) -> Any:
-        if k != "auto" and (isinstance(k, bool) or not isinstance(k, int) or k < 1):
-            raise ValueError("give a whole number of at least 1, or auto")
-        return k
 
 
 class EvaluationSection(Section):

@@ -27,8 +27,8 @@ from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 from rocktokens.config import Divergence
 from rocktokens.gradients.inner_products import place_among
 from rocktokens.gradients.partition import split_by_rollout
-from rocktokens.models.head import hidden_states, lm_head
-from rocktokens.scoring.batch import RolloutBatch, collate, split_by_tokens
+from rocktokens.models.head import lm_head
+from rocktokens.scoring.batch import RolloutBatch, collate, response_states, split_by_tokens
 from rocktokens.scoring.divergence import weighted_kl
 from rocktokens.types import Rollout
 
@@ -66,7 +66,7 @@ class Objective:
     def states(self, model: Any, batch: RolloutBatch) -> torch.Tensor:
         """What each response token is predicted from."""
         with self._autocast(batch):
-            return batch.predicting_states(hidden_states(model, batch.input_ids_RL, batch.attention_mask_RL))
+            return response_states(model, batch)
 
     def loss(
         self, h_s_TD: torch.Tensor, h_t_TE: torch.Tensor, batch: RolloutBatch, counted_T: torch.Tensor, denominator: int

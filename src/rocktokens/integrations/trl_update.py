@@ -18,6 +18,7 @@ from accelerate.utils import gather_object
 
 from rocktokens.errors import TrainingStoppedError
 from rocktokens.policies import WeightPolicy
+from rocktokens.training.batch import token_arrays
 from rocktokens.types import STANDARD_COLUMNS, Rollout, TokenScores, TokenWeights
 
 Denominator = Literal["all", "kept"]
@@ -116,16 +117,6 @@ def weigh(
     own = slice(ends[rank], ends[rank + 1])
     return Update(
         step, everyone, TokenWeights(weights_T, total), scored_T, own, scores or _unscored(own.stop - own.start)
-    )
-
-
-def token_arrays(rollouts: Sequence[Rollout]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Token ids, positions in the response and rollout ids, one entry per response token."""
-    lengths = [len(rollout.token_ids) for rollout in rollouts]
-    return (
-        np.concatenate([rollout.token_ids for rollout in rollouts]),
-        np.concatenate([np.arange(length, dtype=np.int32) for length in lengths]),
-        np.repeat([rollout.rollout_id for rollout in rollouts], lengths),
     )
 
 

@@ -98,15 +98,13 @@ def lm_head(model: Any) -> LMHead:
     return LMHead(layer.weight, getattr(layer, "bias", None), float(scale), softcap)
 
 
-def hidden_states(
-    model: Any, input_ids_RL: torch.Tensor, attention_mask_RL: torch.Tensor | None = None
-) -> torch.Tensor:
+def hidden_states(model: Any, input_ids_RL: torch.Tensor) -> torch.Tensor:
     """The last hidden states (R, L, D), final norm included: what the LM head receives.
 
-    Where padding is on the right no mask is needed: attention is causal, so no token sees what comes after it.
+    There is no mask: padding is on the right, and a causal LM never sees what comes after a token.
     """
     trunk = _causal_lm(model).base_model
-    return trunk(input_ids=input_ids_RL, attention_mask=attention_mask_RL, use_cache=False).last_hidden_state
+    return trunk(input_ids=input_ids_RL, use_cache=False).last_hidden_state
 
 
 def _causal_lm(model: Any) -> PreTrainedModel:
@@ -126,9 +124,8 @@ def verify_head(model: Any, input_ids: Sequence[int]) -> float:
         The largest absolute difference of a logit.
     """
     ids_RL = torch.tensor([list(input_ids)], device=model.device)
-    mask_RL = torch.ones_like(ids_RL)
-    own_TV = model(input_ids=ids_RL, attention_mask=mask_RL, use_cache=False).logits[0]
-    ours_TV = lm_head(model).logits(hidden_states(model, ids_RL, mask_RL)[0])
+    own_TV = model(input_ids=ids_RL, use_cache=False).logits[0]
+    ours_TV = lm_head(model).logits(hidden_states(model, ids_RL)[0])
     difference = (own_TV.to(ours_TV.dtype) - ours_TV).abs().max().item()
     tolerance = max(1e-4, 4 * torch.finfo(own_TV.dtype).eps) * max(1.0, own_TV.abs().max().item())
     if not difference <= tolerance:

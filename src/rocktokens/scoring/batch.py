@@ -1,6 +1,6 @@
 """Rollouts as one right-padded batch, and which hidden state predicts which response token.
 
-1. A sequence is prompt then response, padded on the right; the mask comes from its length, never from the pad id.
+1. A sequence is prompt then response, padded on the right, where no token of a causal LM sees it.
 2. Response token t of a sequence with P prompt tokens is input index P + t, so the state that *predicts* it, the last
    one that has not seen it, is index P + t − 1.
 3. Response tokens of all rollouts lie one after the other, rollout after rollout: the T of every (T, …) array.
@@ -8,11 +8,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
 from rocktokens.errors import RocktokensError
+from rocktokens.models.head import hidden_states
 from rocktokens.types import Rollout
 
 
@@ -24,7 +26,6 @@ class RolloutBatch:
     """
 
     input_ids_RL: torch.Tensor
-    attention_mask_RL: torch.Tensor
     flat_index_T: torch.Tensor
     """Into the (R · L) states: where each response token is predicted."""
     token_ids_T: torch.Tensor
@@ -38,6 +39,11 @@ class RolloutBatch:
         return h_RLD.flatten(0, 1)[self.flat_index_T]
 
 
+def response_states(model: Any, batch: RolloutBatch) -> torch.Tensor:
+    """h_TD: for every response token the last hidden state that had not seen it yet."""
+    return batch.predicting_states(hidden_states(model, batch.input_ids_RL))
+
+
 def collate(rollouts: Sequence[Rollout], pad_id: int, device: torch.device | str) -> RolloutBatch:
     """Batch rollouts in the given order; ``pad_id`` may be any id, its states are never used."""
     for rollout in rollouts:
@@ -49,12 +55,11 @@ def collate(rollouts: Sequence[Rollout], pad_id: int, device: torch.device | str
     for row_L, rollout in zip(input_ids_RL, rollouts, strict=True):
         ids = np.concatenate([rollout.prompt_ids, rollout.token_ids])
         row_L[: len(ids)] = ids
-    mask_RL = np.arange(longest) < (prompts + responses)[:, None]
     positions_T = np.concatenate([np.arange(length) for length in responses])
     predicted_at_T = np.repeat(np.arange(len(rollouts)) * longest + prompts - 1, responses) + positions_T
     rollout_ids_T = np.repeat([rollout.rollout_id for rollout in rollouts], responses)
     token_ids_T = np.concatenate([rollout.token_ids for rollout in rollouts])
-    arrays = (input_ids_RL, mask_RL, predicted_at_T, token_ids_T, positions_T, rollout_ids_T)
+    arrays = (input_ids_RL, predicted_at_T, token_ids_T, positions_T, rollout_ids_T)
     return RolloutBatch(*(torch.from_numpy(array.astype(np.int64)).to(device) for array in arrays))
 
 

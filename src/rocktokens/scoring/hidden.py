@@ -16,9 +16,9 @@ import numpy as np
 import torch
 
 from rocktokens.errors import RocktokensError
-from rocktokens.models.head import hidden_states, lm_head
+from rocktokens.models.head import lm_head
 from rocktokens.models.load import LoadedModel
-from rocktokens.scoring.batch import collate, split_by_tokens
+from rocktokens.scoring.batch import collate, response_states, split_by_tokens
 from rocktokens.types import Rollout
 
 STATES_BYTES = 1 << 30
@@ -54,7 +54,7 @@ class HiddenEncoder:
         states_ND = np.empty((len(order_N), self.width), dtype=np.float32)
         for group in split_by_tokens(rollouts, self.tokens_per_batch):
             batch = collate([rollouts[index] for index in group], pad_id=0, device=self.model.device)
-            h_TD = batch.predicting_states(hidden_states(self.model, batch.input_ids_RL, batch.attention_mask_RL))
+            h_TD = response_states(self.model, batch)
             lengths = [len(rollouts[index].token_ids) for index in group]
             for index, own_TD in zip(group, h_TD.split(lengths), strict=True):
                 rows_N = occurrences[index]

@@ -20,7 +20,7 @@ import torch
 from rocktokens.config import ScoringSection
 from rocktokens.models.head import LMHead, hidden_states, lm_head
 from rocktokens.models.load import LoadedModel
-from rocktokens.scoring.batch import RolloutBatch, collate, split_by_tokens
+from rocktokens.scoring.batch import collate, response_states, split_by_tokens
 from rocktokens.scoring.divergence import token_scores, top_overlap
 from rocktokens.types import Rollout
 
@@ -243,8 +243,8 @@ def _probe_group(
     device = student.model.device
     batch = collate(rollouts, pad_id=0, device=device)
     heads = lm_head(student.model), lm_head(teacher.model)
-    h_s_TD, student_time = _timed(device, lambda: _states(student, batch))
-    h_t_TE, teacher_time = _timed(device, lambda: _states(teacher, batch))
+    h_s_TD, student_time = _timed(device, lambda: response_states(student.model, batch))
+    h_t_TE, teacher_time = _timed(device, lambda: response_states(teacher.model, batch))
     states = (h_s_TD, heads[0], h_t_TE, heads[1])
     settings = (section.divergence, section.temperature, section.tokens_per_chunk)
     scores, head_time = _timed(device, lambda: token_scores(*states, batch.token_ids_T, *settings))
@@ -264,10 +264,6 @@ def _probe_group(
     return columns, [student_time, teacher_time, head_time]
 
 
-def _states(loaded: LoadedModel, batch: RolloutBatch) -> torch.Tensor:
-    return batch.predicting_states(hidden_states(loaded.model, batch.input_ids_RL, batch.attention_mask_RL))
-
-
 def _kept_bytes(model: Any, ids_RL: torch.Tensor, bf16: bool) -> int:
     """Bytes of all tensors that autograd saves in a forward, each storage once, the parameters themselves left out."""
     parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
@@ -281,7 +277,7 @@ def _kept_bytes(model: Any, ids_RL: torch.Tensor, bf16: bool) -> int:
 
     hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
     with torch.enable_grad(), hooks, _autocast(model.device, bf16):
-        states = hidden_states(model, ids_RL, torch.ones_like(ids_RL))
+        states = hidden_states(model, ids_RL)
     del states  # kept alive until here, so that no storage could be freed and counted again under its address
     return sum(kept.values())
 

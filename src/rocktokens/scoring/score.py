@@ -13,9 +13,9 @@ import torch
 
 from rocktokens.config import Divergence
 from rocktokens.errors import RocktokensError
-from rocktokens.models.head import LMHead, hidden_states, lm_head
+from rocktokens.models.head import LMHead, lm_head
 from rocktokens.models.load import LoadedModel
-from rocktokens.scoring.batch import RolloutBatch, collate, split_by_tokens
+from rocktokens.scoring.batch import collate, response_states, split_by_tokens
 from rocktokens.scoring.divergence import token_scores
 from rocktokens.scoring.formulas import require_extras
 from rocktokens.types import STANDARD_COLUMNS, Rollout, TokenScores
@@ -82,13 +82,9 @@ def replayed(
         )
     for group in split_by_tokens(rollouts, tokens_per_batch):
         batch = collate([rollouts[index] for index in group], pad_id=0, device=student.device)
-        h_s_TD, h_t_TE = (_predicting_states(model, batch) for model in (student, teacher))
+        with torch.inference_mode():
+            h_s_TD, h_t_TE = (response_states(model, batch) for model in (student, teacher))
         yield group, (h_s_TD, lm_head(student), h_t_TE, lm_head(teacher), batch.token_ids_T)
-
-
-@torch.inference_mode()
-def _predicting_states(model: Any, batch: RolloutBatch) -> torch.Tensor:
-    return batch.predicting_states(hidden_states(model, batch.input_ids_RL, batch.attention_mask_RL))
 
 
 def _model(model: Any) -> Any:

@@ -19,20 +19,11 @@ import re
 import unicodedata
 from collections.abc import Container, Iterable
 from functools import lru_cache
-from typing import Literal, get_args
+from typing import get_args
 
 from rocktokens.traces.store import TraceStore
+from rocktokens.types import Category
 
-Category = Literal[
-    "latex_math",
-    "markdown_whitespace",
-    "discourse",
-    "digit",
-    "punctuation",
-    "function_word",
-    "content_word",
-    "other",
-]
 CATEGORIES: tuple[Category, ...] = get_args(Category)
 
 

@@ -22,9 +22,10 @@ import pyarrow as pa
 
 from rocktokens.errors import RocktokensError
 from rocktokens.stats.aggregate import ONE
-from rocktokens.stats.categories import CATEGORIES, Category
+from rocktokens.stats.categories import CATEGORIES
 from rocktokens.stats.scores import Sample
 from rocktokens.traces.store import TraceStore
+from rocktokens.types import Category
 
 LINE_BINS = ("start of line", "elsewhere")
 SINCE_NEWLINE_BINS = {"0": 0, "1": 1, "2–4": 2, "5–9": 5, "10+": 10}

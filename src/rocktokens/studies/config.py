@@ -30,6 +30,7 @@ from rocktokens.config import (
     TaskSection,
     TraceSection,
     TrainingSection,
+    WholeOrAuto,
     WordmathTask,
     apply_overrides,
     dump_toml,
@@ -61,7 +62,7 @@ class StudySection(Section):
         default=None, gt=0, le=1, description="for steps to accuracy; default: 90 % of what the baseline gains"
     )
     rocks: str | None = Field(default=None, description="a rocks.json for @rocks, instead of a scout")
-    processes: int | Literal["auto"] = Field(
+    processes: WholeOrAuto = Field(
         default="auto", description="runs at a time, one thread each; auto: one a GPU, else one a CPU core"
     )
 
@@ -85,13 +86,6 @@ class StudySection(Section):
         if min(seeds) < 0 or max(seeds) >= 2**63 or len(set(seeds)) < len(seeds):
             raise ValueError("give whole numbers from 0 to 2⁶³ − 1, each once")
         return seeds
-
-    @field_validator("processes", mode="before")
-    @classmethod
-    def _whole_or_auto(cls, processes: Any) -> Any:
-        if processes != "auto" and (isinstance(processes, bool) or not isinstance(processes, int) or processes < 1):
-            raise ValueError("give a whole number of at least 1, or auto")
-        return processes
 
 
 class ScoutSection(Section):

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from rocktokens.config import ScoringSection
-from rocktokens.models.head import LMHead, hidden_states, lm_head
-from rocktokens.scoring.batch import RolloutBatch
+from rocktokens.models.head import LMHead, lm_head
+from rocktokens.scoring.batch import RolloutBatch, response_states
 from rocktokens.scoring.divergence import Term, token_scores, top_overlap, weighted_kl
 from rocktokens.types import TokenScores
 
@@ -77,8 +77,3 @@ class DistillationObjective(nn.Module):
                     column_T[watched_N] = column_N
             overlap_share_P, _ = top_overlap(*states_at(overlap_P), k=OVERLAP_K)
         return ObjectiveOutput(loss, scores, overlap_share_P)
-
-
-def response_states(model: nn.Module, batch: RolloutBatch) -> torch.Tensor:
-    """h_TD: for every response token the last hidden state that had not seen it yet."""
-    return batch.predicting_states(hidden_states(model, batch.input_ids_RL))  # padded on the right: faster without mask

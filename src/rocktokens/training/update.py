@@ -18,10 +18,10 @@ from accelerate.utils import gather_object
 
 from rocktokens.models.head import lm_head
 from rocktokens.run_dir import derive_seed
-from rocktokens.scoring.batch import collate
+from rocktokens.scoring.batch import collate, response_states
 from rocktokens.training.batch import MicroBatch, joined_columns, micro_batches, whole_update
 from rocktokens.training.health import require_finite, require_weight
-from rocktokens.training.objective import ObjectiveOutput, response_states
+from rocktokens.training.objective import ObjectiveOutput
 from rocktokens.training.session import Session
 from rocktokens.training.weighing import Weighing, weigh
 from rocktokens.types import Rollout, TokenScores, TokenWeights

@@ -17,10 +17,9 @@ from accelerate.utils import gather_object
 
 from rocktokens.models.head import lm_head
 from rocktokens.policies import WeightPolicy
-from rocktokens.scoring.batch import collate
+from rocktokens.scoring.batch import collate, response_states
 from rocktokens.scoring.divergence import token_scores
 from rocktokens.training.batch import joined_columns, micro_batches, token_arrays, whole_update
-from rocktokens.training.objective import response_states
 from rocktokens.training.session import Session
 from rocktokens.types import EXTRA_COLUMNS, Rollout, TokenScores, TokenWeights
 
