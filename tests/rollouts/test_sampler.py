@@ -13,6 +13,7 @@ from tiny_sampling import EOS_IDS, PAD, VOCAB, make_llama, make_requests, same_c
 from rocktokens.errors import NonFiniteLossError, RocktokensError
 from rocktokens.rollouts.noise import gumbel_noise, stream_key
 from rocktokens.rollouts.sampler import Completion, SampleRequest, TransformersSampler
+from rocktokens.rollouts.shadow import SamplingCopy
 
 MODEL = make_llama()
 REQUESTS = make_requests(21)
@@ -286,3 +287,43 @@ def test_a_prompt_that_just_fits_is_sampled():
     for length, limit in ((98, None), (70, 100)):
         [completion] = sample([SampleRequest("q", np.full(length, 5))], eos_ids=frozenset(), max_length=limit)
         assert len(completion.token_ids) == 30
+
+
+def test_a_sampling_copy_follows_the_trained_weights_and_keeps_its_tensors():
+    source = make_llama()
+    source.model.embed_tokens.requires_grad_(False)
+    shadow = SamplingCopy(source, torch.bfloat16)
+    before = {name: parameter.data_ptr() for name, parameter in shadow.model.named_parameters()}
+    with torch.no_grad():
+        for parameter in source.parameters():
+            parameter.mul_(1.5)
+    from_copy = sampler(model=shadow.model, refresh=shadow.refresh)
+    from_copy.sample(REQUESTS[:1], temperature=1.0, max_new_tokens=2, seed=7)
+    given = dict(source.named_parameters())
+    for name, parameter in shadow.model.named_parameters():
+        assert parameter.data_ptr() == before[name]
+        assert (parameter.dtype, parameter.requires_grad) == (torch.bfloat16, False)
+        assert torch.equal(parameter, given[name].to(torch.bfloat16)) == given[name].requires_grad
+    assert all(buffer.dtype == torch.float32 for buffer in shadow.model.buffers())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_greedy_is_what_generate_gives_and_captured_steps_stay_valid():
+    model = copy.deepcopy(MODEL).cuda()
+    ours = sampler(model=model, batch_size=8)
+    for _ in range(2):
+        first, again = (
+            ours.sample(REQUESTS, temperature=0.0, max_new_tokens=25, seed=7, on_done=None) for _ in range(2)
+        )
+        for request, completion, same in zip(REQUESTS, first, again, strict=True):
+            ids = torch.from_numpy(request.prompt_ids).cuda().long()[None]
+            row = model.generate(
+                input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=25,
+                eos_token_id=sorted(EOS_IDS),
+            )[0, ids.shape[1] :]  # fmt: skip
+            assert row.tolist() == completion.token_ids.tolist() == same.token_ids.tolist()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(1.1)
+    assert ours._rows is not None
+    assert ours._rows._graphs

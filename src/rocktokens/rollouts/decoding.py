@@ -174,7 +174,7 @@ def choose(
         allowed_RV = noise_RV.add_(allowed_RV, alpha=1 / temperature)
     best_R, chosen_R = allowed_RV.max(dim=1)
     logprobs_R = logits_RV.gather(1, chosen_R[:, None])[:, 0] - logits_RV.logsumexp(dim=1)
-    return chosen_R, logprobs_R.where(best_R.isfinite(), torch.nan)
+    return chosen_R, logprobs_R.masked_fill(~best_R.isfinite(), torch.nan)
 
 
 def _drop_finished(rows: _Rows, live: int) -> None:

@@ -17,8 +17,9 @@ import torch
 from rocktokens.errors import RocktokensError
 from rocktokens.rollouts.decoding import DecodingBatch, DecodingSettings, decode_batch
 from rocktokens.rollouts.noise import stream_key
+from rocktokens.rollouts.rows import DecodingRows
 from rocktokens.rollouts.slots import fits
-from rocktokens.rollouts.stream import Ended, Line, Stream
+from rocktokens.rollouts.stream import Ended, Line, Stream, stream_rows
 from rocktokens.types import Rollout
 
 TRUNK_MEMORY = 1 << 30
@@ -134,6 +135,7 @@ class TransformersSampler:
         vocab_size: int | None = None,
         max_length: int | None = None,
         threads: int | None = None,
+        refresh: Callable[[], None] | None = None,
     ) -> None:
         """Wrap a model.
 
@@ -145,6 +147,7 @@ class TransformersSampler:
             vocab_size: head columns from here on are padding and are never sampled; default: the head has none.
             max_length: prompt and response tokens that the teacher, who reads them next, can see; default: any number.
             threads: of the CPU while sampling; on one, float32 rollouts are the same bit for bit in any batch.
+            refresh: brings the weights of ``model`` up to date; called before every use.
         """
         text_config = model.config.get_text_config()
         self.model = model
@@ -152,6 +155,8 @@ class TransformersSampler:
         self.pad_id = pad_id
         self.batch_size = batch_size
         self.threads = threads
+        self.refresh = refresh
+        self._rows: DecodingRows | None = None
         self.vocab_size: int = min(vocab_size or text_config.vocab_size, text_config.vocab_size)
         self.context_lengths: dict[str, int | None] = {
             "model": getattr(text_config, "max_position_embeddings", None),
@@ -209,13 +214,22 @@ class TransformersSampler:
     ) -> None:
         if not lines:
             return
+        if self.refresh:
+            self.refresh()
         settings = DecodingSettings(
             self.eos_ids, self.pad_id, self.vocab_size, self.batch_size, temperature, max_new_tokens
         )
         with torch.no_grad(), evaluation_mode(self.model), self._on_threads():
-            decode = _in_stream if fits(self.model) else _in_batches
-            for index, token_ids, logprobs, finished in decode(self.model, settings, lines):
+            ended = self._stream(settings, lines) if fits(self.model) else _in_batches(self.model, settings, lines)
+            for index, token_ids, logprobs, finished in ended:
                 on_done(index, Completion(token_ids, logprobs, finished))
+
+    def _stream(self, settings: DecodingSettings, lines: list[Line]) -> Iterator[Ended]:
+        """In one refilled batch; on a GPU its rows stay for the next call, with what was captured for them."""
+        rows, self._rows = stream_rows(self.model, settings, lines, self._rows), None
+        yield from Stream(rows, lines, TRUNK_MEMORY).run()
+        if self.model.device.type == "cuda":
+            self._rows = rows
 
     def _on_threads(self) -> AbstractContextManager[None]:
         return nullcontext() if self.threads is None else cpu_threads(self.threads)
@@ -286,10 +300,6 @@ def _trunk(branches: list[Line]) -> Line:
     """The line that is retraced as far as any of its branches needs: each feeds the last token it shares itself."""
     longest = max(branches, key=lambda line: len(line.known))
     return replace(longest, index=-1, banned=frozenset(), known=longest.known[:-1], branches=tuple(branches))
-
-
-def _in_stream(model: Any, settings: DecodingSettings, lines: list[Line]) -> Iterator[Ended]:
-    return Stream(model, settings, lines, TRUNK_MEMORY).run()
 
 
 def _in_batches(model: Any, settings: DecodingSettings, lines: list[Line]) -> Iterator[Ended]:

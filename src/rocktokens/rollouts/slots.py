@@ -8,16 +8,18 @@ transformers calls ``update`` layer by layer and takes a four-dimensional mask a
 attention understand (``fits``): sliding windows, recurrent states and ALiBi are left to ``decoding.decode_batch``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from transformers import DynamicCache
+from transformers import AttentionInterface, DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 States = list[tuple[torch.Tensor, torch.Tensor]]
 """Keys and values (heads, tokens, width) of one row, layer by layer."""
 ATTENTION = ("sdpa", "eager")
+GROUPED_ATTENTION = "rocktokens_grouped"
 OWN_BIAS = ("bloom", "mpt")
 """Models that read positions off a two-dimensional mask."""
 
@@ -43,9 +45,8 @@ class SlotCache(DynamicCache):
         buffers = [buffer for layer in self.layers for buffer in layer.buffers]
         return sum(buffer[0, :, 0].numel() * buffer.element_size() for buffer in buffers)
 
-    def place(self, slots_A: torch.Tensor, width: int) -> None:
+    def place(self, rows_A: torch.Tensor, slots_A: torch.Tensor, width: int) -> None:
         """Where the first A rows write their next token, and how many slots they then look at."""
-        rows_A = torch.arange(len(slots_A), device=slots_A.device)
         for layer in self.layers:
             layer.rows_A, layer.slots_A, layer.width = rows_A, slots_A, width
 
@@ -53,17 +54,17 @@ class SlotCache(DynamicCache):
         """A copy of the first ``length`` slots of a row."""
         return [tuple(buffer[row, :, :length].clone() for buffer in layer.buffers) for layer in self.layers]  # pyright: ignore[reportReturnType]
 
-    def load(self, row: int, states: Sequence[Sequence[torch.Tensor]], length: int) -> None:
-        """Fill the first ``length`` slots of a row from states at least as long."""
+    def load(self, rows_n: torch.Tensor, states: Sequence[Sequence[torch.Tensor]]) -> None:
+        """Fill the first slots of rows from states (n, heads, tokens, width), or from those of one row."""
         for layer, own in zip(self.layers, states, strict=True):
             for buffer, source in zip(layer.buffers_for(own[0]), own, strict=True):
-                buffer[row, :, :length] = source[:, :length]
+                buffer[rows_n, :, : source.shape[-2]] = source
 
-    def move(self, source: int, target: int, length: int) -> None:
-        """Copy the first ``length`` slots of one row to another."""
+    def move(self, sources_n: torch.Tensor, targets_n: torch.Tensor, length: int) -> None:
+        """Copy the first ``length`` slots of rows to others."""
         for layer in self.layers:
             for buffer in layer.buffers:
-                buffer[target, :, :length] = buffer[source, :, :length]
+                buffer[targets_n, :, :length] = buffer[sources_n, :, :length]
 
 
 class SlotLayer(DynamicLayer):
@@ -77,10 +78,10 @@ class SlotLayer(DynamicLayer):
         self.width = 0
 
     def buffers_for(self, states: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Both buffers, made to fit (heads, tokens, width); zeros, as what is hidden is still multiplied by 0."""
+        """Both buffers, made to fit (…, heads, tokens, width); zeros, as what is hidden is still multiplied by 0."""
         if not self.buffers:
             rows, capacity = self.shape
-            shape = rows, states.shape[0], capacity, states.shape[-1]
+            shape = rows, states.shape[-3], capacity, states.shape[-1]
             self.buffers = states.new_zeros(shape), states.new_zeros(shape)
         return self.buffers
 
@@ -88,7 +89,7 @@ class SlotLayer(DynamicLayer):
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write one token (A, heads, 1, width) per row at its slot; returns what the rows look at."""
-        keys, values = self.buffers_for(key_states[0])
+        keys, values = self.buffers_for(key_states)
         keys[self.rows_A, :, self.slots_A] = key_states[:, :, 0]
         values[self.rows_A, :, self.slots_A] = value_states[:, :, 0]
         return keys[: len(self.rows_A), :, : self.width], values[: len(self.rows_A), :, : self.width]
@@ -96,3 +97,43 @@ class SlotLayer(DynamicLayer):
     def get_seq_length(self) -> int:
         """Slots in use."""
         return self.width
+
+
+def grouped_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention, torch's own, of one new token (A, heads, 1, width) over fewer key heads, which are not copied first.
+
+    The query heads that share a key head see the same slots, so they are laid out like so many query positions.
+    """
+    rows, heads, _, _ = query.shape
+    shared = query.reshape(rows, key.shape[1], heads // key.shape[1], query.shape[-1])
+    attended = torch.nn.functional.scaled_dot_product_attention(
+        shared, key, value, attn_mask=attention_mask, scale=scaling
+    )
+    return attended.reshape(rows, 1, heads, value.shape[-1]), None
+
+
+AttentionInterface.register(GROUPED_ATTENTION, grouped_attention)
+
+
+@contextmanager
+def one_token_attention(model: Any) -> Iterator[None]:
+    """On a GPU, ``grouped_attention`` instead of the copies that transformers makes under a mask; elsewhere no change.
+
+    On a CPU torch's kernel is slower over a few query positions than over one, by more than the copies cost.
+    """
+    config = model.config.get_text_config()
+    before = config._attn_implementation
+    if model.device.type == "cuda" and before == "sdpa":
+        config._attn_implementation = GROUPED_ATTENTION
+    try:
+        yield
+    finally:
+        config._attn_implementation = before

@@ -1,10 +1,11 @@
 """Decoding a stream of rollouts in one batch that is refilled as they end.
 
-1. A rollout enters a free row with the states of its prompt (one padded forward for several prompts together) or, for a
-   branch, with those of the rollout it leaves, up to where it leaves it. Nothing of the shared part is computed again.
-2. One step feeds every row the last token it has and takes the next: raw logits (float32) → log-softmax for the record
-   → banned ids to −∞ → argmax(logits / τ + Gumbel noise), or plain argmax when τ = 0 (see ``noise``). A row that
-   retraces a known rollout takes that rollout's next token instead.
+1. A rollout enters a free row with the states of its prompt (one padded forward for several prompts together, equal
+   ones once) or, for a branch, with those of the rollout it leaves, up to where it leaves it. Nothing that is shared is
+   computed again.
+2. Steps advance all rows (see ``rows``): raw logits (float32) → log-softmax for the record → banned ids to −∞ →
+   argmax(logits / τ + Gumbel noise), or plain argmax when τ = 0 (see ``noise``). A row that retraces a known rollout
+   takes that rollout's next token instead. On a GPU several steps are taken between looks at which rows have ended.
 3. A row ends with the first end token it samples, at ``max_new_tokens``, or when it has retraced what it had to. The
    next rollout takes its place; when none is left, the last row does, so that the rows in use are always the first.
 
@@ -14,12 +15,13 @@ and widths are multiples of it, so that vectorised sums over keys group the same
 multiples of ``ROW_BLOCK``, which all take the same matrix kernel; and the last token of a prompt is fed by a step, like
 all that follow, so that no number depends on where a rollout entered. With MKL in float32 on one CPU thread, results
 are the same bit for bit in any batch, branches included. On more threads the rounding of attention depends on which
-thread has the row, and results are the same up to such ties.
+thread has the row, and results are the same up to such ties; on a GPU it depends on the shape that is replayed.
 """
 
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -27,13 +29,15 @@ import torch
 from transformers import DynamicCache
 
 from rocktokens.errors import NonFiniteLossError
-from rocktokens.rollouts.decoding import ROW_BLOCK, WIDTH_BLOCK, DecodingSettings, choose, round_up
-from rocktokens.rollouts.slots import SlotCache, States
+from rocktokens.rollouts.decoding import GPU_CHECK_STEPS, ROW_BLOCK, WIDTH_BLOCK, DecodingSettings, round_up
+from rocktokens.rollouts.rows import DecodingRows, Entry
+from rocktokens.rollouts.slots import States, one_token_attention
 
 Ended = tuple[int, np.ndarray, np.ndarray, bool]
 """Index of a line, its token ids (int32) and their log-probabilities (float32), and whether it finished."""
 PREFILL_SHARE = 4
 """New prompts wait until one in so many rows is free, so that several are read together."""
+GPU_WIDTH_BLOCK = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,24 @@ class Line:
         """The slot of the first response token."""
         return round_up(len(self.prompt), WIDTH_BLOCK)
 
+    @property
+    def start(self) -> int:
+        """The first response position that the model is asked for."""
+        return 0 if self.branches else len(self.known)
+
+    def entry(self, max_new_tokens: int) -> Entry:
+        """What a row needs to know to go on from ``start``, its last token not yet fed."""
+        return Entry(
+            last_id=int(self.known[self.start - 1] if self.start else self.prompt[-1]),
+            slot=self.base + self.start - 1,
+            position=len(self.prompt) + self.start - 1,
+            step=self.start,
+            end=len(self.known) + 1 if self.branches else max_new_tokens,
+            stream_key=self.stream_key,
+            banned=self.banned,
+            known=self.known if self.branches else (),
+        )
+
 
 @dataclass(slots=True)
 class _Trunk:
@@ -67,39 +89,36 @@ class _Trunk:
     waiting: int
 
 
-@dataclass(slots=True)
-class _Row:
-    line: Line
-    tokens: list[int] = field(default_factory=list)
-    """Written so far, from the end of ``line.known`` on."""
-    logprobs: list[float] = field(default_factory=list)
+def stream_rows(model: Any, settings: DecodingSettings, lines: list[Line], kept: DecodingRows | None) -> DecodingRows:
+    """Rows with room for the longest of the lines: those of an earlier call if they serve, else new ones."""
+    limit = round_up(min(settings.batch_size, sum(max(1, len(line.branches)) for line in lines)), ROW_BLOCK)
+    capacity = round_up(max(line.base for line in lines) + settings.max_new_tokens, WIDTH_BLOCK)
+    needs = {
+        "bans": any(line.banned or any(branch.banned for branch in line.branches) for line in lines),
+        "retraces": any(line.branches for line in lines),
+    }
+    if kept is not None and kept.serves(settings, limit, capacity, **needs):
+        return kept
+    return DecodingRows(model, settings, limit, capacity, **needs)
 
 
 class Stream:
-    """The batch: which line is in which row, and what the model needs to know about each row."""
+    """The batch: which line is in which row, and when to look at them."""
 
-    def __init__(self, model: Any, settings: DecodingSettings, lines: list[Line], memory: int) -> None:
-        """Make room for the longest of the lines.
+    def __init__(self, rows: DecodingRows, lines: list[Line], memory: int) -> None:
+        """Begin with empty rows.
 
         Args:
-            model: a causal LM whose cache ``slots.fits``.
-            settings: what all lines share.
+            rows: those of ``stream_rows`` for these lines.
             lines: what to write, in order; branches come when their line has been retraced.
             memory: bytes for the states of retraced lines: the next waits until there is room, or no other is open.
         """
-        self.model, self.settings = model, settings
-        self.longest_base = max(line.base for line in lines)
-        capacity = round_up(self.longest_base + settings.max_new_tokens, WIDTH_BLOCK)
-        limit = round_up(min(settings.batch_size, sum(max(1, len(line.branches)) for line in lines)), ROW_BLOCK)
-        self.limit = limit
-        self.cache = SlotCache(model.config, limit, capacity)
-        self.mask_RL = torch.full((limit, capacity), -torch.inf, dtype=model.dtype, device=model.device)
-        any_bans = any(line.banned or any(branch.banned for branch in line.branches) for line in lines)
-        self.banned_RV = (
-            torch.zeros(limit, settings.vocab_size, dtype=torch.bool, device=model.device) if any_bans else None
-        )
-        self.last_ids, self.slots, self.positions, self.steps, self.stream_keys = np.zeros((5, limit), np.int64)
-        self.rows: list[_Row] = []
+        self.rows, self.model, self.settings = rows, rows.model, rows.settings
+        self.on_gpu = rows.state_FR.is_cuda
+        self.limit = len(rows.rows_R)
+        self.in_rows: list[Line] = []
+        self.bases, self.ends, self.steps = self.counters = np.zeros((3, self.limit), np.int64)
+        """Of each row: the slot of its first response token, the step it ends before, and the step it is at."""
         self.lines = deque(lines)
         self.branches: deque[tuple[_Trunk, Line]] = deque()
         self.memory = memory
@@ -107,146 +126,137 @@ class Stream:
 
     def run(self) -> Iterator[Ended]:
         """Lines and branches as they end."""
-        while self.lines or self.branches or self.rows:
+        while self.lines or self.branches or self.in_rows:
             self._refill()
-            if self.rows:
-                yield from self._end(self._step())
+            if self.in_rows:
+                yield from self._end(self._advance())
 
     # Entering
 
     def _refill(self) -> None:
-        while self.branches and len(self.rows) < self.limit:
-            self._enter_branch(*self.branches.popleft())
-        free = self.limit - len(self.rows)
-        worth_reading = not self.rows or free * PREFILL_SHARE >= self.limit
-        if worth_reading and (entering := self._next_lines(free)):
-            self._enter_prompts(entering)
+        free = self.limit - len(self.in_rows)
+        entering = [self.branches.popleft() for _ in range(min(free, len(self.branches)))]
+        if entering:
+            self._enter_branches(entering)
+            free -= len(entering)
+        worth_reading = not self.in_rows or free * PREFILL_SHARE >= self.limit
+        if worth_reading and (lines := self._next_lines(free)):
+            self._enter_prompts(lines)
 
     def _next_lines(self, free: int) -> list[Line]:
         """As many as there are rows, and memory for the states that their branches will need."""
         entering: list[Line] = []
+        slot_bytes = self.rows.cache.slot_bytes
         while self.lines and len(entering) < free:
             slots = self.lines[0].base + len(self.lines[0].known) if self.lines[0].branches else 0
-            if slots and self.held_slots and (self.held_slots + slots) * self.cache.slot_bytes > self.memory:
+            if slots and self.held_slots and (self.held_slots + slots) * slot_bytes > self.memory:
                 break
             self.held_slots += slots
             entering.append(self.lines.popleft())
-            if slots and not self.cache.slot_bytes:
+            if slots and not slot_bytes:
                 break
         return entering
 
     def _enter_prompts(self, lines: list[Line]) -> None:
-        states = prefill(self.model, [line.prompt for line in lines], self.settings.pad_id)
-        for number, line in enumerate(lines):
-            row = self._enter(line, len(line.prompt) - 1, int(line.prompt[-1]), 0)
-            width = states[0][0].shape[2]
-            own = [[part[number, :, width - line.base :] for part in layer] for layer in states]
-            self.cache.load(row, own, line.base)
+        prompts = {line.prompt.tobytes(): line.prompt for line in lines}
+        places = {key: place for place, key in enumerate(prompts)}
+        states = prefill(self.model, list(prompts.values()), self.settings.pad_id)
+        width = states[0][0].shape[2]
+        for base, group in groupby(zip(self._enter(lines), lines, strict=True), key=lambda pair: pair[1].base):
+            pairs = list(group)
+            rows_n = self._index([row for row, _ in pairs])
+            sources_n = self._index([places[line.prompt.tobytes()] for _, line in pairs])
+            own = [[part[sources_n, :, width - base :] for part in layer] for layer in states]
+            self.rows.cache.load(rows_n, own)
 
-    def _enter_branch(self, trunk: _Trunk, line: Line) -> None:
-        start = len(line.known)
-        last = int(line.known[-1] if start else line.prompt[-1])
-        row = self._enter(line, len(line.prompt) + start - 1, last, start)
-        self.cache.load(row, trunk.states, line.base + start - 1)
-        trunk.waiting -= 1
-        if trunk.waiting == 0:
-            self.held_slots -= trunk.slots
+    def _enter_branches(self, entering: list[tuple[_Trunk, Line]]) -> None:
+        numbered = zip(self._enter([line for _, line in entering]), entering, strict=True)
+        for _, group in groupby(numbered, key=lambda pair: id(pair[1][0])):
+            pairs = list(group)
+            trunk = pairs[0][1][0]
+            self.rows.cache.load(self._index([row for row, _ in pairs]), trunk.states)
+            trunk.waiting -= len(pairs)
+            if trunk.waiting == 0:
+                self.held_slots -= trunk.slots
 
-    def _enter(self, line: Line, position: int, last_id: int, step: int) -> int:
-        """Take the next row for a line that is about to be fed ``last_id``, to get response position ``step``."""
-        row = len(self.rows)
-        self.rows.append(_Row(line))
-        slot = line.base + step - 1
-        state = last_id, slot, position, step, line.stream_key
-        for array, value in zip(self._arrays(), state, strict=True):
-            array[row] = value
-        self.mask_RL[row] = -torch.inf
-        self.mask_RL[row, slot - position : slot] = 0
-        if self.banned_RV is not None:
-            self.banned_RV[row] = False
-            self.banned_RV[row, list(line.banned)] = True
-        return row
+    def _enter(self, lines: list[Line]) -> range:
+        """The next rows, now those of these lines."""
+        rows = range(len(self.in_rows), len(self.in_rows) + len(lines))
+        entries = [line.entry(self.settings.max_new_tokens) for line in lines]
+        self.rows.enter(rows, entries)
+        counters = [(line.base, entry.end, entry.step) for line, entry in zip(lines, entries, strict=True)]
+        self.counters[:, rows.start : rows.stop] = np.array(counters).T
+        self.in_rows.extend(lines)
+        return rows
 
-    def _arrays(self) -> tuple[np.ndarray, ...]:
-        return self.last_ids, self.slots, self.positions, self.steps, self.stream_keys
+    def _index(self, rows: list[int]) -> torch.Tensor:
+        return torch.tensor(rows, device=self.model.device)
 
     # Going on
 
-    def _step(self) -> list[int]:
-        """Feed every row its last token; returns the rows that have come to their end."""
-        count = round_up(len(self.rows), ROW_BLOCK)
-        device = self.model.device
-        last_ids_A, slots_A, positions_A, steps_A, keys_A = (
-            torch.from_numpy(array[:count].copy()).to(device) for array in self._arrays()
-        )
-        width = round_up(int(self.slots[:count].max()) + 1, WIDTH_BLOCK)
-        self.mask_RL[torch.arange(count, device=device), slots_A] = 0
-        self.cache.place(slots_A, width)
-        output = self.model(
-            input_ids=last_ids_A[:, None],
-            attention_mask=self.mask_RL[:count, None, None, :width],
-            position_ids=positions_A[:, None],
-            past_key_values=self.cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
-        logits_AV = output.logits[:, -1, : self.settings.vocab_size].float()
-        banned_AV = None if self.banned_RV is None else self.banned_RV[:count]
-        chosen_A, logprobs_A = choose(logits_AV, banned_AV, keys_A, steps_A, self.settings.temperature)
-        ended = [
-            number
-            for number, (token, logprob) in enumerate(
-                zip(chosen_A[: len(self.rows)].tolist(), logprobs_A[: len(self.rows)].tolist(), strict=True)
-            )
-            if self._take(number, token, logprob)
-        ]
-        for array in (self.slots, self.positions, self.steps):
-            array[: len(self.rows)] += 1
-        return ended
+    def _advance(self) -> list[int]:
+        """Take steps up to the next look; returns the rows that have come to their end."""
+        count = len(self.in_rows)
+        left = int((self.ends - self.steps)[:count].max())
+        steps = min(GPU_CHECK_STEPS, left) if self.on_gpu else 1
+        rows, width = self._shape(count, self._filled() + steps)
+        with one_token_attention(self.model):
+            self.rows.advance(steps, rows, width)
+        live_A, self.steps[:count] = self.rows.look(count)
+        return np.flatnonzero(~live_A).tolist()
 
-    def _take(self, number: int, token: int, logprob: float) -> bool:
-        """Append a token to a row; whether that was its last."""
-        row, step = self.rows[number], int(self.steps[number])
-        if row.line.branches:
-            retraced = step == len(row.line.known)
-            self.last_ids[number] = 0 if retraced else row.line.known[step]
-            return retraced
-        if not np.isfinite(logprob):
-            raise NonFiniteLossError(
-                f"prompt {row.line.name!r}: at position {step} of its response the model's logits are NaN or infinite, "
-                "or leave no id that is not banned: go back to an earlier checkpoint, or ban less"
-            )
-        row.tokens.append(token)
-        row.logprobs.append(logprob)
-        self.last_ids[number] = token
-        return token in self.settings.eos_ids or step + 1 == self.settings.max_new_tokens
+    def _filled(self) -> int:
+        """The most slots that a row has filled."""
+        return int((self.bases + self.steps)[: len(self.in_rows)].max()) - 1
+
+    def _shape(self, rows: int, slots: int) -> tuple[int, int]:
+        """Rows and slots of the next steps; few different ones on a GPU, where each is captured."""
+        if not self.on_gpu:
+            return round_up(rows, ROW_BLOCK), round_up(slots, WIDTH_BLOCK)
+        halved = self.limit
+        while halved % (2 * ROW_BLOCK) == 0 and halved // 2 >= rows:
+            halved //= 2
+        block = max(GPU_WIDTH_BLOCK, 1 << (slots.bit_length() - 3))
+        return halved, min(round_up(slots, block), self.rows.capacity)
 
     # Leaving
 
     def _end(self, ended: list[int]) -> Iterator[Ended]:
-        for number in reversed(ended):
-            row = self.rows[number]
-            if row.line.branches:
-                slots = int(self.slots[number])
-                trunk = _Trunk(self.cache.save(number, slots), slots, len(row.line.branches))
-                self.branches.extend((trunk, branch) for branch in row.line.branches)
+        if not ended:
+            return
+        tokens_nT, logprobs_nT = self.rows.written(ended)
+        for row, tokens_T, logprobs_T in zip(ended, tokens_nT, logprobs_nT, strict=True):
+            line, step = self.in_rows[row], int(self.steps[row])
+            if line.branches:
+                slots = line.base + step - 1
+                trunk = _Trunk(self.rows.cache.save(row, slots), slots, len(line.branches))
+                self.branches.extend((trunk, branch) for branch in line.branches)
             else:
-                finished = row.tokens[-1] in self.settings.eos_ids
-                yield row.line.index, np.array(row.tokens, np.int32), np.array(row.logprobs, np.float32), finished
-            self._leave(number)
+                here = slice(line.start, step)
+                self._require_finite(line, logprobs_T[here])
+                finished = int(tokens_T[step - 1]) in self.settings.eos_ids
+                yield line.index, tokens_T[here].copy(), logprobs_T[here].copy(), finished
+        self._leave(ended)
 
-    def _leave(self, number: int) -> None:
-        """Put the last row in the place of one that has ended."""
-        last = len(self.rows) - 1
-        if number != last:
-            self.cache.move(last, number, int(self.slots[last]))
-            self.mask_RL[number] = self.mask_RL[last]
-            if self.banned_RV is not None:
-                self.banned_RV[number] = self.banned_RV[last]
-            for array in self._arrays():
-                array[number] = array[last]
-            self.rows[number] = self.rows[last]
-        self.rows.pop()
+    def _require_finite(self, line: Line, logprobs_n: np.ndarray) -> None:
+        bad = np.flatnonzero(~np.isfinite(logprobs_n))
+        if len(bad):
+            raise NonFiniteLossError(
+                f"prompt {line.name!r}: at position {line.start + bad[0]} of its response the model's logits are NaN "
+                "or infinite, or leave no id that is not banned: go back to an earlier checkpoint, or ban less"
+            )
+
+    def _leave(self, ended: list[int]) -> None:
+        """Put the last rows in the places of those that have ended."""
+        staying = sorted(set(range(len(self.in_rows))) - set(ended))
+        targets = [row for row in ended if row < len(staying)]
+        if targets:
+            sources = staying[-len(targets) :]
+            self.rows.move(sources, targets, self._filled())
+            self.counters[:, targets] = self.counters[:, sources]
+            for source, target in zip(sources, targets, strict=True):
+                self.in_rows[target] = self.in_rows[source]
+        del self.in_rows[len(staying) :]
 
 
 def prefill(model: Any, prompts: list[np.ndarray], pad_id: int) -> list[tuple[torch.Tensor, torch.Tensor]]:

@@ -1,0 +1,216 @@
+"""Sampling on a GPU: ours against ``model.generate``, on a model of 135 M parameters in the shape of SmolLM2.
+
+1. All answers of one length: 256 prompts of 64 to 128 tokens, 256 new tokens each, nothing ends earlier. Ours and
+   transformers' ``generate`` with its default cache, in bfloat16, at temperature 1 over all tokens and greedily.
+2. Answers that end by themselves: four times as many prompts, and one id in 128 is an end token, so that lengths are
+   geometric. ``generate`` writes a batch until its longest answer has ended; ours puts the next prompt in a free row.
+3. The same ids: greedy answers of both in float32, where only ties to within rounding could differ; in bfloat16, where
+   rounding decides more often, how many answers agree.
+
+Weights are random: what is timed does not depend on them. The floor is the time to read the weights once a step, and
+the keys and values of every row, at the bandwidth of a large copy on the same machine. Sides alternate; the first turn
+of each, which captures graphs, is printed apart. ``python benchmarks/sampler.py`` takes about two minutes on an H200.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers.utils import logging as transformers_logging
+
+from printing import machine, print_table
+from rocktokens.rollouts.sampler import SampleRequest, TransformersSampler
+
+PAD = 0
+END_SHARE = 128
+TARGET = 3.0
+Written = list[list[int]]
+
+
+def make_model(dtype: torch.dtype, device: str, tiny: bool) -> Any:
+    """SmolLM2-135M's shape, random weights."""
+    torch.manual_seed(0)
+    sizes = (64, 128, 2, 4, 2, 512) if tiny else (576, 1536, 30, 9, 3, 49152)
+    hidden, between, layers, heads, key_heads, vocabulary = sizes
+    config = LlamaConfig(
+        hidden_size=hidden,
+        intermediate_size=between,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=key_heads,
+        vocab_size=vocabulary,
+        max_position_embeddings=8192,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=PAD,
+        initializer_range=0.04,
+    )
+    return AutoModelForCausalLM.from_config(config, dtype=dtype).to(device).eval()
+
+
+def make_requests(count: int, vocab_size: int) -> list[SampleRequest]:
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(64, 129, size=count)
+    return [SampleRequest(f"p{i}", rng.integers(1, vocab_size, size=n).astype(np.int32)) for i, n in enumerate(lengths)]
+
+
+def ours(sampler: TransformersSampler, requests: list[SampleRequest], new_tokens: int, temperature: float) -> Written:
+    completions = sampler.sample(requests, temperature=temperature, max_new_tokens=new_tokens, seed=0)
+    return [completion.token_ids.tolist() for completion in completions]
+
+
+def generated(
+    model: Any, requests: list[SampleRequest], new_tokens: int, temperature: float, ends: list[int], batch: int
+) -> Written:
+    """What transformers writes, batch after batch, shortest prompts first as ours."""
+    order = sorted(range(len(requests)), key=lambda index: len(requests[index].prompt_ids))
+    written: dict[int, list[int]] = {}
+    sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
+    for first in range(0, len(order), batch):
+        own = order[first : first + batch]
+        width = max(len(requests[index].prompt_ids) for index in own)
+        input_ids = torch.full((len(own), width), PAD)
+        mask = torch.zeros_like(input_ids)
+        for row, index in enumerate(own):
+            prompt = torch.from_numpy(requests[index].prompt_ids)
+            input_ids[row, width - len(prompt) :], mask[row, width - len(prompt) :] = prompt, 1
+        rows = model.generate(
+            input_ids=input_ids.to(model.device),
+            attention_mask=mask.to(model.device),
+            max_new_tokens=new_tokens,
+            eos_token_id=ends or None,
+            **sampling,
+        )
+        for index, row in zip(own, rows[:, width:].tolist(), strict=True):
+            end = next((place + 1 for place, token in enumerate(row) if token in set(ends)), len(row))
+            written[index] = row[:end]
+    return [written[index] for index in range(len(requests))]
+
+
+def seconds(work: Callable[[], Written], device: str) -> tuple[float, Written]:
+    began = time.perf_counter()
+    written = work()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - began, written
+
+
+def bandwidth() -> float:
+    """Bytes a second of a large copy, read and write counted."""
+    source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    times = []
+    for _ in range(10):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        target.copy_(source)
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) / 1e3)
+    return 2 * (1 << 30) / statistics.median(times)
+
+
+def floor_seconds(model: Any, requests: list[SampleRequest], lengths: list[int], batch: int) -> float:
+    """Weights once a step of a full batch, and all keys and values that a token looks at."""
+    config, width = model.config, model.dtype.itemsize
+    weight_bytes = sum(parameter.numel() * width for parameter in model.parameters())
+    head_width = config.hidden_size // config.num_attention_heads
+    slot_bytes = 2 * config.num_hidden_layers * config.num_key_value_heads * head_width * width
+    prompts = [len(request.prompt_ids) for request in requests]
+    looked_at = sum(n * prompt + n * (n + 1) // 2 for prompt, n in zip(prompts, lengths, strict=True))
+    steps = sum(lengths) / batch
+    return (steps * weight_bytes + looked_at * slot_bytes) / bandwidth()
+
+
+def compare(title: str, sides: dict[str, Callable[[], Written]], rounds: int, device: str) -> dict[str, float]:
+    """Medians of the turns after the first; prints first turns and tokens a second."""
+    times: dict[str, list[float]] = {name: [] for name in sides}
+    tokens: dict[str, int] = {}
+    for _ in range(1 + rounds):
+        for name, work in sides.items():
+            spent, written = seconds(work, device)
+            times[name].append(spent)
+            tokens[name] = sum(map(len, written))
+    medians = {name: statistics.median(spent[1:]) for name, spent in times.items()}
+    last = medians[list(sides)[-1]]
+    print(f"{title}\n")
+    print_table(
+        ["", "s", "first turn, s", "tokens", "tokens/s", "× generate"],
+        [
+            [
+                name,
+                f"{medians[name]:.2f}",
+                f"{times[name][0]:.2f}",
+                f"{tokens[name]:,}",
+                f"{tokens[name] / medians[name]:,.0f}",
+                f"{last * tokens[name] / tokens[list(sides)[-1]] / medians[name]:.2f}",
+            ]
+            for name in sides
+        ],
+    )
+    return medians
+
+
+def agreement(found: Written, expected: Written) -> str:
+    same = sum(one == other for one, other in zip(found, expected, strict=True))
+    return f"{same} of {len(expected)} answers the same"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sequences", type=int, default=256)
+    parser.add_argument("--new-tokens", type=int, default=256)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tiny", action="store_true", help="a tiny model on the CPU, to try the script")
+    given = parser.parse_args()
+    if not given.tiny and not torch.cuda.is_available():
+        print("benchmarks/sampler.py needs a CUDA device, and there is none: --tiny tries it on the CPU")
+        return
+    device = "cpu" if given.tiny else "cuda"
+    transformers_logging.set_verbosity_error()
+    print(machine(("rocktokens", "torch", "transformers")), torch.cuda.get_device_name() if device == "cuda" else "")
+    model = make_model(torch.float32 if given.tiny else torch.bfloat16, device, given.tiny)
+    count, new_tokens, vocab_size = given.sequences, given.new_tokens, model.config.vocab_size
+    requests = make_requests(4 * count, vocab_size)
+    same_length = TransformersSampler(model, frozenset(), PAD, batch_size=count)
+    for name, temperature in (("temperature 1", 1.0), ("greedy", 0.0)):
+        medians = compare(
+            f"{count} answers of {new_tokens} tokens, {name}",
+            {
+                "ours": lambda t=temperature: ours(same_length, requests[:count], new_tokens, t),
+                "generate": lambda t=temperature: generated(model, requests[:count], new_tokens, t, [], count),
+            },
+            given.rounds,
+            device,
+        )
+        ratio = medians["generate"] / medians["ours"]
+        print(f"{ratio:.2f} × generate (target ≥ {TARGET} ×: {'met' if ratio >= TARGET else 'missed'})")
+        if device == "cuda":
+            floor = floor_seconds(model, requests[:count], [new_tokens] * count, count)
+            print(f"floor {floor:.3f} s: ours is {medians['ours'] / floor:.1f} × that\n")
+    ends = np.random.default_rng(1).choice(np.arange(1, vocab_size), vocab_size // END_SHARE, replace=False).tolist()
+    ending = TransformersSampler(model, frozenset(ends), PAD, batch_size=count)
+    compare(
+        f"{4 * count} answers that end by themselves, at most {new_tokens} tokens, temperature 1",
+        {
+            "ours": lambda: ours(ending, requests, new_tokens, 1.0),
+            "generate": lambda: generated(model, requests, new_tokens, 1.0, ends, count),
+        },
+        1,
+        device,
+    )
+    for dtype in (torch.float32,) if given.tiny else (torch.float32, torch.bfloat16):
+        exact = make_model(dtype, device, given.tiny)
+        found = ours(TransformersSampler(exact, frozenset(), PAD, batch_size=count), requests[:count], new_tokens, 0.0)
+        expected = generated(exact, requests[:count], new_tokens, 0.0, [], count)
+        print(f"greedy in {str(dtype).removeprefix('torch.')}: {agreement(found, expected)}")
+
+
+if __name__ == "__main__":
+    main()

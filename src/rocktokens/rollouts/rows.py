@@ -1,0 +1,159 @@
+"""The rows of a decoding batch as tensors on the model's device, and the step that advances all of them at once.
+
+1. A step feeds every row the last token it has and takes the next (``decoding.choose``), or the known one where a row
+   retraces a rollout; writes it and its log-probability down; and moves the row on by one. A row that has come to its
+   end stays where it is, and what it is still fed is not looked at.
+2. Nothing of that waits for the device. ``look`` does: it says which rows are still live, and how far each has come.
+3. On a GPU a step is a thousand small kernels, and starting them would take longer than running them. So the step of
+   each shape (rows, slots looked at) is captured once as a CUDA graph and replayed. All it touches stays in place: the
+   rows are kept from call to call, and new weights are copied into the parameters that the model has.
+
+CUDA graphs: https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from rocktokens.rollouts.decoding import DecodingSettings, choose
+from rocktokens.rollouts.slots import SlotCache
+
+NO_TOKEN = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A rollout that takes a row: it is about to be fed ``last_id``, to get response position ``step``."""
+
+    last_id: int
+    slot: int
+    """Where that token's states go."""
+    position: int
+    """Of that token in prompt and response."""
+    step: int
+    end: int
+    """The step before which it ends, if no end token does."""
+    stream_key: int
+    banned: frozenset[int] = frozenset()
+    known: Sequence[int] | np.ndarray = ()
+    """Tokens it takes whatever the model says, from response position 0 on."""
+
+
+class DecodingRows:
+    """State of ``rows`` rollouts, all tensors (R, …) on the device."""
+
+    def __init__(
+        self, model: Any, settings: DecodingSettings, rows: int, capacity: int, *, bans: bool, retraces: bool
+    ) -> None:
+        device = model.device
+        self.model, self.settings, self.capacity = model, settings, capacity
+        self.cache = SlotCache(model.config, rows, capacity)
+        self.rows_R = torch.arange(rows, device=device)
+        self.state_FR = torch.zeros(6, rows, dtype=torch.long, device=device)
+        self.live_R = torch.zeros(rows, dtype=torch.bool, device=device)
+        self.mask_RL = torch.full((rows, capacity), -torch.inf, dtype=model.dtype, device=device)
+        # one column more than a response has, for what an ended row is still given
+        self.tokens_RT = torch.zeros(rows, settings.max_new_tokens + 1, dtype=torch.long, device=device)
+        self.logprobs_RT = torch.zeros_like(self.tokens_RT, dtype=torch.float32)
+        self.known_RT = torch.full_like(self.tokens_RT, NO_TOKEN) if retraces else None
+        self.banned_RV = torch.zeros(rows, settings.vocab_size, dtype=torch.bool, device=device) if bans else None
+        self.eos_ids_E = torch.tensor(sorted(settings.eos_ids), dtype=torch.long, device=device)
+        self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
+        self._pool: Any = None
+
+    def serves(self, settings: DecodingSettings, rows: int, capacity: int, *, bans: bool, retraces: bool) -> bool:
+        """Whether these rows can be used again, as if they had been made so."""
+        return (
+            (self.settings, len(self.rows_R)) == (settings, rows)
+            and self.capacity >= capacity
+            and (self.banned_RV is not None) == bans
+            and (self.known_RT is not None) == retraces
+        )
+
+    def enter(self, rows: range, entries: Sequence[Entry]) -> None:
+        """Give each entry a row; its states go into the cache apart from that."""
+        here = slice(rows.start, rows.stop)
+        fields = [(e.last_id, e.slot, e.position, e.step, e.end, e.stream_key) for e in entries]
+        self.state_FR[:, here] = torch.tensor(fields).T.to(self.state_FR.device)
+        self.live_R[here] = True
+        hidden_nL = np.full((len(entries), self.capacity), -np.inf, np.float32)
+        for hidden_L, entry in zip(hidden_nL, entries, strict=True):
+            hidden_L[entry.slot - entry.position : entry.slot] = 0
+        self.mask_RL[here] = torch.from_numpy(hidden_nL).to(self.mask_RL)
+        if self.banned_RV is not None:
+            self.banned_RV[here] = False
+            pairs = [(row, token) for row, entry in zip(rows, entries, strict=True) for token in entry.banned]
+            if pairs:
+                self.banned_RV[tuple(torch.tensor(pairs).T.to(self.banned_RV.device))] = True
+        if self.known_RT is not None:
+            known_nT = np.full((len(entries), self.known_RT.shape[1]), NO_TOKEN)
+            for known_T, entry in zip(known_nT, entries, strict=True):
+                known_T[: len(entry.known)] = entry.known
+            self.known_RT[here] = torch.from_numpy(known_nT).to(self.known_RT.device)
+
+    def advance(self, steps: int, rows: int, width: int) -> None:
+        """Take some steps with the first rows, which look at the first ``width`` slots."""
+        for _ in range(steps):
+            graph = self._graphs.get((rows, width))
+            if graph is not None:
+                graph.replay()
+                continue
+            self._step(rows, width)
+            if self.state_FR.is_cuda:
+                self._graphs[rows, width] = self._captured(rows, width)
+
+    def look(self, rows: int) -> tuple[np.ndarray, np.ndarray]:
+        """Which of the first rows are live, and the response position that each would get next; waits for the GPU."""
+        both = torch.stack([self.live_R[:rows].long(), self.state_FR[3, :rows]]).cpu().numpy()
+        return both[0] > 0, both[1]
+
+    def written(self, rows: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        """Token ids (n, T + 1) and log-probabilities of these rows, by response position."""
+        chosen = torch.tensor(rows, device=self.rows_R.device)
+        return self.tokens_RT[chosen].to("cpu", torch.int32).numpy(), self.logprobs_RT[chosen].cpu().numpy()
+
+    def move(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
+        """Put rows that have filled at most ``length`` slots in the places of others."""
+        source_n, target_n = (torch.tensor(rows, device=self.rows_R.device) for rows in (sources, targets))
+        self.cache.move(source_n, target_n, length)
+        self.state_FR[:, target_n] = self.state_FR[:, source_n]
+        for tensor in (self.live_R, self.mask_RL, self.tokens_RT, self.logprobs_RT, self.known_RT, self.banned_RV):
+            if tensor is not None:
+                tensor[target_n] = tensor[source_n]
+        self.live_R[source_n] = False
+
+    def _captured(self, rows: int, width: int) -> torch.cuda.CUDAGraph:
+        self._pool = self._pool or torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            self._step(rows, width)
+        return graph
+
+    def _step(self, rows: int, width: int) -> None:
+        rows_A, live_A = self.rows_R[:rows], self.live_R[:rows]
+        last_ids_A, slots_A, positions_A, steps_A, ends_A, stream_keys_A = self.state_FR[:, :rows]
+        self.mask_RL[:rows].scatter_(1, slots_A[:, None], 0.0)
+        self.cache.place(rows_A, slots_A, width)
+        output = self.model(
+            input_ids=last_ids_A[:, None],
+            attention_mask=self.mask_RL[:rows, None, None, :width],
+            position_ids=positions_A[:, None],
+            past_key_values=self.cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        logits_AV = output.logits[:, -1, : self.settings.vocab_size].float()
+        banned_AV = None if self.banned_RV is None else self.banned_RV[:rows]
+        chosen_A, logprobs_A = choose(logits_AV, banned_AV, stream_keys_A, steps_A, self.settings.temperature)
+        if self.known_RT is not None:
+            known_A = self.known_RT[rows_A, steps_A]
+            chosen_A = torch.where(known_A == NO_TOKEN, chosen_A, known_A)
+        self.tokens_RT[rows_A, steps_A] = chosen_A
+        self.logprobs_RT[rows_A, steps_A] = logprobs_A
+        last_ids_A.copy_(chosen_A)
+        self.state_FR[1:4, :rows] += live_A  # slots, positions, steps
+        ends_now_A = (chosen_A[:, None] == self.eos_ids_E).any(dim=1) | (steps_A == ends_A) | ~logprobs_A.isfinite()
+        live_A &= ~ends_now_A
