@@ -4,6 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 SPARK  := $(VENV)/.spark-installed
+TRITON := $(VENV)/.triton-installed
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
@@ -13,7 +14,7 @@ demo: setup
 	$(BIN)/rocktokens demo
 
 # One thread a worker: the models of the tests are too small to gain from a second one.
-test: lint $(SPARK)
+test: lint $(SPARK) $(TRITON)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 lint: setup
@@ -39,6 +40,11 @@ $(SPARK): $(STAMP)
 	@if ! java -version > /dev/null 2>&1; then echo "Spark is not tested: there is no Java"; \
 	elif $(PIP) --editable '.[spark]'; then touch $@; \
 	else echo "Spark is not tested: it could not be installed"; fi
+
+# A gigabyte, for the kernel under its interpreter; a torch for CUDA has brought its own, and that one stays.
+$(TRITON): $(STAMP)
+	@if $(BIN)/python -c 'import triton' 2> /dev/null || $(PIP) triton==3.9.0; then touch $@; \
+	else echo "The fused kernel is not tested: Triton could not be installed"; fi
 
 clean:
 	rm -rf $(VENV) runs

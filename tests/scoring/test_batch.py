@@ -9,7 +9,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from rocktokens.errors import RocktokensError
 from rocktokens.models.head import hidden_states, lm_head
-from rocktokens.scoring.batch import collate, split_by_tokens
+from rocktokens.scoring import batch as batches
+from rocktokens.scoring.batch import collate, response_states, split_by_tokens
 from rocktokens.scoring.divergence import token_scores
 from rocktokens.types import Rollout
 
@@ -67,10 +68,10 @@ def naive_log_probs(model, rollouts):
 
 @torch.no_grad()
 def batched_log_probs(model, batch, shift=0):
-    h_RLD = hidden_states(model, batch.input_ids_RL)
-    h_TD = h_RLD.flatten(0, 1)[batch.flat_index_T + shift]
+    states = torch.cat([hidden_states(model, input_ids_RL).flatten(0, 1) for input_ids_RL in batch.groups])
+    h_TD = states[batch.group_index_T + shift]
     if shift == 0:
-        torch.testing.assert_close(h_TD, batch.predicting_states(h_RLD), atol=0, rtol=0)
+        torch.testing.assert_close(h_TD, response_states(model, batch), atol=0, rtol=0)
     head = lm_head(model)
     return token_scores(h_TD, head, h_TD, head, batch.token_ids_T).logp_student
 
@@ -85,6 +86,18 @@ def test_each_token_is_predicted_by_the_state_before_it():
         assert ((shifted - naive).abs() > 1e-2).double().mean() > 0.9
 
 
+@pytest.mark.parametrize("tokens", [1, 12, 30])
+def test_small_groups_give_the_same_states_in_the_same_order(tokens, monkeypatch):
+    model, rollouts = tiny_llama(), random_rollouts()
+    whole = collate(rollouts, PAD, "cpu")
+    monkeypatch.setattr(batches, "CPU_GROUP_TOKENS", tokens)
+    batch = collate(rollouts, PAD, "cpu")
+    assert 1 == len(whole.groups) < len(batch.groups)
+    assert all(ids_RL.numel() <= tokens or len(ids_RL) == 1 for ids_RL in batch.groups)
+    torch.testing.assert_close(batched_log_probs(model, batch), naive_log_probs(model, rollouts), atol=1e-10, rtol=0)
+    torch.testing.assert_close(response_states(model, batch), response_states(model, whole), atol=1e-10, rtol=0)
+
+
 def test_padding_changes_nothing():
     model, rollouts = tiny_llama(), random_rollouts()
     longest = rollout(0, np.arange(30) % V, np.arange(20) % V)
@@ -97,16 +110,17 @@ def test_padding_changes_nothing():
 def test_a_pad_id_inside_a_response_is_a_token_like_any_other():
     batch = collate([rollout(3, [PAD, 1], [PAD, 2, PAD]), rollout(4, [5], [PAD])], PAD, "cpu")
     assert batch.token_ids_T.tolist() == [PAD, 2, PAD, PAD]
-    assert batch.input_ids_RL.tolist() == [[PAD, 1, PAD, 2, PAD], [5, PAD, PAD, PAD, PAD]]
-    assert batch.flat_index_T.tolist() == [1, 2, 3, 5]
+    assert [ids_RL.tolist() for ids_RL in batch.groups] == [[[PAD, 1, PAD, 2, PAD], [5, PAD, PAD, PAD, PAD]]]
+    assert batch.group_index_T.tolist() == [1, 2, 3, 5]
 
 
 def test_the_example_of_the_docstring():
     batch = collate([rollout(8, [1, 2, 3], [4, 5]), rollout(9, [6, 7], [8])], 0, "cpu")
-    assert batch.input_ids_RL.tolist() == [[1, 2, 3, 4, 5], [6, 7, 8, 0, 0]]
-    assert batch.flat_index_T.tolist() == [2, 3, 6]
+    assert [ids_RL.tolist() for ids_RL in batch.groups] == [[[1, 2, 3, 4, 5], [6, 7, 8, 0, 0]]]
+    assert batch.group_index_T.tolist() == [2, 3, 6]
     assert batch.positions_T.tolist() == [0, 1, 0]
     assert batch.rollout_ids_T.tolist() == [8, 8, 9]
+    assert batch.row.input_ids_N.tolist() == [1, 2, 3, 4, 5, 6, 7, 8] and batch.row_index_T.tolist() == [2, 3, 6]
 
 
 @pytest.mark.parametrize(("prompt", "response", "field"), [([], [1], "prompt_ids"), ([1], [], "token_ids")])

@@ -115,7 +115,10 @@ def test_the_log_agrees_with_the_trace(finished):
         assert record["truncated_share"] == pytest.approx(np.mean([not each.finished for each in rollouts]))
         assert record["weight_dropped_share"] == record["head_rows_skipped"] == record["head_compute_saved"] == 0
         assert 0 <= record["sampler_gap"] < 1e-4 and 0 < record["overlap16"] < 1 and record["tokens_per_second"] > 0
-        assert {"seconds_sample", "seconds_update", "seconds_write"} <= record.keys()
+        seconds = {phase: record[f"seconds_{phase}"] for phase in ("sample", "update", "write")}
+        assert record["tokens_per_second"] * sum(seconds.values()) == pytest.approx(len(rows))
+        for phase, duration in seconds.items():
+            assert record[f"share_{phase}"] == pytest.approx(duration / sum(seconds.values()))
     warm_up = [record["learning_rate"] for *_, record in seen]
     assert warm_up[:2] == [0.005, 0.01] and warm_up[2] < 0.01 and warm_up[5] > 0
 

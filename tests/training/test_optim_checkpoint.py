@@ -23,10 +23,15 @@ from rocktokens.training.health import LengthWatch, naming_step, require_finite
 from rocktokens.training.optim import make_optimizer, make_scheduler, restore_scheduler
 from rocktokens.training.record import append_log, cut_log
 
+DEVICES = [
+    "cpu",
+    pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")),
+]
+
 
 def train(model, optimizer, scheduler, steps: range) -> None:
     for step in steps:
-        ids = torch.arange(5)[None] + step
+        ids = torch.arange(5, device=model.device)[None] + step
         model(input_ids=ids).logits.square().mean().backward()
         optimizer.step()
         scheduler.step()
@@ -34,11 +39,13 @@ def train(model, optimizer, scheduler, steps: range) -> None:
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "linear", "constant"])
-def test_a_restored_optimizer_goes_on_to_the_last_bit(tmp_path: Path, schedule: str):
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_restored_optimizer_goes_on_to_the_last_bit(tmp_path: Path, schedule: str, device: str):
     section = TrainingSection(max_steps=8, warmup_steps=3, weight_decay=0.1, lr_scheduler_type=schedule)  # type: ignore[arg-type]
     run = RunDir(tmp_path)
-    whole = tiny_llama(16, 1, seed=0)
+    whole = tiny_llama(16, 1, seed=0).to(device)
     optimizer = make_optimizer(whole, section)
+    assert bool(optimizer.defaults["fused"]) == (device == "cuda")
     scheduler = make_scheduler(optimizer, section)
     train(whole, optimizer, scheduler, range(4))
     state = TrainerState(4, 0, 0, 0, scheduler.state_dict())
@@ -46,7 +53,7 @@ def test_a_restored_optimizer_goes_on_to_the_last_bit(tmp_path: Path, schedule: 
     train(whole, optimizer, scheduler, range(4, 8))
 
     directory = verified_checkpoint(run, 4)
-    resumed = type(whole).from_pretrained(directory)
+    resumed = type(whole).from_pretrained(directory).to(device)
     again = make_optimizer(resumed, section)
     schedule_again = make_scheduler(again, section)
     restore_optimizer(directory, resumed, again)

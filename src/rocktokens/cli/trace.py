@@ -2,16 +2,19 @@
 
 1. The checkpoints are those of the run, or any list of student directories or hub ids, oldest first.
 2. One of them writes the probe rollouts (the last, by default); they are stored, and a resumed replay reads them back.
-3. Every checkpoint scores the same rollouts, ``rollouts_per_part`` to a part. Parts that are committed are not made
-   again, so a killed replay goes on where it was and ends with the same bytes.
+3. Every checkpoint scores the same rollouts, ``rollouts_per_part`` to a part. The teacher sees them once; checkpoints
+   go through one model, the next being read while the present one scores; parts are written meanwhile.
+4. Parts that are committed are not made again, so a killed replay goes on where it was and ends with the same bytes.
 
 Nothing is written before checkpoints are found and the teacher and the first student to write a probe have loaded.
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -31,6 +34,10 @@ from rocktokens.types import Rollout
 
 if TYPE_CHECKING:
     from rocktokens.models.load import LoadedModel
+    from rocktokens.scoring.score import PendingScores
+    from rocktokens.scoring.students import Students
+    from rocktokens.scoring.teacher_pass import TeacherPass
+    from rocktokens.traces.writer import WriteBehind
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +46,14 @@ class Checkpoint:
 
     step: int
     model: str
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """A set of rollouts: the checkpoint that writes it, and those that score it."""
+
+    writer: Checkpoint
+    scored_by: list[Checkpoint]
 
 
 def trace(
@@ -77,10 +92,11 @@ def run_trace(config: Config, *, restart: bool = False) -> dict[str, Any]:
             require_same_replay(run, settings)
         teacher = load_model(config.models.teacher, config.models.dtype, config.models.device)
         require_vocabulary(run, teacher)
+        students = stack.enter_context(open_students(config, teacher))
         if restart or not has_replay(run):
-            _begin(run, config, checkpoints, teacher, settings)
+            _begin(run, config, checkpoints, teacher, students, settings)
         stack.enter_context(run.lock())
-        rollouts, tokens = _replay(run, config, checkpoints, teacher)
+        rollouts, tokens = replay(run, config, checkpoints, teacher, students)
     return {
         "directory": str(run.path),
         "checkpoints": [checkpoint.step for checkpoint in checkpoints],
@@ -107,46 +123,82 @@ def find_checkpoints(run: RunDir, config: Config) -> list[Checkpoint]:
 
 
 def _begin(
-    run: RunDir, config: Config, checkpoints: list[Checkpoint], teacher: "LoadedModel", settings: dict[str, Any]
+    run: RunDir,
+    config: Config,
+    checkpoints: list[Checkpoint],
+    teacher: "LoadedModel",
+    students: "Students",
+    settings: dict[str, Any],
 ) -> None:
     """Replace whatever replay is there by the first probe of a new one, once the student that writes it has loaded."""
-    writer = _probe_writer(config, checkpoints[0], checkpoints)
-    student = load_checkpoint(config, writer, teacher)
+    writer = probes(config, checkpoints)[0].writer
+    student = students.get(writer.model)
     with run.lock():
         begin_record(run, config, teacher, settings)
         _write_probe(run, config, writer, checkpoints, student, teacher)
 
 
-def _replay(run: RunDir, config: Config, checkpoints: list[Checkpoint], teacher: "LoadedModel") -> tuple[int, int]:
+def replay(
+    run: RunDir, config: Config, checkpoints: list[Checkpoint], teacher: "LoadedModel", students: "Students"
+) -> tuple[int, int]:
     """Score every probe under its checkpoints; how many different rollouts that were, and their tokens."""
+    from rocktokens.traces.writer import WriteBehind
+
     tokens_of: dict[int, list[int]] = {}
-    first = _probe(run, config, _probe_writer(config, checkpoints[0], checkpoints), checkpoints, teacher)
-    with progress_bar("replaying", len(first) * len(checkpoints)) as advance:
-        for checkpoint in checkpoints:
-            writer = _probe_writer(config, checkpoint, checkpoints)
-            rollouts = _probe(run, config, writer, checkpoints, teacher)
-            tokens_of[writer.step] = [len(rollout.token_ids) for rollout in rollouts]
-            _replay_one(run, config, checkpoint, teacher, rollouts, advance)
+    following = dict(pairwise(checkpoints))
+    first, *others = probes(config, checkpoints)
+    rollouts = _rollouts(run, config, first, checkpoints, teacher, students)
+    with progress_bar("replaying", len(rollouts) * len(checkpoints)) as advance, WriteBehind() as behind:
+        for probe in (first, *others):
+            if probe is not first:
+                rollouts = _rollouts(run, config, probe, checkpoints, teacher, students)
+            tokens_of[probe.writer.step] = [len(rollout.token_ids) for rollout in rollouts]
+            parts = _teacher_passes(config, probe, rollouts, teacher)
+            for checkpoint in probe.scored_by:
+                _replay_one(run, config, checkpoint, following.get(checkpoint), parts, students, behind, advance)
     return sum(map(len, tokens_of.values())), sum(map(sum, tokens_of.values()))
 
 
-def _probe_writer(config: Config, checkpoint: Checkpoint, checkpoints: list[Checkpoint]) -> Checkpoint:
-    return {"last": checkpoints[-1], "first": checkpoints[0], "each": checkpoint}[config.trace.probe]
+def probes(config: Config, checkpoints: list[Checkpoint]) -> list[Probe]:
+    """The sets of rollouts to replay, in the order of the checkpoints that score them."""
+    if config.trace.probe == "each":
+        return [Probe(checkpoint, [checkpoint]) for checkpoint in checkpoints]
+    return [Probe({"last": checkpoints[-1], "first": checkpoints[0]}[config.trace.probe], checkpoints)]
 
 
-def _probe(
-    run: RunDir, config: Config, writer: Checkpoint, checkpoints: list[Checkpoint], teacher: "LoadedModel"
+def _rollouts(
+    run: RunDir,
+    config: Config,
+    probe: Probe,
+    checkpoints: list[Checkpoint],
+    teacher: "LoadedModel",
+    students: "Students",
 ) -> list[Rollout]:
-    """The rollouts ``writer`` answers the probe prompts with, written if they are not there yet."""
+    """What the probe's writer answers the probe prompts with, written if it is not there yet."""
     from rocktokens.rollouts.store import read_rollouts
 
-    relative = _probe_file(writer)
+    relative = probe_file(probe.writer)
     if not run.files(relative):
-        _write_probe(run, config, writer, checkpoints, load_checkpoint(config, writer, teacher), teacher)
+        _write_probe(run, config, probe.writer, checkpoints, students.get(probe.writer.model), teacher)
     return read_rollouts(run, relative)
 
 
-def _probe_file(writer: Checkpoint) -> str:
+def _teacher_passes(
+    config: Config, probe: Probe, rollouts: list[Rollout], teacher: "LoadedModel"
+) -> list["TeacherPass"]:
+    """One for each part; what the teacher computes is kept only where more than one checkpoint needs it."""
+    from rocktokens.scoring.teacher_pass import StatesRoom, TeacherPass
+
+    size = config.trace.rollouts_per_part
+    room = StatesRoom() if len(probe.scored_by) > 1 else None
+    return [
+        TeacherPass(teacher, rollouts[first : first + size], config.scoring.tokens_per_batch, room)
+        for first in range(0, len(rollouts), size)
+    ]
+
+
+def probe_file(writer: Checkpoint) -> str:
+    """Where the rollouts of a probe are, relative to the run."""
     return f"rollouts/probe/checkpoint={writer.step}.parquet"
 
 
@@ -180,56 +232,66 @@ def _write_probe(
             max_prompt_length=config.rollouts.max_prompt_length,
             on_done=advance,
         )
-    write_rollouts(run, _probe_file(writer), rollouts)
+    write_rollouts(run, probe_file(writer), rollouts)
 
 
 def _replay_one(
     run: RunDir,
     config: Config,
     checkpoint: Checkpoint,
-    teacher: "LoadedModel",
-    rollouts: list[Rollout],
+    following: Checkpoint | None,
+    parts: list["TeacherPass"],
+    students: "Students",
+    behind: "WriteBehind",
     advance: Callable[[int], None],
 ) -> None:
-    """Score all rollouts under one checkpoint, a part at a time, passing over parts that are committed.
+    """Score all rollouts under one checkpoint, a part at a time, passing over parts that are committed."""
+    from rocktokens.scoring.score import score_pass
+    from rocktokens.traces.writer import TraceWriter
+
+    done = TraceWriter(run, checkpoint=checkpoint.step).parts
+    advance(sum(len(part.rollouts) for part in parts[:done]))
+    if done >= len(parts):
+        return
+    student = students.get(checkpoint.model)
+    if following is not None:
+        students.read_ahead(following.model)
+    for part in parts[done:]:
+        scores = score_pass(
+            student,
+            part,
+            divergence=config.scoring.divergence,
+            temperature=config.scoring.temperature,
+            tokens_per_chunk=config.scoring.tokens_per_chunk,
+            on_done=advance,
+        )
+        behind.put(partial(_write_part, run, checkpoint.step, part.rollouts, scores))
+
+
+def _write_part(run: RunDir, step: int, rollouts: Sequence[Rollout], scores: "PendingScores") -> None:
+    """Commit the scores of some rollouts as one part.
 
     The parts tell how many rollouts are done, so the writer may not cut them by rows.
     """
-    from rocktokens.scoring.score import score_rollouts
     from rocktokens.traces.schema import trace_table
     from rocktokens.traces.writer import TraceWriter
 
-    size, scoring = config.trace.rollouts_per_part, config.scoring
-    with TraceWriter(run, checkpoint=checkpoint.step, rows_per_part=sys.maxsize) as traces:
-        done = min(traces.parts * size, len(rollouts))
-        advance(done)
-        if done == len(rollouts):
-            return
-        student = load_checkpoint(config, checkpoint, teacher)
-        for first in range(done, len(rollouts), size):
-            part = rollouts[first : first + size]
-            scores = score_rollouts(
-                student,
-                teacher,
-                part,
-                divergence=scoring.divergence,
-                temperature=scoring.temperature,
-                tokens_per_chunk=scoring.tokens_per_chunk,
-                tokens_per_batch=scoring.tokens_per_batch,
-                on_done=advance,
-            )
-            traces.append(trace_table(part, scores, None))
-            traces.flush()
+    with TraceWriter(run, checkpoint=step, rows_per_part=sys.maxsize) as traces:
+        traces.append(trace_table(rollouts, scores.wait()))
 
 
-def load_checkpoint(config: Config, checkpoint: Checkpoint, teacher: "LoadedModel") -> "LoadedModel":
-    """A student that speaks the teacher's tokens."""
+def open_students(config: Config, teacher: "LoadedModel") -> "Students":
+    """What gives the students, each of which speaks the teacher's tokens."""
     from rocktokens.models.fingerprints import same_tokenizer
     from rocktokens.models.load import load_model
+    from rocktokens.scoring.students import Students
 
-    student = load_model(checkpoint.model, config.models.dtype, config.models.device)
-    same_tokenizer(student.tokenizer, teacher.tokenizer)
-    return student
+    def load(name: str) -> "LoadedModel":
+        student = load_model(name, config.models.dtype, config.models.device)
+        same_tokenizer(student.tokenizer, teacher.tokenizer)
+        return student
+
+    return Students(load)
 
 
 def make_sampler(

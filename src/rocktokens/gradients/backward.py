@@ -82,7 +82,7 @@ class Objective:
 
     def _autocast(self, batch: RolloutBatch) -> torch.autocast:
         enabled = self.autocast_dtype is not None
-        return torch.autocast(batch.input_ids_RL.device.type, dtype=self.autocast_dtype, enabled=enabled)
+        return torch.autocast(batch.token_ids_T.device.type, dtype=self.autocast_dtype, enabled=enabled)
 
 
 @torch.enable_grad()

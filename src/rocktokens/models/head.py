@@ -84,30 +84,31 @@ def _operand_dtype(h_TD: torch.Tensor, weight_VD: torch.Tensor) -> torch.dtype:
 
 def lm_head(model: Any) -> LMHead:
     """The head of a transformers causal LM, PEFT-wrapped or not; its weight and bias are the model's own parameters."""
-    causal_lm = _causal_lm(model)
-    layer = causal_lm.get_output_embeddings()
+    lm = causal_lm(model)
+    layer = lm.get_output_embeddings()
     if layer is None or hasattr(layer, "base_layer"):
         raise RocktokensError(
-            f"{type(causal_lm).__name__} has {'no' if layer is None else 'an adapter on its'} LM head: "
+            f"{type(lm).__name__} has {'no' if layer is None else 'an adapter on its'} LM head: "
             "give a causal LM, and leave lm_head out of lora.target_modules"
         )
-    config = causal_lm.config.get_text_config()
+    config = lm.config.get_text_config()
     scale = getattr(config, "logit_scale", None) or 1.0
     scale /= getattr(config, "logits_scaling", None) or 1.0
     softcap = getattr(config, "final_logit_softcapping", None)
     return LMHead(layer.weight, getattr(layer, "bias", None), float(scale), softcap)
 
 
-def hidden_states(model: Any, input_ids_RL: torch.Tensor) -> torch.Tensor:
+def hidden_states(model: Any, input_ids_RL: torch.Tensor, **layout: Any) -> torch.Tensor:
     """The last hidden states (R, L, D), final norm included: what the LM head receives.
 
-    There is no mask: padding is on the right, and a causal LM never sees what comes after a token.
+    There is no mask: padding is on the right, and a causal LM never sees what comes after a token. ``layout`` is what
+    else the model must know of where tokens lie: their positions, and arguments of its attention.
     """
-    trunk = _causal_lm(model).base_model
-    return trunk(input_ids=input_ids_RL, use_cache=False).last_hidden_state
+    trunk = causal_lm(model).base_model
+    return trunk(input_ids=input_ids_RL, use_cache=False, **layout).last_hidden_state
 
 
-def _causal_lm(model: Any) -> PreTrainedModel:
+def causal_lm(model: Any) -> PreTrainedModel:
     """The transformers model inside a PEFT wrapper (adapters stay active in its layers), or the model itself."""
     return cast(PreTrainedModel, model.get_base_model() if hasattr(model, "get_base_model") else model)
 
@@ -130,7 +131,7 @@ def verify_head(model: Any, input_ids: Sequence[int]) -> float:
     tolerance = max(1e-4, 4 * torch.finfo(own_TV.dtype).eps) * max(1.0, own_TV.abs().max().item())
     if not difference <= tolerance:
         raise RocktokensError(
-            f"{type(_causal_lm(model)).__name__} computes logits in a way that is not known here (they differ by "
+            f"{type(causal_lm(model)).__name__} computes logits in a way that is not known here (they differ by "
             f"{difference:.3g} from W h + b): use a model of another architecture"
         )
     return difference

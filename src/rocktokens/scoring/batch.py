@@ -1,11 +1,17 @@
-"""Rollouts as one right-padded batch, and which hidden state predicts which response token.
+"""Rollouts as one batch, and which hidden state predicts which response token.
 
-1. A sequence is prompt then response, padded on the right, where no token of a causal LM sees it.
+1. A sequence is prompt then response. A batch has two layouts: groups of like length, padded on the right, where no
+   token of a causal LM sees it; and end to end in one row without padding (``packed.py``), which a GPU takes where the
+   model allows it. On a CPU the groups are small, so that what passes from layer to layer stays in its caches; on a GPU
+   there is one.
 2. Response token t of a sequence with P prompt tokens is input index P + t, so the state that *predicts* it, the last
    one that has not seen it, is index P + t − 1.
 3. Response tokens of all rollouts lie one after the other, rollout after rollout: the T of every (T, …) array.
+
+Everything is laid out on the host and sent to a GPU without waiting for it.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,52 +21,106 @@ import torch
 
 from rocktokens.errors import RocktokensError
 from rocktokens.models.head import hidden_states
+from rocktokens.scoring.packed import PackedRow, packed_states, packs
 from rocktokens.types import Rollout
+
+CPU_GROUP_TOKENS = 1024
+"""Padded tokens that pass through a model at once on a CPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutBatch:
-    """R rollouts of at most L tokens, with T response tokens in all.
+    """Rollouts with T response tokens in all.
 
-    Example: prompts of 3 and 2 ids with responses of 2 and 1 give L = 5, T = 3, flat_index_T = [2, 3, 6].
+    Example: prompts of 3 and 2 ids with responses of 2 and 1 give one group of R = 2 and L = 5, T = 3, group_index_T =
+    [2, 3, 6] and row_index_T = [2, 3, 6]: the second sequence begins at 5 in both layouts.
     """
 
-    input_ids_RL: torch.Tensor
-    flat_index_T: torch.Tensor
-    """Into the (R · L) states: where each response token is predicted."""
+    groups: tuple[torch.Tensor, ...]
+    """Padded input ids (R, L) of each group."""
+    group_index_T: torch.Tensor
+    """Into the (R · L) states of all groups, one after the other: where each response token is predicted."""
     token_ids_T: torch.Tensor
     """The response tokens themselves."""
     positions_T: torch.Tensor
     """0-based in the response."""
     rollout_ids_T: torch.Tensor
-
-    def predicting_states(self, h_RLD: torch.Tensor) -> torch.Tensor:
-        """The states (T, D) that predict the response tokens."""
-        return h_RLD.flatten(0, 1)[self.flat_index_T]
+    row: PackedRow
+    """The same sequences without padding."""
+    row_index_T: torch.Tensor
+    """Into its (N,) states: where each response token is predicted."""
 
 
 def response_states(model: Any, batch: RolloutBatch) -> torch.Tensor:
     """h_TD: for every response token the last hidden state that had not seen it yet."""
-    return batch.predicting_states(hidden_states(model, batch.input_ids_RL))
+    if packs(model):
+        return packed_states(model, batch.row)[batch.row_index_T]
+    states = [hidden_states(model, input_ids_RL).flatten(0, 1) for input_ids_RL in batch.groups]
+    return torch.cat(states)[batch.group_index_T]
 
 
 def collate(rollouts: Sequence[Rollout], pad_id: int, device: torch.device | str) -> RolloutBatch:
     """Batch rollouts in the given order; ``pad_id`` may be any id, its states are never used."""
     for rollout in rollouts:
         _require_tokens(rollout)
-    prompts = np.array([len(rollout.prompt_ids) for rollout in rollouts])
-    responses = np.array([len(rollout.token_ids) for rollout in rollouts])
-    longest = int((prompts + responses).max())
-    input_ids_RL = np.full((len(rollouts), longest), pad_id, dtype=np.int64)
-    for row_L, rollout in zip(input_ids_RL, rollouts, strict=True):
-        ids = np.concatenate([rollout.prompt_ids, rollout.token_ids])
-        row_L[: len(ids)] = ids
-    positions_T = np.concatenate([np.arange(length) for length in responses])
-    predicted_at_T = np.repeat(np.arange(len(rollouts)) * longest + prompts - 1, responses) + positions_T
-    rollout_ids_T = np.repeat([rollout.rollout_id for rollout in rollouts], responses)
-    token_ids_T = np.concatenate([rollout.token_ids for rollout in rollouts])
-    arrays = (input_ids_RL, predicted_at_T, token_ids_T, positions_T, rollout_ids_T)
-    return RolloutBatch(*(torch.from_numpy(array.astype(np.int64)).to(device) for array in arrays))
+    prompts_R = np.array([len(rollout.prompt_ids) for rollout in rollouts])
+    responses_R = np.array([len(rollout.token_ids) for rollout in rollouts])
+    sequences = [np.concatenate([rollout.prompt_ids, rollout.token_ids]) for rollout in rollouts]
+    lengths_R = prompts_R + responses_R
+    starts = np.concatenate([[0], np.cumsum(lengths_R)])
+    positions_T = np.concatenate([np.arange(length) for length in responses_R])
+    groups, group_starts_R = _padded_groups(sequences, pad_id, _group_tokens(device))
+
+    def longs(array: np.ndarray) -> torch.Tensor:
+        return sent(array.astype(np.int64), device)
+
+    def predicted_at(starts_R: np.ndarray) -> torch.Tensor:
+        return longs(np.repeat(starts_R + prompts_R - 1, responses_R) + positions_T)
+
+    return RolloutBatch(
+        groups=tuple(map(longs, groups)),
+        group_index_T=predicted_at(group_starts_R),
+        token_ids_T=longs(np.concatenate([rollout.token_ids for rollout in rollouts])),
+        positions_T=longs(positions_T),
+        rollout_ids_T=longs(np.repeat([rollout.rollout_id for rollout in rollouts], responses_R)),
+        row=PackedRow(
+            input_ids_N=longs(np.concatenate(sequences)),
+            position_ids_N=longs(np.concatenate([np.arange(length) for length in lengths_R])),
+            starts=sent(starts.astype(np.int32), device),
+            longest=int(lengths_R.max()),
+        ),
+        row_index_T=predicted_at(starts[:-1]),
+    )
+
+
+def _group_tokens(device: torch.device | str) -> float:
+    return math.inf if torch.device(device).type == "cuda" else CPU_GROUP_TOKENS
+
+
+def _padded_groups(
+    sequences: Sequence[np.ndarray], pad_id: int, tokens_per_group: float
+) -> tuple[list[np.ndarray], np.ndarray]:
+    """Ids (R, L) of groups of like length, and where each sequence begins when all rows lie end to end."""
+    groups: list[np.ndarray] = []
+    starts_R = np.zeros(len(sequences), np.int64)
+    end = 0
+    for indices in split_by_length([len(ids) for ids in sequences], tokens_per_group):
+        longest = len(sequences[indices[0]])
+        input_ids_RL = np.full((len(indices), longest), pad_id)
+        for row_L, index in zip(input_ids_RL, indices, strict=True):
+            row_L[: len(sequences[index])] = sequences[index]
+        starts_R[indices] = end + longest * np.arange(len(indices))
+        end += input_ids_RL.size
+        groups.append(input_ids_RL)
+    return groups, starts_R
+
+
+def sent(array: np.ndarray, device: torch.device | str) -> torch.Tensor:
+    """An array on ``device``; to a GPU it goes from pinned memory, and the host does not wait."""
+    tensor = torch.from_numpy(array)
+    if torch.device(device).type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def split_by_tokens(rollouts: Sequence[Rollout], tokens_per_batch: int) -> list[list[int]]:
@@ -68,10 +128,14 @@ def split_by_tokens(rollouts: Sequence[Rollout], tokens_per_batch: int) -> list[
 
     A rollout that is longer than that on its own is a group of one.
     """
-    lengths = [len(rollout.prompt_ids) + len(rollout.token_ids) for rollout in rollouts]
+    return split_by_length([len(rollout.prompt_ids) + len(rollout.token_ids) for rollout in rollouts], tokens_per_batch)
+
+
+def split_by_length(lengths: Sequence[int], tokens_per_group: float) -> list[list[int]]:
+    """As ``split_by_tokens``, from the lengths themselves."""
     groups: list[list[int]] = []
-    for index in sorted(range(len(rollouts)), key=lambda i: -lengths[i]):
-        if groups and lengths[groups[-1][0]] * (len(groups[-1]) + 1) <= tokens_per_batch:
+    for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        if groups and lengths[groups[-1][0]] * (len(groups[-1]) + 1) <= tokens_per_group:
             groups[-1].append(index)
         else:
             groups.append([index])

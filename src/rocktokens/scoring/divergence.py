@@ -8,8 +8,10 @@
 5. What is minimised at a position is its divergence, or with the term ``asymmetric`` the reverse KL where the teacher
    gives the sampled token more than the student does, and the forward KL elsewhere.
 
-The divergences themselves are in ``formulas.py``. Every position is keyed by the token it predicts: row i of ``h_s_TD``
-is the state *before* ``token_ids_T[i]``.
+Where all is on a GPU, nothing is wider than float32, Triton is there and no extra column is asked for, ``fused.py``
+does the same in fewer passes; the host then waits for the device once a call, and once more only to look at weights
+that are on the device. The divergences themselves are in ``formulas.py``. Every position is keyed by the token it
+predicts: row i of ``h_s_TD`` is the state *before* ``token_ids_T[i]``.
 """
 
 import math
@@ -20,10 +22,12 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch.autograd.function import once_differentiable
+from torch.distributed.tensor import DTensor, Partial
 
 from rocktokens.config import Divergence
 from rocktokens.errors import NonFiniteLossError, RocktokensError
 from rocktokens.models.head import LMHead, wide_matmul
+from rocktokens.scoring import fused
 from rocktokens.scoring.formulas import DIVERGENCES, EXTRAS, Scored, entropy, require_extras
 from rocktokens.types import STANDARD_COLUMNS, TokenScores
 
@@ -32,6 +36,8 @@ Columns = tuple[torch.Tensor, ...]
 Term = Literal["asymmetric"]
 ASYMMETRIC_PARTS: tuple[Divergence, Divergence] = ("reverse", "forward")
 """Where the teacher gives the sampled token more than the student does, and elsewhere."""
+FINITE_REMEDY = 'use scoring.divergence = "jsd", which is always finite'
+ASYMMETRIC_REMEDY = "use another policy than asymmetric"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,16 +83,20 @@ def token_scores(
         token_ids_T: The sampled tokens.
         divergence: What the column ``kl`` holds.
         temperature: Of both softmaxes; every column is at this temperature.
-        tokens_per_chunk: Positions whose logits are in memory at once; the result does not depend on it.
+        tokens_per_chunk: Positions whose logits are in memory at once; the result does not depend on it. The fused path
+            of a GPU goes by bytes instead (``fused.SCRATCH_BYTES``) and does not look at it.
         extras: Which of the optional columns to fill as well.
 
     Returns:
         Columns of shape (T,). ``grad_norm`` is the norm of the divergence's gradient with respect to the logits.
     """
+    pair = replace(_Pair.of(w_s_VD, w_t_VE, divergence, temperature), extras=require_extras(extras))
+    if pair.is_fused(h_s_TD, h_t_TE):
+        return _fused_scores(pair, h_s_TD, h_t_TE, token_ids_T)
     arrays = (h_s_TD, w_s_VD, h_t_TE, w_t_VE, token_ids_T)
     chunks = scored_chunks(*arrays, divergence, temperature, tokens_per_chunk, extras)
     # map lets go of a chunk before it asks for the next: two of them are never in memory
-    names = (*STANDARD_COLUMNS, *require_extras(extras))
+    names = (*STANDARD_COLUMNS, *pair.extras)
     columns = _concatenate(list(map(attrgetter("columns"), chunks)), h_s_TD, len(names))
     return TokenScores(**dict(zip(names, columns, strict=True)))
 
@@ -107,7 +117,7 @@ def scored_chunks(
     Takes what ``token_scores`` takes. A chunk is as large as its logits: let go of it before asking for the next.
     """
     pair = replace(_Pair.of(w_s_VD, w_t_VE, divergence, temperature), extras=require_extras(extras))
-    pair.require_rows(h_s_TD, h_t_TE, token_ids_T)
+    token_ids_T = pair.checked_ids(h_s_TD, h_t_TE, token_ids_T)
     with torch.no_grad():
         pair = pair.cast_for(h_s_TD, h_t_TE)
     rows_T = torch.arange(len(token_ids_T), device=token_ids_T.device)
@@ -127,6 +137,8 @@ def weighted_kl(
     temperature: float = 1.0,
     tokens_per_chunk: int = 1024,
     term: Term | None = None,
+    *,
+    unseen: bool = False,
 ) -> tuple[torch.Tensor, TokenScores]:
     """The loss Σ weight · divergence / denominator of METHOD 7, differentiable in the student's states and head.
 
@@ -135,34 +147,41 @@ def weighted_kl(
         w_s_VD: The student's LM head: its weight, or an ``LMHead`` where there is more to it.
         h_t_TE: The teacher's hidden states at the same positions; never get a gradient, nor does its head.
         w_t_VE: The teacher's LM head.
-        token_ids_T: The sampled tokens.
-        weights_T: The weight of each position, taken as a constant.
+        token_ids_T: The sampled tokens; on the CPU, looking at them never waits for a GPU.
+        weights_T: The weight of each position, taken as a constant; likewise best left on the CPU.
         denominator: Of the whole update (all micro-batches, all ranks), so that its parts add up.
         divergence: What the column ``kl`` holds, and what is minimised unless ``term`` says otherwise.
         temperature: Of both softmaxes.
-        tokens_per_chunk: Positions whose logits are in memory at once; the result does not depend on it.
+        tokens_per_chunk: Positions whose logits are in memory at once; the result does not depend on it. The fused path
+            of a GPU goes by bytes instead (``fused.SCRATCH_BYTES``) and does not look at it.
         term: ``asymmetric`` minimises the reverse KL where the teacher's probability of the sampled token is greater
             than the student's, the forward KL elsewhere; the scores stay those of ``divergence``.
+        unseen: On a GPU, do not wait to refuse what is not finite: the loss then is not finite either, and the caller
+            is about to look at it.
 
     Returns:
         The loss, and the scores, NaN at positions of weight 0. With every weight 0 the loss is 0 and its gradients are
         zeros, not missing.
     """
     pair = replace(_Pair.of(w_s_VD, w_t_VE, divergence, temperature), term=_known_term(term))
-    pair.require_rows(h_s_TD, h_t_TE, token_ids_T)
+    is_fused, device = pair.is_fused(h_s_TD, h_t_TE), h_s_TD.device
+    token_ids_T = pair.checked_ids(h_s_TD, h_t_TE, token_ids_T, deferred=is_fused)
     weights_T = _checked_weights(weights_T, denominator, h_s_TD)
     rows_N = torch.nonzero(weights_T).flatten()
-    total, *columns = _WeightedSum.apply(
-        h_s_TD[rows_N],
-        pair.student.weight_VD,
-        pair.student.bias_V,
-        h_t_TE[rows_N],
-        token_ids_T[rows_N],
-        weights_T[rows_N],
-        rows_N,
-        pair,
-        tokens_per_chunk,
-    )
+    weights_N, rows_N = (array_N.to(device, non_blocking=True) for array_N in (weights_T[rows_N], rows_N))
+
+    def kept(array_T: torch.Tensor) -> torch.Tensor:
+        return array_T if len(rows_N) == len(array_T) else array_T[rows_N]
+
+    arrays_N = (kept(h_s_TD), kept(h_t_TE), kept(token_ids_T), weights_N)
+    if is_fused:
+        total, table_CN = pair.fused_sum(*arrays_N)
+        if not unseen:
+            pair.require_sound(table_CN, rows_N, token_ids_T)
+        columns = table_CN[: len(STANDARD_COLUMNS)].unbind()
+    else:
+        head = (pair.student.weight_VD, pair.student.bias_V)
+        total, *columns = _WeightedSum.apply(arrays_N[0], *head, *arrays_N[1:], rows_N, pair, tokens_per_chunk)
     loss = total / denominator if len(rows_N) else total
     return loss, TokenScores(*(_spread(column_N, rows_N, len(weights_T)) for column_N in columns))
 
@@ -207,7 +226,7 @@ class _Pair:
             raise RocktokensError(f"divergence is {divergence!r}: use one of {', '.join(DIVERGENCES)}")
         if not temperature > 0:
             raise RocktokensError(f"scoring.temperature is {temperature}: it must be greater than 0")
-        heads = [head if isinstance(head, LMHead) else LMHead(head) for head in (student, teacher)]
+        heads = [_whole(head if isinstance(head, LMHead) else LMHead(head)) for head in (student, teacher)]
         width = min(head.width for head in heads)
         return cls(heads[0].cut(width), heads[1].cut(width), divergence, temperature)
 
@@ -215,20 +234,70 @@ class _Pair:
         """Convert both weights once, not once a chunk."""
         return replace(self, student=self.student.cast_for(h_s_TD), teacher=self.teacher.cast_for(h_t_TE))
 
-    def require_rows(self, h_s_TD: torch.Tensor, h_t_TE: torch.Tensor, token_ids_T: torch.Tensor) -> None:
-        """Refuse arrays of unequal length, and ids outside the common width."""
+    def checked_ids(
+        self, h_s_TD: torch.Tensor, h_t_TE: torch.Tensor, token_ids_T: torch.Tensor, deferred: bool = False
+    ) -> torch.Tensor:
+        """The ids beside the states; refuses arrays of unequal length, and ids outside the common width.
+
+        With ``deferred``, ids that are on a GPU are left to ``require_sound``.
+        """
         if not len(h_s_TD) == len(h_t_TE) == len(token_ids_T):
             raise RocktokensError(
                 f"h_s_TD has {len(h_s_TD)} rows, h_t_TE {len(h_t_TE)} and token_ids_T {len(token_ids_T)}: "
                 "give one of each per position"
             )
-        width = self.student.width
-        outside = token_ids_T[(token_ids_T < 0) | (token_ids_T >= width)]
+        if not (deferred and token_ids_T.is_cuda):
+            self.require_ids(token_ids_T)
+        return token_ids_T.to(h_s_TD.device, non_blocking=True)
+
+    def outside(self, token_ids_T: torch.Tensor) -> torch.Tensor:
+        """Which ids are not among the logits."""
+        return (token_ids_T < 0) | (token_ids_T >= self.student.width)
+
+    def require_ids(self, token_ids_T: torch.Tensor) -> None:
+        """Refuse ids outside the common width."""
+        outside = token_ids_T[self.outside(token_ids_T)]
         if len(outside):
             raise RocktokensError(
-                f"token id {int(outside[0])} is outside the {width} logits that student and teacher share: "
-                "use rollouts that were made with their tokenizer"
+                f"token id {int(outside[0])} is outside the {self.student.width} logits that student and teacher "
+                "share: use rollouts that were made with their tokenizer"
             )
+
+    def is_fused(self, h_s_TD: torch.Tensor, h_t_TE: torch.Tensor) -> bool:
+        """Whether ``fused.py`` computes this."""
+        return not self.extras and fused.takes(h_s_TD, self.student, h_t_TE, self.teacher)
+
+    @torch.no_grad()
+    def fused_table(self, h_s_ND: torch.Tensor, h_t_NE: torch.Tensor, token_ids_N: torch.Tensor) -> torch.Tensor:
+        """The table (7, N) of ``fused.scored``."""
+        cast = self.cast_for(h_s_ND, h_t_NE)
+        arrays = (h_s_ND, cast.student, h_t_NE, cast.teacher, token_ids_N)
+        return fused.scored(*arrays, self.divergence, self.temperature, logits_dtype=fused.LOGITS_DTYPE)
+
+    def fused_sum(
+        self, h_s_ND: torch.Tensor, h_t_NE: torch.Tensor, token_ids_N: torch.Tensor, weights_N: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Σ weight · term, differentiable, and the same table."""
+        with torch.no_grad():
+            cast = self.cast_for(h_s_ND, h_t_NE)
+        head = (self.student.weight_VD, self.student.bias_V, cast.student)
+        arrays = (h_s_ND, *head, h_t_NE, cast.teacher, token_ids_N, weights_N)
+        settings = (self.divergence, self.temperature, self.term == "asymmetric")
+        return fused.weighted_sum(*arrays, *settings, logits_dtype=fused.LOGITS_DTYPE)
+
+    def require_sound(self, table_CN: torch.Tensor, rows_N: torch.Tensor, token_ids_T: torch.Tensor) -> None:
+        """Refuse what the torch path refuses; all of it is looked at together, so that the host waits once."""
+        divergence_N, _, _, entropy_s_N, entropy_t_N, _, term_N = table_CN
+        broken_4N = torch.stack(
+            [entropy_s_N.isnan(), entropy_t_N.isnan(), ~divergence_N.isfinite(), ~term_N.isfinite()]
+        )
+        if not (broken_4N.any() | self.outside(token_ids_T).any()).item():
+            return
+        self.require_ids(token_ids_T)
+        for model, broken_N in zip(("student", "teacher"), broken_4N, strict=False):
+            _require_logits(broken_N, model, rows_N)
+        _require_finite(divergence_N, rows_N, FINITE_REMEDY)
+        _require_finite(term_N, rows_N, ASYMMETRIC_REMEDY)
 
     @torch.no_grad()
     def scored_chunk(self, here: slice, *arrays_n: torch.Tensor) -> ScoredChunk:
@@ -248,7 +317,7 @@ class _Pair:
         log_q = _log_softmax(self.teacher.logits(h_t_nE), self.temperature, "teacher", rows_n)
         distributions = (log_p.exp(), log_p, log_q.exp(), log_q)
         scored = self._scored(self.divergence, distributions)
-        _require_finite(scored[0], rows_n, 'use scoring.divergence = "jsd", which is always finite')
+        _require_finite(scored[0], rows_n, FINITE_REMEDY)
         ids = token_ids_n.long().unsqueeze(-1)
         logp_s_n, logp_t_n = (log.gather(-1, ids).squeeze(-1) for log in (log_p, log_q))
         entropies = entropy(*distributions[:2]), entropy(*distributions[2:])
@@ -256,7 +325,7 @@ class _Pair:
         columns = (scored[0], logp_s_n, logp_t_n, *entropies, scored[1].norm(dim=-1), *extras)
         if self.term == "asymmetric":
             scored = self._asymmetric(scored, distributions, logp_t_n > logp_s_n)
-            _require_finite(scored[0], rows_n, "use another policy than asymmetric")
+            _require_finite(scored[0], rows_n, ASYMMETRIC_REMEDY)
         return columns, scored, z_nV
 
     def _scored(self, divergence: Divergence, distributions: Columns) -> Scored:
@@ -271,6 +340,13 @@ class _Pair:
         )
         term_n = torch.where(underrated_n, reverse[0], forward[0])
         return term_n, torch.where(underrated_n.unsqueeze(-1), reverse[1], forward[1])
+
+
+def _fused_scores(pair: _Pair, h_s_TD: torch.Tensor, h_t_TE: torch.Tensor, token_ids_T: torch.Tensor) -> TokenScores:
+    token_ids_T = pair.checked_ids(h_s_TD, h_t_TE, token_ids_T, deferred=True)
+    table_CT = pair.fused_table(h_s_TD, h_t_TE, token_ids_T)
+    pair.require_sound(table_CT, torch.arange(len(token_ids_T), device=token_ids_T.device), token_ids_T)
+    return TokenScores(*table_CT[: len(STANDARD_COLUMNS)].unbind())
 
 
 class _WeightedSum(torch.autograd.Function):
@@ -331,13 +407,16 @@ def _through_weight(gradient_nV: torch.Tensor, weight_VD: torch.Tensor) -> torch
 def _log_softmax(logits_nV: torch.Tensor, temperature: float, model: str, rows_n: torch.Tensor) -> torch.Tensor:
     """Log-probabilities; a row that holds NaN or +inf, or rules out every token, is named in the error."""
     log_p = torch.log_softmax(logits_nV / temperature, dim=-1)
-    bad_n = log_p.sum(dim=-1).isnan()
+    _require_logits(log_p.sum(dim=-1).isnan(), model, rows_n)
+    return log_p
+
+
+def _require_logits(bad_n: torch.Tensor, model: str, rows_n: torch.Tensor) -> None:
     if bad_n.any():
         raise NonFiniteLossError(
             f"the {model}'s logits at row {int(rows_n[bad_n][0])} are NaN or infinite: "
             "lower training.learning_rate, or load the models in float32 (models.dtype)"
         )
-    return log_p
 
 
 def _require_finite(divergence_n: torch.Tensor, rows_n: torch.Tensor, remedy: str) -> None:
@@ -356,8 +435,8 @@ def _known_term(term: Term | None) -> Term | None:
 
 
 def _checked_weights(weights_T: torch.Tensor, denominator: float, h_TD: torch.Tensor) -> torch.Tensor:
-    """The weights as constants in the dtype of the loss."""
-    weights_T = torch.as_tensor(weights_T, dtype=_wide(h_TD), device=h_TD.device).detach()
+    """The weights as constants in the dtype of the loss, on the CPU, where looking at them waits for nothing."""
+    weights_T = torch.as_tensor(weights_T, dtype=_wide(h_TD), device="cpu").detach()
     if len(weights_T) != len(h_TD):
         raise RocktokensError(f"weights_T has {len(weights_T)} entries for {len(h_TD)} positions: give one of each")
     if not weights_T.isfinite().all():
@@ -365,6 +444,17 @@ def _checked_weights(weights_T: torch.Tensor, denominator: float, h_TD: torch.Te
     if weights_T.any() and not 0 < denominator < math.inf:
         raise RocktokensError(f"the loss's denominator is {denominator}: it must be a positive number of tokens")
     return weights_T
+
+
+def _whole(head: LMHead) -> LMHead:
+    """The head gathered from the shards of FSDP2; its gradient goes back to them averaged over ranks, as FSDP2 does."""
+
+    def gathered(shard: torch.Tensor | None) -> Any:
+        if not isinstance(shard, DTensor):
+            return shard
+        return shard.full_tensor(grad_placements=[Partial("avg")] * shard.device_mesh.ndim)
+
+    return replace(head, weight_VD=gathered(head.weight_VD), bias_V=gathered(head.bias_V))
 
 
 def _slices(n_rows: int, size: int) -> list[slice]:

@@ -1,11 +1,13 @@
 """Replay: score finished rollouts under a student and a teacher, one forward of each.
 
-1. Rollouts are grouped by length, so that little of a batch is padding.
-2. Each group is forced through both models, and scored where they predict the response tokens.
-3. The scores are put back in the order of the rollouts; they do not depend on the grouping.
+1. Rollouts are grouped by length and forced through the teacher (``TeacherPass``), once for all students.
+2. Each group is forced through the student, and scored where both predict the response tokens.
+3. Scores leave a GPU without the host waiting for them; whoever needs them waits, in a thread of its own if it likes.
+4. They are put back in the order of the rollouts; they do not depend on the grouping.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,16 +16,41 @@ import torch
 from rocktokens.config import Divergence
 from rocktokens.errors import RocktokensError
 from rocktokens.models.head import LMHead, lm_head
-from rocktokens.models.load import LoadedModel
-from rocktokens.scoring.batch import collate, response_states, split_by_tokens
+from rocktokens.scoring.batch import response_states
 from rocktokens.scoring.divergence import token_scores
 from rocktokens.scoring.formulas import require_extras
+from rocktokens.scoring.teacher_pass import TeacherPass, bare_model, to_host
 from rocktokens.types import STANDARD_COLUMNS, Rollout, TokenScores
 
 States = tuple[torch.Tensor, LMHead, torch.Tensor, LMHead, torch.Tensor]
 
 
-@torch.inference_mode()
+@dataclass(frozen=True, slots=True)
+class PendingScores:
+    """Scores of rollouts that may still be on their way from the GPU."""
+
+    names: tuple[str, ...]
+    """The columns of ``TokenScores`` that are filled."""
+    lengths: list[int]
+    """Response tokens of each rollout."""
+    tables_CT: list[tuple[list[int], torch.Tensor]]
+    """Of each group: which rollouts, and their columns in host memory."""
+    arrived: torch.cuda.Event | None
+    """After the last copy; None where nothing was copied."""
+
+    def wait(self) -> TokenScores:
+        """The scores in numpy, rollout after rollout in the given order; may be called in any thread."""
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        scores_of: dict[int, np.ndarray] = {}
+        for group, table_CT in self.tables_CT:
+            ends = np.cumsum([self.lengths[index] for index in group])[:-1]
+            scores_of.update(zip(group, np.split(table_CT.numpy(), ends, axis=1), strict=True))
+        empty_CT = np.zeros((len(self.names), 0), dtype=np.float32)
+        table_CT = np.concatenate([empty_CT, *(scores_of[i] for i in range(len(self.lengths)))], axis=1)
+        return TokenScores(**dict(zip(self.names, table_CT, strict=True)))
+
+
 def score_rollouts(
     student: Any,
     teacher: Any,
@@ -52,18 +79,40 @@ def score_rollouts(
     Returns:
         Numpy columns of shape (T,), rollout after rollout in the given order.
     """
+    teacher_pass = TeacherPass(teacher, rollouts, tokens_per_batch)
+    return score_pass(
+        student,
+        teacher_pass,
+        divergence=divergence,
+        temperature=temperature,
+        tokens_per_chunk=tokens_per_chunk,
+        on_done=on_done,
+        extras=extras,
+    ).wait()
+
+
+@torch.inference_mode()
+def score_pass(
+    student: Any,
+    teacher_pass: TeacherPass,
+    *,
+    divergence: Divergence = "reverse",
+    temperature: float = 1.0,
+    tokens_per_chunk: int = 1024,
+    on_done: Callable[[int], None] | None = None,
+    extras: Collection[str] = (),
+) -> PendingScores:
+    """Score the rollouts of a ``TeacherPass`` under a student; takes what ``score_rollouts`` takes."""
     names = (*STANDARD_COLUMNS, *require_extras(extras))
-    scores_of: dict[int, np.ndarray] = {}
-    for group, states in replayed(student, teacher, rollouts, tokens_per_batch):
+    tables_CT = []
+    for group, states in _forced(student, teacher_pass):
         scores = token_scores(*states, divergence, temperature, tokens_per_chunk, extras)
-        table_CT = torch.stack([getattr(scores, name) for name in names]).to("cpu", torch.float32).numpy()
-        ends = np.cumsum([len(rollouts[index].token_ids) for index in group])[:-1]
-        scores_of.update(zip(group, np.split(table_CT, ends, axis=1), strict=True))
+        table_CT = torch.stack([getattr(scores, name) for name in names]).to(torch.float32)
+        tables_CT.append((group, to_host(table_CT)))
         if on_done is not None:
             on_done(len(group))
-    empty_CT = np.zeros((len(names), 0), dtype=np.float32)
-    table_CT = np.concatenate([empty_CT, *(scores_of[i] for i in range(len(rollouts)))], axis=1)
-    return TokenScores(**dict(zip(names, table_CT, strict=True)))
+    lengths = [len(rollout.token_ids) for rollout in teacher_pass.rollouts]
+    return PendingScores(names, lengths, tables_CT, _mark(teacher_pass.teacher.device))
 
 
 def replayed(
@@ -75,17 +124,26 @@ def replayed(
         Indices of the rollouts of a group, and the first arguments of ``token_scores`` for their response tokens: the
         student's states and head, the teacher's states and head, the tokens.
     """
-    student, teacher = _model(student), _model(teacher)
+    return _forced(student, TeacherPass(teacher, rollouts, tokens_per_batch))
+
+
+def _forced(student: Any, teacher_pass: TeacherPass) -> Iterator[tuple[list[int], States]]:
+    student, teacher = bare_model(student), teacher_pass.teacher
     if student.device != teacher.device:
         raise RocktokensError(
             f"the student is on {student.device}, the teacher on {teacher.device}: load both on one device"
         )
-    for group in split_by_tokens(rollouts, tokens_per_batch):
-        batch = collate([rollouts[index] for index in group], pad_id=0, device=student.device)
+    heads = lm_head(student), lm_head(teacher)
+    for group in teacher_pass:
         with torch.inference_mode():
-            h_s_TD, h_t_TE = (response_states(model, batch) for model in (student, teacher))
-        yield group, (h_s_TD, lm_head(student), h_t_TE, lm_head(teacher), batch.token_ids_T)
+            h_s_TD = response_states(student, group.batch)
+        yield group.indices, (h_s_TD, heads[0], group.h_t_TE, heads[1], group.batch.token_ids_T)
 
 
-def _model(model: Any) -> Any:
-    return model.model if isinstance(model, LoadedModel) else model
+def _mark(device: torch.device) -> torch.cuda.Event | None:
+    """An event behind everything the GPU was given so far."""
+    if device.type != "cuda":
+        return None
+    event = torch.cuda.Event(blocking=True)
+    event.record(torch.cuda.current_stream(device))
+    return event

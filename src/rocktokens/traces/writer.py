@@ -5,8 +5,12 @@
 3. Replays live in ``traces/checkpoint=N/``, paired by occurrence; the rows of a training run are on-policy and
    unpaired, so they live apart in ``traces/training/``.
 4. The bytes of a part depend on its rows alone: not on the time, nor on how they were appended.
+5. ``WriteBehind`` makes parts in a thread, in order, while their rows' successors are computed.
 """
 
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -22,6 +26,8 @@ from rocktokens.traces.schema import validate_table
 Source = Literal["replay", "training"]
 ROWS_PER_GROUP = 122_880
 """What DuckDB hands to one thread: smaller groups cost space, larger ones leave threads idle."""
+WAITING_WRITES = 2
+"""Enough to outlast a slow flush to the disk; what waits holds its scores in memory."""
 
 
 class TraceWriter:
@@ -96,6 +102,49 @@ class TraceWriter:
     def _require_open(self) -> None:
         if not self._is_open:
             raise RunDirError(f"the trace writer of {self._run.path} is not open: use it in a `with` block")
+
+
+class WriteBehind:
+    """Runs writes in a thread, one after the other in the order they came, at most two of them waiting.
+
+    Example: ``with WriteBehind() as behind: behind.put(lambda: write_part(scores))``. The first write that fails is the
+    last that runs: its error is raised by the next ``put``, or at the end of the ``with`` block. What was put is
+    written before the block ends, even when that raises.
+    """
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="write-behind")
+        self._unfinished: deque[Future[None]] = deque()
+        self._failed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._thread.shutdown()
+        if kind is None:
+            self._let_go(down_to=0)
+
+    def put(self, write: Callable[[], None]) -> None:
+        """Have this written after what was put before; waits while too much is waiting."""
+        self._let_go(down_to=WAITING_WRITES)
+        self._unfinished.append(self._thread.submit(self._run, write))
+
+    def _let_go(self, down_to: int) -> None:
+        """Forget the writes that are done, wait until no more than ``down_to`` are not, and raise what one raised."""
+        while self._unfinished and (len(self._unfinished) > down_to or self._unfinished[0].done()):
+            self._unfinished.popleft().result()
+
+    def _run(self, write: Callable[[], None]) -> None:
+        if self._failed:
+            return
+        try:
+            write()
+        except BaseException:
+            self._failed = True
+            raise
 
 
 def parts_folder(source: Source, checkpoint: int | None) -> str:

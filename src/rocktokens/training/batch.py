@@ -47,10 +47,14 @@ def token_arrays(rollouts: Sequence[Rollout]) -> tuple[np.ndarray, np.ndarray, n
 
 
 def joined_columns(parts: Sequence[TokenScores]) -> Columns:
-    """The columns of a rank's micro-batches one after the other, float32 on the CPU; extra ones if there are any."""
+    """The columns of a rank's micro-batches one after the other, float32 on the CPU; extra ones if there are any.
+
+    A GPU is waited for once, not once a column.
+    """
     names = [name for name, _ in parts[0].items()]
     names += [name for name in EXTRA_COLUMNS if getattr(parts[0], name) is not None]
-    return {name: torch.cat([getattr(part, name) for part in parts]).to("cpu", torch.float32).numpy() for name in names}
+    table_CT = torch.stack([torch.cat([getattr(part, name) for part in parts]).float() for name in names])
+    return dict(zip(names, table_CT.cpu().numpy(), strict=True))
 
 
 def whole_update(ranks: Sequence[Columns]) -> TokenScores:

@@ -107,12 +107,16 @@ def optimizer_state(student: torch.nn.Module, optimizer: torch.optim.Optimizer) 
 
 
 def restore_optimizer(directory: Path, student: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Put the saved tensors back, each beside its parameter; the learning rate is the scheduler's to restore."""
+    """Put the saved tensors back, each beside its parameter; the learning rate is the scheduler's to restore.
+
+    The step counts stay on the CPU unless the optimizer is fused.
+    """
     parameters = dict(student.named_parameters())
     for key, value in load_file(directory / OPTIMIZER_FILE).items():
         name, _, field = key.rpartition("/")
         parameter = parameters[name]
-        optimizer.state[parameter][field] = value if field == "step" else value.to(parameter.device)
+        is_counter = field == "step" and not optimizer.defaults["fused"]
+        optimizer.state[parameter][field] = value if is_counter else value.to(parameter.device)
 
 
 def load_policy_state(directory: Path) -> dict[str, np.ndarray]:

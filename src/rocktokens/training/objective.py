@@ -5,10 +5,13 @@
    reach no head.
 3. The scores of the trace, those of watched tokens of weight 0, and the top-16 overlap at a few positions come from the
    same forward.
+
+Nothing here waits for a GPU: which tokens have weight 0 is known on the host.
 """
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -16,6 +19,7 @@ from rocktokens.config import ScoringSection
 from rocktokens.models.head import LMHead, lm_head
 from rocktokens.scoring.batch import RolloutBatch, response_states
 from rocktokens.scoring.divergence import Term, token_scores, top_overlap, weighted_kl
+from rocktokens.training.teacher import TeacherStates
 from rocktokens.types import TokenScores
 
 OVERLAP_K = 16
@@ -43,8 +47,8 @@ class DistillationObjective(nn.Module):
     def forward(
         self,
         batch: RolloutBatch,
-        h_t_TE: torch.Tensor,
-        weights_T: torch.Tensor,
+        teacher: TeacherStates,
+        weights_T: np.ndarray,
         denominator: float,
         term: Term | None,
         watched_N: torch.Tensor,
@@ -54,8 +58,8 @@ class DistillationObjective(nn.Module):
 
         Args:
             batch: The rollouts.
-            h_t_TE: The teacher's states that predict their tokens.
-            weights_T: Of the tokens.
+            teacher: The states it predicts their tokens from; waited for when the student's are there.
+            weights_T: Of the tokens; numpy, since DDP would move a tensor to the GPU.
             denominator: Of the whole update.
             term: What ``weighted_kl`` minimises.
             watched_N: Tokens of weight 0 to score without gradient.
@@ -64,8 +68,11 @@ class DistillationObjective(nn.Module):
         student_head, section = lm_head(self.student), self._section
         settings = (section.divergence, section.temperature, section.tokens_per_chunk)
         h_s_TD, ids_T = response_states(self.student, batch), batch.token_ids_T
+        h_t_TE = teacher.wait()
         states = (h_s_TD, student_head, h_t_TE, self._teacher_head)
-        loss, scores = weighted_kl(*states, ids_T, weights_T, denominator, *settings, term)
+        loss, scores = weighted_kl(
+            *states, ids_T, torch.as_tensor(weights_T), denominator, *settings, term, unseen=True
+        )
 
         def states_at(rows: torch.Tensor) -> tuple[torch.Tensor, LMHead, torch.Tensor, LMHead]:
             return h_s_TD[rows], student_head, h_t_TE[rows], self._teacher_head

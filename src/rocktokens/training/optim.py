@@ -12,7 +12,7 @@ from rocktokens.config import TrainingSection
 
 
 def make_optimizer(student: nn.Module, section: TrainingSection) -> torch.optim.AdamW:
-    """AdamW over the trainable parameters; norms, biases and embeddings are not decayed."""
+    """AdamW over the trainable parameters, fused on a GPU; norms, biases and embeddings are not decayed."""
     embeddings = {id(module.weight) for module in student.modules() if isinstance(module, nn.Embedding)}
     trainable = [parameter for parameter in student.parameters() if parameter.requires_grad]
     decayed = [parameter for parameter in trainable if parameter.ndim > 1 and id(parameter) not in embeddings]
@@ -26,6 +26,7 @@ def make_optimizer(student: nn.Module, section: TrainingSection) -> torch.optim.
         lr=section.learning_rate,
         betas=(section.adam_beta1, section.adam_beta2),
         eps=section.adam_epsilon,
+        fused=all(parameter.is_cuda for parameter in trainable) or None,
     )
 
 

@@ -14,6 +14,8 @@ from rocktokens.run_dir import RunDir, write_atomically
 from rocktokens.training.update import Update
 from rocktokens.types import Rollout
 
+PHASES = ("sample", "update", "write")
+
 
 class PhaseClock:
     """Seconds spent in each phase since the last reading."""
@@ -46,9 +48,11 @@ def step_record(
     """The log line of one step; means are over the tokens that were scored, which is all that reached a head.
 
     ``weight_dropped_share`` is 1 − the mean weight: negative where a policy weighs tokens by more than 1 on average.
+    ``share_<phase>`` is the phase's part of the step's seconds; writing a checkpoint counts to the step after it.
     """
     scores = update.scores
     lengths = [len(rollout.token_ids) for rollout in rollouts]
+    step_seconds = max(sum(seconds.values()), 1e-9)
     record: dict[str, Any] = {
         "step": step,
         "loss": update.loss,
@@ -65,8 +69,9 @@ def step_record(
         "head_compute_saved": update.head_compute_saved,
         "grad_norm": update.grad_norm,
         "learning_rate": update.learning_rate,
-        "tokens_per_second": sum(lengths) / max(sum(seconds.values()), 1e-9),
+        "tokens_per_second": sum(lengths) / step_seconds,
         **{f"seconds_{phase}": duration for phase, duration in seconds.items()},
+        **{f"share_{phase}": seconds.get(phase, 0.0) / step_seconds for phase in PHASES},
     }
     if scoring_temperature == 1:
         sampled = np.concatenate([rollout.logprobs for rollout in rollouts])

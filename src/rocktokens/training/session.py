@@ -26,7 +26,9 @@ from rocktokens.models.head import lm_head
 from rocktokens.models.load import LoadedModel, load_model, resolve_device
 from rocktokens.policies import WeightPolicy, policy_from_section
 from rocktokens.rollouts.sampler import Sampler, TransformersSampler
+from rocktokens.rollouts.shadow import SamplingCopy
 from rocktokens.run_dir import derive_seed
+from rocktokens.scoring.packed import checkpointing_kwargs
 from rocktokens.tasks import make_task
 from rocktokens.tasks.base import Task
 from rocktokens.training.checkpoint import TrainerState, load_policy_state, restore_optimizer
@@ -47,6 +49,8 @@ class Session:
     tokenizer: PreTrainedTokenizerBase
     pad_id: int
     teacher: PreTrainedModel
+    teacher_stream: torch.cuda.Stream | None
+    """Where the teacher runs, on a GPU."""
     objective: nn.Module
     """The wrapped module whose forward is the loss."""
     trainable: list[nn.Parameter]
@@ -101,7 +105,7 @@ def make_session(
             policy.restore(remembered)
     teacher_head = lm_head(teacher.model)
     pad_id = student.pad_id
-    widths = (lm_head(student.model).width, teacher_head.width)
+    sampler = _make_sampler(config, accelerator, student, teacher)
     objective, optimizer = accelerator.prepare(
         DistillationObjective(student.model, teacher_head, config.scoring), optimizer
     )
@@ -112,20 +116,30 @@ def make_session(
         tokenizer=student.tokenizer,
         pad_id=pad_id,
         teacher=teacher.model,
+        teacher_stream=torch.cuda.Stream(accelerator.device) if accelerator.device.type == "cuda" else None,
         objective=objective,
         trainable=[parameter for parameter in student.model.parameters() if parameter.requires_grad],
         optimizer=optimizer,
         scheduler=scheduler,
-        sampler=TransformersSampler(
-            student.model,
-            student.eos_ids,
-            pad_id,
-            batch_size=config.rollouts.batch_size,
-            vocab_size=min(widths),
-            max_length=teacher.context_length,
-        ),
+        sampler=sampler,
         task=task,
         policy=policy,
+    )
+
+
+def _make_sampler(
+    config: Config, accelerator: Accelerator, student: LoadedModel, teacher: LoadedModel
+) -> TransformersSampler:
+    """Of the student, or under mixed precision of a copy in the narrow dtype, which follows it from step to step."""
+    copied = SamplingCopy(student.model, torch.bfloat16) if accelerator.mixed_precision == "bf16" else None
+    return TransformersSampler(
+        copied.model if copied else student.model,
+        student.eos_ids,
+        student.pad_id,
+        batch_size=config.rollouts.batch_size,
+        vocab_size=min(lm_head(loaded.model).width for loaded in (student, teacher)),
+        max_length=teacher.context_length,
+        refresh=copied.refresh if copied else None,
     )
 
 
@@ -138,7 +152,7 @@ def load_student(config: Config, checkpoint: Path | None, device: str) -> Loaded
         torch.manual_seed(derive_seed(config.run.seed, "adapters"))
         student = replace(student, model=_with_adapters(student.model, config, checkpoint))
     if config.training.gradient_checkpointing:
-        student.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        student.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=checkpointing_kwargs(student.model))
     return student
 
 

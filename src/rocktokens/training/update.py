@@ -5,6 +5,9 @@
    rank's part is multiplied by their number; ranks talk to each other only in the last backward.
 3. Scores of all ranks are gathered back into the order of the rollouts; rows that the loss leaves out have those of the
    scoring pass, or of a look without gradient, or none (NaN).
+
+The host queues all of it and waits for a GPU twice: for loss, gradient norm and overlap before the weights are touched,
+and for the scores, which is also when the update is done. A policy that needs scores adds one wait before the first.
 """
 
 from collections.abc import Sequence
@@ -18,11 +21,12 @@ from accelerate.utils import gather_object
 
 from rocktokens.models.head import lm_head
 from rocktokens.run_dir import derive_seed
-from rocktokens.scoring.batch import collate, response_states
+from rocktokens.scoring.batch import collate, sent
 from rocktokens.training.batch import MicroBatch, joined_columns, micro_batches, whole_update
 from rocktokens.training.health import require_finite, require_weight
 from rocktokens.training.objective import ObjectiveOutput
 from rocktokens.training.session import Session
+from rocktokens.training.teacher import TeacherStates, teacher_states
 from rocktokens.training.weighing import Weighing, weigh
 from rocktokens.types import Rollout, TokenScores, TokenWeights
 
@@ -47,15 +51,15 @@ def update_student(session: Session, rollouts: Sequence[Rollout], step: int) -> 
     weighing = weigh(session, rollouts, step)
     require_weight(step, weighing.weights)
     outputs = accumulate_gradients(session, rollouts, weighing, step)
-    own_loss = float(sum(output.loss for output in outputs))
     max_norm = session.config.training.max_grad_norm
-    grad_norm = float(cast(torch.Tensor, session.accelerator.clip_grad_norm_(session.trainable, max_norm)))
+    norm = cast(torch.Tensor, session.accelerator.clip_grad_norm_(session.trainable, max_norm))
+    own_loss, grad_norm, own_overlap = _read(outputs, norm)
     require_finite(step, own_loss, grad_norm)
     learning_rate = float(session.scheduler.get_last_lr()[0])
     session.optimizer.step()
     session.scheduler.step()
     session.optimizer.zero_grad()
-    loss, scores, overlap = _gather(own_loss, outputs)
+    loss, scores, overlap = _gather(own_loss, own_overlap, outputs)
     w_s_VD, w_t_VE = (lm_head(model).weight_VD for model in (session.student, session.teacher))
     return Update(
         loss=loss,
@@ -81,9 +85,9 @@ def accumulate_gradients(
     session.objective.train()
     outputs: list[ObjectiveOutput] = []
     for micro in micro_batches(rollouts, config.training.per_device_train_batch_size, rank, ranks):
-        h_t_TE = weighing.teacher_states[len(outputs)] if weighing.teacher_states is not None else None
+        known = weighing.teacher_states[len(outputs)] if weighing.teacher_states is not None else None
         with nullcontext() if micro.last else accelerator.no_sync(session.objective):
-            output = _forward(session, micro, weighing, h_t_TE, overlap_P)
+            output = _forward(session, micro, weighing, known, overlap_P)
             accelerator.backward(output.loss * ranks)
         outputs.append(output._replace(loss=output.loss.detach()))
     return outputs
@@ -102,7 +106,7 @@ def filled(scores: TokenScores, known: TokenScores) -> TokenScores:
 
 
 def _forward(
-    session: Session, micro: MicroBatch, weighing: Weighing, h_t_TE: torch.Tensor | None, overlap_P: np.ndarray
+    session: Session, micro: MicroBatch, weighing: Weighing, known: TeacherStates | None, overlap_P: np.ndarray
 ) -> ObjectiveOutput:
     """Teacher without gradient unless its states are known, student with, both under the same autocast."""
     device = session.accelerator.device
@@ -110,23 +114,28 @@ def _forward(
     here, weights = micro.tokens, weighing.weights
     overlap_P = overlap_P[(overlap_P >= here.start) & (overlap_P < here.stop)] - here.start
     with session.accelerator.autocast():
-        if h_t_TE is None:
-            with torch.no_grad():
-                h_t_TE = response_states(session.teacher, batch)
         return session.objective(
             batch,
-            h_t_TE,
-            torch.as_tensor(weights.weights[here], device=device),
+            known or teacher_states(session.teacher, batch, session.teacher_stream),
+            weights.weights[here],
             weights.denominator,
             session.policy.term,
-            torch.as_tensor(np.flatnonzero(weighing.watched_T[here]), device=device),
-            torch.as_tensor(overlap_P, device=device),
+            sent(np.flatnonzero(weighing.watched_T[here]), device),
+            sent(overlap_P, device),
         )
 
 
-def _gather(loss: float, outputs: list[ObjectiveOutput]) -> tuple[float, TokenScores, np.ndarray]:
+def _read(outputs: list[ObjectiveOutput], norm: torch.Tensor) -> tuple[float, float, np.ndarray]:
+    """Loss, gradient norm and overlap of this rank, in one transfer."""
+    loss = sum((output.loss for output in outputs[1:]), outputs[0].loss)
+    numbers = torch.cat([torch.stack([loss, norm]), *(output.overlap for output in outputs)]).cpu()
+    return float(numbers[0]), float(numbers[1]), numbers[2:].float().numpy()
+
+
+def _gather(
+    loss: float, overlap_P: np.ndarray, outputs: list[ObjectiveOutput]
+) -> tuple[float, TokenScores, np.ndarray]:
     """Loss, scores and overlap of all ranks."""
-    overlap_P = torch.cat([output.overlap for output in outputs]).float().cpu().numpy()
     ranks = gather_object([(loss, joined_columns([output.scores for output in outputs]), overlap_P)])
     losses, columns, overlaps = zip(*ranks, strict=True)
     return sum(losses), whole_update(columns), np.concatenate(overlaps)

@@ -5,6 +5,8 @@
    teacher's states of that pass are kept, so that the teacher runs once.
 3. Rows of weight 0 may still be watched: the update scores them without gradient.
 4. The denominator of the loss covers the whole update: all micro-batches, all ranks.
+
+The host waits for a GPU once, for the scores of the pass.
 """
 
 from collections.abc import Sequence
@@ -21,6 +23,7 @@ from rocktokens.scoring.batch import collate, response_states
 from rocktokens.scoring.divergence import token_scores
 from rocktokens.training.batch import joined_columns, micro_batches, token_arrays, whole_update
 from rocktokens.training.session import Session
+from rocktokens.training.teacher import TeacherStates, teacher_states
 from rocktokens.types import EXTRA_COLUMNS, Rollout, TokenScores, TokenWeights
 
 
@@ -33,8 +36,8 @@ class Weighing:
     """bool: rows of weight 0 that are to be scored without gradient."""
     scores: TokenScores | None = None
     """Of every row, where the policy needed them."""
-    teacher_states: Sequence[torch.Tensor] | None = None
-    """With them, (T, E) of each of this rank's micro-batches."""
+    teacher_states: Sequence[TeacherStates] | None = None
+    """With them, those of each of this rank's micro-batches."""
 
     def head_compute_saved(self, student_width: int, teacher_width: int, *, head_is_trained: bool) -> float:
         """The share of the heads' multiply-adds that uniform weights would have cost and this update does not.
@@ -55,9 +58,9 @@ def weigh(session: Session, rollouts: Sequence[Rollout], step: int) -> Weighing:
     """Weights of an update, after a scoring pass where the policy needs one."""
     policy, denominator = session.policy, session.config.policy.denominator
     if policy.needs:
-        scores, teacher_states = score_update(session, rollouts)
+        scores, teacher = score_update(session, rollouts)
         weights = token_weights(policy, scores, rollouts, denominator, step)
-        return Weighing(weights, np.zeros(len(weights.weights), dtype=bool), scores, teacher_states)
+        return Weighing(weights, np.zeros(len(weights.weights), dtype=bool), scores, teacher)
     weights = token_weights(policy, None, rollouts, denominator, step)
     watched_T = np.asarray(policy.probe(weights.weights, *token_arrays(rollouts), step)) & (weights.weights == 0)
     return Weighing(weights, watched_T)
@@ -77,23 +80,24 @@ def token_weights(
 
 
 @torch.no_grad()
-def score_update(session: Session, rollouts: Sequence[Rollout]) -> tuple[TokenScores, list[torch.Tensor]]:
+def score_update(session: Session, rollouts: Sequence[Rollout]) -> tuple[TokenScores, list[TeacherStates]]:
     """Numpy scores of every row of the update, and the teacher's states of this rank's micro-batches."""
     accelerator, config = session.accelerator, session.config
     section, extras = config.scoring, [name for name in EXTRA_COLUMNS if name in session.policy.needs]
     heads = lm_head(session.student), lm_head(session.teacher)
     session.student.eval()
     parts: list[TokenScores] = []
-    teacher_states: list[torch.Tensor] = []
+    teachers: list[TeacherStates] = []
     for micro in micro_batches(
         rollouts, config.training.per_device_train_batch_size, accelerator.process_index, accelerator.num_processes
     ):
         batch = collate(micro.rollouts, session.pad_id, accelerator.device)
         with accelerator.autocast():
-            h_s_TD, h_t_TE = (response_states(model, batch) for model in (session.student, session.teacher))
-            states = (h_s_TD, heads[0], h_t_TE, heads[1], batch.token_ids_T)
+            teacher = teacher_states(session.teacher, batch, session.teacher_stream)
+            h_s_TD = response_states(session.student, batch)
+            states = (h_s_TD, heads[0], teacher.wait(), heads[1], batch.token_ids_T)
             parts.append(
                 token_scores(*states, section.divergence, section.temperature, section.tokens_per_chunk, extras)
             )
-        teacher_states.append(h_t_TE)
-    return whole_update(gather_object([joined_columns(parts)])), teacher_states
+        teachers.append(teacher)
+    return whole_update(gather_object([joined_columns(parts)])), teachers

@@ -1,0 +1,391 @@
+"""The fused per-token reverse KL on a GPU, forward and backward, beside its floor and its peers.
+
+1. The floor is the time of the matrix products alone (two forward, two backward) at the rate that a product of three
+   8192 × 8192 bf16 matrices has. That product runs for as long as a turn just before every turn, after a rest, so that
+   both meet the same clocks; the multiple of the floor is taken turn by turn, and its median is the figure.
+2. Ours is ``weighted_kl`` and the gradients of states and head, with the logits in memory in float32 and in the
+   operands' dtype; the same with 30 % of the positions frozen; and ``token_scores``, which is the forward pass alone.
+3. Peers: the formula in PyTorch with both logits in float32, chunks of 1024; liger-kernel's LigerFusedLinearJSD and its
+   chunked loss; TRL's chunked divergence. Why one was not measured is said in its line.
+4. Extra memory is the most that PyTorch had allocated during a turn, less what there was before; and the same less the
+   gradients that are returned.
+5. Accuracy: ours at some positions against float64 on the same logits; the error of ∂h is relative to its largest
+   entry.
+
+The tokens are sampled from the student, as in use. ``python benchmarks/kernel.py`` takes about two minutes on one H200;
+``--curves`` adds the cost over positions and vocabulary.
+"""
+
+import argparse
+import importlib
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from printing import machine, print_table, whole
+from rocktokens.models.head import LMHead
+from rocktokens.scoring import fused
+from rocktokens.scoring.divergence import token_scores, weighted_kl
+
+Gradients = Sequence[torch.Tensor]
+Turn = Callable[[], Gradients]
+GIB = 1 << 30
+REFERENCE = 8192
+FROZEN = 0.3
+DTYPES: dict[str, torch.dtype | None] = {"float32 logits": torch.float32, "bf16 logits": None}
+HEADER = ["", "ms", "× floor", "extra GiB", "less gradients"]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """States, heads and tokens; the student's states and head want gradients."""
+
+    h_s_ND: torch.Tensor
+    w_s_VD: torch.Tensor
+    h_t_NE: torch.Tensor
+    w_t_VE: torch.Tensor
+    token_ids_N: torch.Tensor
+    weights_N: torch.Tensor
+    """On the CPU."""
+
+    @property
+    def leaves(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """What gets gradients."""
+        return self.h_s_ND, self.w_s_VD
+
+    @property
+    def states(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The first arguments of ``token_scores``."""
+        return self.h_s_ND, self.w_s_VD, self.h_t_NE, self.w_t_VE
+
+    def flops(self, backward: bool, share: float = 1.0) -> float:
+        """Of the matrix products, for a share of the positions."""
+        d, e = self.h_s_ND.shape[1], self.h_t_NE.shape[1]
+        return 2.0 * share * len(self.h_s_ND) * len(self.w_s_VD) * (d + e + (2 * d if backward else 0))
+
+
+def make_problem(n: int, width: int, student: int, teacher: int) -> Problem:
+    """Random, with logits of the student that spread by about 2.5."""
+    generator = torch.Generator("cuda").manual_seed(0)
+    randn = partial(torch.randn, generator=generator, device="cuda", dtype=torch.bfloat16)
+    h_s, w_s = randn(n, student), randn(width, student) * (2.5 / student**0.5)
+    h_t, w_t = randn(n, teacher), randn(width, teacher) * (2.5 / teacher**0.5)
+    logits = (torch.mm(h, w_s.T, out_dtype=torch.float32) for h in h_s.split(1024))
+    ids = [torch.multinomial(torch.softmax(z, -1), 1, generator=generator).flatten() for z in logits]
+    return Problem(h_s.requires_grad_(), w_s.requires_grad_(), h_t, w_t, torch.cat(ids), torch.ones(n))
+
+
+def frozen_weights(n: int) -> torch.Tensor:
+    weights_N = torch.ones(n)
+    weights_N[torch.randperm(n, generator=torch.Generator().manual_seed(1))[: round(FROZEN * n)]] = 0.0
+    return weights_N
+
+
+# Turns: each makes one pass and returns the gradients
+
+
+def ours(problem: Problem, weights_N: torch.Tensor, logits_dtype: torch.dtype | None) -> Gradients:
+    fused.LOGITS_DTYPE = logits_dtype
+    loss, _ = weighted_kl(*problem.states, problem.token_ids_N, weights_N, float(len(weights_N)))
+    return torch.autograd.grad(loss, problem.leaves)
+
+
+def ours_forward(problem: Problem, logits_dtype: torch.dtype | None) -> Gradients:
+    fused.LOGITS_DTYPE = logits_dtype
+    token_scores(*problem.states, problem.token_ids_N)
+    return ()
+
+
+def eager(problem: Problem) -> Gradients:
+    h_grads, w_grad = [], torch.zeros_like(problem.w_s_VD)
+    for h_s, h_t in zip(problem.h_s_ND.detach().split(1024), problem.h_t_NE.split(1024), strict=True):
+        h_s.requires_grad_()
+        log_p = torch.log_softmax((h_s @ problem.w_s_VD.T).float(), -1)
+        with torch.no_grad():
+            log_q = torch.log_softmax((h_t @ problem.w_t_VE.T).float(), -1)
+        kl = (log_p.exp() * (log_p - log_q)).sum(-1)
+        h_grad, part = torch.autograd.grad(kl.sum() / len(problem.h_s_ND), (h_s, problem.w_s_VD))
+        h_grads.append(h_grad)
+        w_grad += part
+    return torch.cat(h_grads), w_grad
+
+
+def liger_fused(problem: Problem) -> Turn:
+    loss = importlib.import_module("liger_kernel.transformers.fused_linear_jsd").LigerFusedLinearJSD(jsd_beta=1.0)
+    return lambda: torch.autograd.grad(loss(*problem.states, None), problem.leaves)
+
+
+def liger_chunked(problem: Problem) -> Turn:
+    jsd_loss: Any = importlib.import_module("liger_kernel.chunked_loss.jsd_loss")
+    loss = jsd_loss.LigerFusedLinearJSDLoss(weight_hard_loss=0.0, weight_soft_loss=1.0, beta=1.0, chunk_size=1024)
+    return lambda: torch.autograd.grad(loss(*problem.states, problem.token_ids_N), problem.leaves)
+
+
+def trl_divergence(problem: Problem) -> Callable[[], torch.Tensor]:
+    function = importlib.import_module("trl.kernels.chunked_divergence").ChunkedDivergenceFunction
+    h_s, w_s, h_t, w_t = problem.states
+    return lambda: function.apply(h_s, w_s, None, h_t, w_t, None, 1.0)[0]
+
+
+def trl(problem: Problem) -> Turn:
+    divergence = trl_divergence(problem)
+    return lambda: torch.autograd.grad(divergence().mean(), problem.leaves)
+
+
+def trl_forward(problem: Problem) -> Turn:
+    divergence = torch.no_grad()(trl_divergence(problem))
+
+    def turn() -> Gradients:
+        divergence()
+        return ()
+
+    return turn
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One line of the table."""
+
+    name: str
+    make: Callable[[], Turn]
+    flops: float
+    is_peer: bool = False
+
+
+def our_sides(problem: Problem) -> list[Side]:
+    frozen_N = frozen_weights(len(problem.weights_N))
+    both, forward = problem.flops(backward=True), problem.flops(backward=False)
+    sides = []
+    for name, dtype in DTYPES.items():
+        turns = {
+            f"ours, {name}": (partial(ours, problem, problem.weights_N, dtype), both),
+            f"ours, {name}, 30 % frozen": (partial(ours, problem, frozen_N, dtype), both * (1 - FROZEN)),
+            f"ours, {name}, forward only": (partial(ours_forward, problem, dtype), forward),
+        }
+        sides += [Side(label, lambda turn=turn: turn, flops) for label, (turn, flops) in turns.items()]
+    return sides
+
+
+def peers(problem: Problem) -> list[Side]:
+    both = problem.flops(backward=True)
+    forward = problem.flops(backward=False)
+    return [
+        Side("eager, float32 logits, chunks of 1024", lambda: partial(eager, problem), both, is_peer=True),
+        Side("liger LigerFusedLinearJSD", partial(liger_fused, problem), both, is_peer=True),
+        Side("liger chunked, compiled", partial(liger_chunked, problem), both, is_peer=True),
+        Side("TRL chunked divergence", partial(trl, problem), both, is_peer=True),
+        Side("TRL chunked divergence, forward only", partial(trl_forward, problem), forward, is_peer=True),
+    ]
+
+
+# Measuring
+
+
+def milliseconds(turn: Callable[[], Any], times: int = 1) -> float:
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    for _ in range(times):
+        turn()
+    end.record()
+    torch.cuda.synchronize()
+    return begin.elapsed_time(end) / times
+
+
+class Rate:
+    """FLOP a millisecond of the reference product, as it is now."""
+
+    def __init__(self) -> None:
+        a, b = (torch.randn(REFERENCE, REFERENCE, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+        out = torch.empty_like(a)
+        self.product = partial(torch.mm, a, b, out=out)
+        milliseconds(self.product, 20)
+
+    def now(self, for_ms: float) -> float:
+        """Measured for about so long."""
+        flops = 2.0 * REFERENCE**3
+        return flops / milliseconds(self.product, max(3, round(for_ms * 6e11 / flops)))
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Medians over rounds; bytes."""
+
+    ms: float
+    floors: float
+    extra: int
+    beyond_gradients: int
+
+    def row(self, name: str) -> list[str]:
+        """A line of the table."""
+        sizes = (f"{size / GIB:.2f}" for size in (self.extra, self.beyond_gradients))
+        return [name, f"{self.ms:.2f}", f"{self.floors:.2f}", *sizes]
+
+
+def memory(turn: Turn) -> tuple[int, int]:
+    torch.cuda.empty_cache()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    gradients = turn()
+    torch.cuda.synchronize()
+    extra = torch.cuda.max_memory_allocated() - before
+    return extra, extra - sum(gradient.nbytes for gradient in gradients)
+
+
+def measure(sides: Sequence[Side], rounds: int, rest: float) -> dict[str, Measured | str]:
+    """Of every side, or why not."""
+    turns: dict[str, Turn] = {}
+    failures: dict[str, Measured | str] = {}
+    for side in sides:
+        try:
+            turns[side.name] = side.make()
+            turns[side.name]()
+        except Exception as error:
+            if not side.is_peer:
+                raise
+            turns.pop(side.name, None)
+            failures[side.name] = "not installed" if isinstance(error, ImportError) else f"failed: {error}"
+    extra = {name: memory(turn) for name, turn in turns.items()}
+    rate, flops = Rate(), {side.name: side.flops for side in sides}
+    times: dict[str, list[float]] = {name: [] for name in turns}
+    floors: dict[str, list[float]] = {name: [] for name in turns}
+    for _ in range(rounds):
+        for name, turn in turns.items():
+            time.sleep(rest)
+            floor = flops[name] / rate.now(for_ms=40)
+            times[name].append(milliseconds(turn))
+            floors[name].append(times[name][-1] / floor)
+    found: dict[str, Measured | str] = {
+        name: Measured(statistics.median(times[name]), statistics.median(floors[name]), *extra[name]) for name in turns
+    }
+    return found | failures
+
+
+def accuracy(problem: Problem, logits_dtype: torch.dtype | None, rows: int = 64) -> dict[str, float]:
+    """The largest relative error of kl and grad_norm on the same logits, and of ∂h."""
+    heads = LMHead(problem.w_s_VD.detach()), LMHead(problem.w_t_VE)
+    h_s, h_t, ids = problem.h_s_ND[:rows].detach().requires_grad_(), problem.h_t_NE[:rows], problem.token_ids_N[:rows]
+    arrays = (heads[0].weight_VD, None, heads[0], h_t, heads[1], ids, torch.ones(rows, device="cuda"))
+    total, table_CN = fused.weighted_sum(h_s, *arrays, "reverse", 1.0, logits_dtype=logits_dtype)
+    (h_grad,) = torch.autograd.grad(total, h_s)
+    options: dict[str, Any] = {} if logits_dtype is None else {"out_dtype": logits_dtype}
+    with torch.no_grad():
+        z_s, z_t = (
+            torch.mm(h, head.weight_VD.T, **options).double() for h, head in zip((h_s, h_t), heads, strict=True)
+        )
+        log_p, log_q = torch.log_softmax(z_s, -1), torch.log_softmax(z_t, -1)
+        kl = (log_p.exp() * (log_p - log_q)).sum(-1)
+        gradient = log_p.exp() * (log_p - log_q - kl[:, None])
+        expected_h = gradient @ heads[0].weight_VD.double()
+    norm = gradient.norm(dim=-1)
+    return {
+        "kl": ((table_CN[0] - kl) / kl).abs().max().item(),
+        "grad_norm": ((table_CN[5] - norm) / norm).abs().max().item(),
+        "∂h": ((h_grad - expected_h).abs().max() / expected_h.abs().max()).item(),
+    }
+
+
+def rounding_of_logits(problem: Problem, rows: int = 1024) -> float:
+    """The median relative change of kl when logits are rounded to the operands' dtype."""
+    heads = LMHead(problem.w_s_VD.detach()), LMHead(problem.w_t_VE)
+    h_s, h_t = problem.h_s_ND[:rows].detach(), problem.h_t_NE[:rows]
+    arrays = (h_s, heads[0], h_t, heads[1], problem.token_ids_N[:rows], "reverse", 1.0)
+    wide, narrow = (fused.scored(*arrays, logits_dtype=dtype)[0] for dtype in (torch.float32, None))
+    return ((narrow - wide) / wide).abs().median().item()
+
+
+# Printing
+
+
+def verdict(what: str, value: float, target: float, unit: str) -> None:
+    print(f"{what}: {value:.3g}{unit} (target ≤ {target:g}{unit}: {'met' if value <= target else 'missed'})")
+
+
+def print_verdicts(found: dict[str, Measured | str]) -> None:
+    for name in DTYPES:
+        whole_pass, frozen, forward = (found[f"ours, {name}{rest}"] for rest in ("", ", 30 % frozen", ", forward only"))
+        assert isinstance(whole_pass, Measured) and isinstance(frozen, Measured) and isinstance(forward, Measured)
+        print(f"\n{name}")
+        verdict("forward and backward", whole_pass.ms, 38, " ms")
+        verdict("forward and backward", whole_pass.floors, 1.25, " × floor")
+        verdict("extra memory less the gradients returned", whole_pass.beyond_gradients / GIB, 1.5, " GiB")
+        verdict("30 % frozen", frozen.ms, 28, " ms")
+        verdict("forward only", forward.ms, 17.5, " ms")
+        verdict("forward only", forward.floors, 1.2, " × floor")
+        verdict("forward only, extra memory", forward.extra / GIB, 1, " GiB")
+
+
+def print_accuracy(problem: Problem) -> None:
+    for name, dtype in DTYPES.items():
+        errors = accuracy(problem, dtype)
+        print(f"\naccuracy, {name}")
+        verdict("kl, relative", errors["kl"], 1e-5, "")
+        verdict("grad_norm, relative", errors["grad_norm"], 1e-5, "")
+        verdict("∂h, of its largest entry", errors["∂h"], 2**-8, "")
+    print(f"kl changes by {rounding_of_logits(problem):.1e} (median, relative) when logits are rounded to bf16")
+
+
+def print_curves(given: argparse.Namespace) -> None:
+    positions = [(n, given.vocabulary) for n in (1024, 2048, 4096, 8192, 16384, 32768)]
+    widths = [(given.positions, width) for width in (32_000, 49_152, 100_277, 128_256, 151_936, 262_144)]
+    rows = []
+    for n, width in (*positions, *widths):
+        problem = make_problem(n, width, given.student, given.teacher)
+        found = measure(our_sides(problem), rounds=3, rest=given.rest)
+        for name in DTYPES:
+            for rest in ("", ", forward only"):
+                measured = found[f"ours, {name}{rest}"]
+                assert isinstance(measured, Measured)
+                rows.append([str(n), str(width), *measured.row(name + rest)])
+        del problem
+        torch.cuda.empty_cache()
+    print_table(["positions", "vocabulary", *HEADER], rows)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--positions", type=whole, default=8192)
+    parser.add_argument("--vocabulary", type=whole, default=151_936)
+    parser.add_argument("--student", type=whole, default=2560, help="width of the student's states")
+    parser.add_argument("--teacher", type=whole, default=2048, help="width of the teacher's states")
+    parser.add_argument("--rounds", type=int, default=9, help="turns of each side")
+    parser.add_argument("--rest", type=float, default=0.1, help="seconds before every turn")
+    parser.add_argument("--no-peers", action="store_true")
+    parser.add_argument("--curves", action="store_true", help="the cost over positions and vocabulary as well")
+    return parser.parse_args()
+
+
+def main() -> None:
+    given = arguments()
+    if not torch.cuda.is_available():
+        print("benchmarks/kernel.py needs a CUDA device: nothing was measured")
+        return
+    print(machine(("rocktokens", "torch", "triton", "liger-kernel", "trl", "transformers")))
+    print(torch.cuda.get_device_name(), flush=True)
+    problem = make_problem(given.positions, given.vocabulary, given.student, given.teacher)
+    sides = our_sides(problem) + ([] if given.no_peers else peers(problem))
+    found = measure(sides, given.rounds, given.rest)
+    rate = Rate().now(for_ms=200)
+    floors = (problem.flops(backward) / rate for backward in (True, False))
+    print(
+        f"{given.positions} positions, vocabulary {given.vocabulary}, widths {given.student}, {given.teacher}, bf16\n"
+        f"reference product {rate / 1e9:.0f} TFLOP/s: floor {next(floors):.1f} ms, forward only {next(floors):.1f} ms\n"
+    )
+    rows = [m.row(name) if isinstance(m, Measured) else [name, m, "", "", ""] for name, m in found.items()]
+    print_table(HEADER, rows)
+    print_verdicts(found)
+    print_accuracy(problem)
+    if given.curves:
+        del problem, sides
+        torch.cuda.empty_cache()
+        print()
+        print_curves(given)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,323 @@
+"""The scores and the weighted sum on a GPU: cuBLAS products a chunk at a time, and one Triton kernel between them.
+
+1. Two products give both models' logits of a chunk. ``row_kernels.py`` turns them into scores and into the gradient
+   with respect to the student's product: over the student's logits where they have the operands' dtype, else beside.
+2. The gradients of several chunks are kept, a span. Two more products then give its ∂h and add to ∂W, summed in float32
+   by the product itself: the fewer spans, the less often ∂W is read and written.
+3. Chunks and spans are as large as ``SCRATCH_BYTES`` allows, and all share the same scratch.
+4. The backward pass only multiplies by the gradient of the sum, in place where the dtype allows.
+
+Nothing here looks at a result: the caller decides when to wait for the GPU. ``divergence.py`` is the reference, and
+holds the checks and the public functions.
+"""
+
+import math
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from rocktokens.config import Divergence
+from rocktokens.errors import RocktokensError
+from rocktokens.models.head import LMHead
+from rocktokens.types import STANDARD_COLUMNS
+
+SCRATCH_BYTES = 793 << 20
+"""For logits and their gradient. Of a bf16 head of 151,936 × 2560 the float32 ∂W takes 0.72 GiB more than the bf16 one
+that is returned: 1.5 GiB in all."""
+CHUNKS_PER_SPAN = 4
+LOGITS_DTYPE: torch.dtype | None = torch.float32
+"""Of the logits in memory under ``token_scores`` and ``weighted_kl``; None is that of the operands: half the bytes."""
+OPERAND_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+N_COLUMNS = len(STANDARD_COLUMNS) + 1
+BLOCK, NUM_WARPS = 512, 8
+ROW_MULTIPLE = 64
+"""Rows of logits begin at multiples of so many elements: products and loads are as fast for an odd width."""
+
+Gradients = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
+
+
+def takes(h_s_TD: torch.Tensor, student: LMHead, h_t_TE: torch.Tensor, teacher: LMHead) -> bool:
+    """Whether the functions here apply: everything on CUDA, nothing wider than float32, and Triton installed."""
+    pairs = (h_s_TD, student.weight_VD), (h_t_TE, teacher.weight_VD)
+    return _has_triton() and all(
+        h.is_cuda and weight.is_cuda and torch.promote_types(h.dtype, weight.dtype) in OPERAND_DTYPES
+        for h, weight in pairs
+    )
+
+
+@torch.no_grad()
+def scored(
+    h_s_ND: torch.Tensor,
+    student: LMHead,
+    h_t_NE: torch.Tensor,
+    teacher: LMHead,
+    token_ids_N: torch.Tensor,
+    divergence: Divergence,
+    temperature: float,
+    *,
+    logits_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """Score every position, without gradient.
+
+    Args:
+        h_s_ND: The student's states.
+        student: Its head, as wide as the teacher's; states are multiplied in the dtype of its weight.
+        h_t_NE: The teacher's states.
+        teacher: Its head.
+        token_ids_N: The sampled tokens; an id outside the heads is not refused here.
+        divergence: What is measured.
+        temperature: Of both softmaxes.
+        logits_dtype: Of the logits in memory, float32 or that of the operands; None is the latter.
+
+    Returns:
+        (7, N) float32: the standard columns, then what is minimised. The entropy of a model whose logits are NaN,
+        infinite or all ruled out is NaN; a divergence may be infinite.
+    """
+    scorer = _Scorer(student, teacher, divergence, temperature, False, logits_dtype)
+    return scorer.run(h_s_ND, h_t_NE, token_ids_N)
+
+
+def weighted_sum(
+    h_s_ND: torch.Tensor,
+    weight_VD: torch.Tensor,
+    bias_V: torch.Tensor | None,
+    student: LMHead,
+    h_t_NE: torch.Tensor,
+    teacher: LMHead,
+    token_ids_N: torch.Tensor,
+    weights_N: torch.Tensor,
+    divergence: Divergence,
+    temperature: float,
+    asymmetric: bool = False,
+    *,
+    logits_dtype: torch.dtype | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Σ weight · term, differentiable once in the student's states and head.
+
+    Args:
+        h_s_ND: The student's states.
+        weight_VD: The weight that gets the gradient.
+        bias_V: Likewise, None if the head has none.
+        student: The head that is multiplied: these two, the weight in the dtype of the product.
+        h_t_NE: The teacher's states.
+        teacher: Its head, as wide.
+        token_ids_N: The sampled tokens.
+        weights_N: float32, constants.
+        divergence: Of the scores, and the term unless ``asymmetric``.
+        temperature: Of both softmaxes.
+        asymmetric: Minimise the reverse KL at tokens the student underrates, the forward KL elsewhere.
+        logits_dtype: As for ``scored``.
+
+    Returns:
+        The sum, and the table of ``scored``.
+    """
+    scorer = _Scorer(student, teacher, divergence, temperature, asymmetric, logits_dtype)
+    return _WeightedSum.apply(h_s_ND, weight_VD, bias_V, h_t_NE, token_ids_N, weights_N, scorer)
+
+
+class _WeightedSum(torch.autograd.Function):
+    """Finds its gradient in the forward pass, and scales it in the backward pass."""
+
+    @staticmethod
+    def forward(ctx, h_s_ND, weight_VD, bias_V, h_t_NE, token_ids_N, weights_N, scorer):
+        wanted = ctx.needs_input_grad[:3]
+        gradients = scorer.gradients_for(h_s_ND, wanted)
+        table_CN = scorer.run(h_s_ND, h_t_NE, token_ids_N, weights_N, gradients)
+        ctx.gradients = gradients
+        ctx.dtypes = [None if x is None else x.dtype for x in (h_s_ND, weight_VD, bias_V)]
+        ctx.mark_non_differentiable(table_CN)
+        return (table_CN[-1] * weights_N).sum(), table_CN
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if ctx.gradients is None:
+            raise RocktokensError(
+                "backward through weighted_kl a second time: on a GPU its gradients are kept for one pass only, so "
+                "call weighted_kl again"
+            )
+        gradients, ctx.gradients = ctx.gradients, None
+        scaled = [
+            None if gradient is None else _scaled(gradient, grad_outputs[0], dtype)
+            for gradient, dtype in zip(gradients, ctx.dtypes, strict=True)
+        ]
+        return (*scaled, *[None] * 4)
+
+
+class _Scorer:
+    """Two heads of one width, what is computed between them, and in which dtypes."""
+
+    def __init__(
+        self,
+        student: LMHead,
+        teacher: LMHead,
+        divergence: Divergence,
+        temperature: float,
+        asymmetric: bool,
+        logits_dtype: torch.dtype | None,
+    ) -> None:
+        self.student, self.teacher = student, teacher
+        self.settings = {"DIVERGENCE": divergence, "ASYMMETRIC": asymmetric}
+        self.inverse_temperature = 1 / temperature
+        self.logits_dtypes = [logits_dtype or head.weight_VD.dtype for head in (student, teacher)]
+
+    def gradients_for(self, h_s_ND: torch.Tensor, wanted: tuple[bool, bool, bool]) -> Gradients:
+        """Room for the gradients of h, W and b that are wanted, zeros where no position will fill them.
+
+        That of h is rounded once to the operands' dtype if h has it; sums over positions are float32.
+        """
+        weight_VD, operands = self.student.weight_VD, self.student.weight_VD.dtype
+        make = torch.empty if len(h_s_ND) else torch.zeros
+        wide = {"dtype": torch.float32, "device": h_s_ND.device}
+        h_dtype = operands if h_s_ND.dtype == operands else torch.float32
+        return (
+            torch.empty_like(h_s_ND, dtype=h_dtype) if wanted[0] else None,
+            make(weight_VD.shape, **wide) if wanted[1] else None,
+            torch.zeros(self.student.width, **wide) if wanted[2] else None,
+        )
+
+    def run(
+        self,
+        h_s_ND: torch.Tensor,
+        h_t_NE: torch.Tensor,
+        token_ids_N: torch.Tensor,
+        weights_N: torch.Tensor | None = None,
+        gradients: Gradients = (None, None, None),
+    ) -> torch.Tensor:
+        """The table (7, N); fills the gradients of h, W and b of Σ weight · term that are given."""
+        table_CN = torch.empty(N_COLUMNS, len(h_s_ND), dtype=torch.float32, device=h_s_ND.device)
+        weight_VD, teacher_VE = self.student.weight_VD, self.teacher.weight_VD
+        scratch = _Scratch(self, h_s_ND, with_gradient=any(gradient is not None for gradient in gradients))
+        with torch.cuda.device_of(h_s_ND), torch.autocast(h_s_ND.device.type, enabled=False):
+            for span in _slices(0, len(h_s_ND), scratch.span_rows):
+                for here in _slices(span.start, span.stop, scratch.chunk_rows):
+                    z_s_nV, z_t_nV, gradient_nV = scratch.of_chunk(here, span)
+                    _multiply(h_s_ND[here].to(weight_VD.dtype), weight_VD.T, z_s_nV)
+                    _multiply(h_t_NE[here].to(teacher_VE.dtype), teacher_VE.T, z_t_nV)
+                    weights_n = None if weights_N is None else weights_N[here]
+                    self.score(z_s_nV, z_t_nV, token_ids_N[here], weights_n, gradient_nV, table_CN[:, here])
+                if scratch.gradient_RV is not None:
+                    self._add(gradients, span, scratch.gradient_RV[: span.stop - span.start], h_s_ND[span])
+        return table_CN
+
+    def score(
+        self,
+        z_s_nV: torch.Tensor,
+        z_t_nV: torch.Tensor,
+        token_ids_n: torch.Tensor,
+        weights_n: torch.Tensor | None,
+        gradient_nV: torch.Tensor | None,
+        table_Cn: torch.Tensor,
+    ) -> None:
+        """One launch: products of both heads to a table and, where there is room for it, the weighted gradient."""
+        from rocktokens.scoring import row_kernels
+
+        score_rows: Any = row_kernels.score_rows
+        heads = (
+            (z_nV, z_nV.stride(0), head.bias_V, head.scale, head.softcap)
+            for z_nV, head in ((z_s_nV, self.student), (z_t_nV, self.teacher))
+        )
+        score_rows[(len(z_s_nV),)](
+            *(argument for head in heads for argument in head),
+            token_ids_n,
+            weights_n,
+            gradient_nV,
+            None if gradient_nV is None else gradient_nV.stride(0),
+            table_Cn,
+            table_Cn.stride(0),
+            z_s_nV.shape[1],
+            self.inverse_temperature,
+            **self.settings,
+            BLOCK=BLOCK,
+            num_warps=NUM_WARPS,
+        )
+
+    def _add(self, gradients: Gradients, here: slice, gradient_RV: torch.Tensor, h_RD: torch.Tensor) -> None:
+        """What a span contributes to the gradients of h, W and b."""
+        h_grad_ND, weight_grad_VD, bias_grad_V = gradients
+        if h_grad_ND is not None:
+            _multiply(gradient_RV, self.student.weight_VD, h_grad_ND[here])
+        if weight_grad_VD is not None:
+            _multiply(gradient_RV.T, h_RD.to(gradient_RV.dtype), weight_grad_VD, add=here.start > 0)
+        if bias_grad_V is not None:
+            bias_grad_V += gradient_RV.sum(dim=0, dtype=torch.float32)
+
+
+class _Scratch:
+    """Room for the logits of a chunk, and for the gradient of a span of chunks where one is wanted."""
+
+    def __init__(self, scorer: _Scorer, h_ND: torch.Tensor, with_gradient: bool) -> None:
+        operands, (student_dtype, teacher_dtype) = scorer.student.weight_VD.dtype, scorer.logits_dtypes
+        width = scorer.student.width
+        stride = math.ceil(width / ROW_MULTIPLE) * ROW_MULTIPLE
+        in_place = with_gradient and student_dtype == operands
+        chunk_bytes = teacher_dtype.itemsize + (0 if in_place else student_dtype.itemsize)
+        span_bytes = operands.itemsize if with_gradient else 0
+        self.span_rows, self.chunk_rows = _sizes(len(h_ND), stride * span_bytes, stride * chunk_bytes)
+
+        def matrix(rows: int, dtype: torch.dtype) -> torch.Tensor:
+            return torch.empty(rows, stride, dtype=dtype, device=h_ND.device)[:, :width]
+
+        self.z_t_nV = matrix(self.chunk_rows, teacher_dtype)
+        self.z_s_nV = None if in_place else matrix(self.chunk_rows, student_dtype)
+        self.gradient_RV = matrix(self.span_rows, operands) if with_gradient else None
+
+    def of_chunk(self, here: slice, span: slice) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """The student's logits, the teacher's, and the gradient, which may be the student's logits."""
+        n = here.stop - here.start
+        gradient_nV = None if self.gradient_RV is None else self.gradient_RV[here.start - span.start :][:n]
+        z_s_nV = gradient_nV if self.z_s_nV is None else self.z_s_nV[:n]
+        assert z_s_nV is not None
+        return z_s_nV, self.z_t_nV[:n], gradient_nV
+
+
+def _sizes(n_rows: int, span_bytes: int, chunk_bytes: int) -> tuple[int, int]:
+    """Rows of a span and of a chunk, given what a row of each takes: as equal as can be, and within the scratch."""
+    if n_rows * (span_bytes + chunk_bytes) <= SCRATCH_BYTES:
+        return n_rows, n_rows
+    most = max(1, SCRATCH_BYTES // (CHUNKS_PER_SPAN * span_bytes + chunk_bytes))
+    span_rows = _even_part(n_rows, CHUNKS_PER_SPAN * most)
+    return span_rows, _even_part(span_rows, most)
+
+
+def _even_part(total: int, most: int) -> int:
+    """The size of parts of ``total``, as few and as equal as can be, none larger than ``most``."""
+    return math.ceil(total / math.ceil(total / most))
+
+
+def _slices(start: int, stop: int, size: int) -> Iterator[slice]:
+    """Of so many rows, the last of fewer."""
+    for first in range(start, stop, max(1, size)):
+        yield slice(first, min(first + size, stop))
+
+
+def _multiply(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, add: bool = False) -> None:
+    """Put a b into ``out``, or add it; a and b have one dtype, ``out`` the same or float32, and sums are float32."""
+    options: dict[str, Any] = {}
+    if out.dtype != a.dtype and a.is_cuda:
+        options = {"out_dtype": out.dtype}
+    elif out.dtype != a.dtype:
+        a, b = a.to(out.dtype), b.to(out.dtype)
+    if add:
+        torch.addmm(out, a, b, **options, out=out)
+    else:
+        torch.mm(a, b, **options, out=out)
+
+
+def _scaled(gradient: torch.Tensor, factor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The gradient times a scalar in float32, then in ``dtype``: one pass, in place if it has that dtype already."""
+    out = gradient if gradient.dtype == dtype else torch.empty_like(gradient, dtype=dtype)
+    # a factor without dimensions would be rounded to the gradient's dtype
+    return torch.mul(gradient, factor.reshape([1] * gradient.dim()), out=out)
+
+
+@cache
+def _has_triton() -> bool:
+    try:
+        from rocktokens.scoring import row_kernels  # noqa: F401
+    except ImportError:
+        return False
+    return True

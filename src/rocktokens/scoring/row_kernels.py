@@ -1,0 +1,259 @@
+# type: ignore  (the kernel language is not typed)
+"""One Triton kernel that turns two rows of LM-head products into scores and the student's gradient.
+
+A program takes one position and reads its two rows twice (three times for jsd):
+
+1. Normalisers. With s and t the logits over the temperature, relative to those of the sampled token, and b = s − t:
+   Σ e^s, Σ e^t and Σ e^s b. On-policy the sampled token is at the top or near it, so no running maximum is kept. Where
+   it is not, and digits would be lost, the row is read again relative to its maxima, and b to that of the student's
+   likeliest token.
+2. Scores. With p, q and a = log p − log q normalised, every divergence is a sum of terms none of which is negative (see
+   ``formulas.py``), so that it keeps its digits where the models agree. In the gradient p (b − Σ p b) the term of the
+   likeliest token has b = 0, so that it keeps its digits where the student is sure. Multiplied with the position's
+   weight and carried back to the product W h + b, it may be written over the student's row.
+
+Logits are z = cap · tanh(scale · (W h + b) / cap), made on the fly; everything is float32 whatever the products are.
+A NaN anywhere in a row, an infinite logit, or a row that rules out every token makes that model's entropy NaN.
+Triton: https://triton-lang.org
+"""
+
+import triton
+import triton.language as tl
+
+LOG2E = tl.constexpr(1.4426950408889634)
+RULED_OUT = tl.constexpr(-1e30)
+"""Stands for a logit of minus infinity, so that 0 · log 0 is 0."""
+INFINITE = tl.constexpr(1e25)
+"""A difference of logits beyond this comes from ``RULED_OUT``."""
+TOO_LARGE = tl.constexpr(1e12)
+"""A sum relative to the sampled token beyond this has lost digits."""
+TOO_FAR = tl.constexpr(64.0)
+"""Likewise a mean log-ratio."""
+NEAR = tl.constexpr(0.5)
+"""Log-ratios below this are taken by their series."""
+
+
+@triton.jit
+def _tanh(x):
+    y = x * x
+    near = x * (1 - y * (1 / 3 - y * (2 / 15 - y * (17 / 315 - y * (62 / 2835)))))
+    return tl.where(tl.abs(x) < 0.25, near, 1 - 2 / (tl.exp(2 * x) + 1))
+
+
+@triton.jit
+def _logits(head, columns, V):
+    """The logits of some columns, finite where a token is ruled out and beyond the last; NaN stays NaN.
+
+    Loads go up to the stride, a multiple of what a thread loads at once, so that an odd V does not make them narrow.
+    """
+    row, stride, bias, scale, cap = head
+    z = tl.load(row + columns, mask=columns < stride, other=0.0).to(tl.float32)
+    if bias is not None:
+        z += tl.load(bias + columns, mask=columns < V, other=0.0).to(tl.float32)
+    z *= scale
+    if cap is not None:
+        z = cap * _tanh(z / cap)
+    return tl.where(columns < V, tl.maximum(z, RULED_OUT, propagate_nan=tl.PropagateNan.ALL), RULED_OUT)
+
+
+@triton.jit
+def _logit(head, column, V):
+    """The logit of one column."""
+    return tl.sum(_logits(head, column + tl.arange(0, 1), V), 0)
+
+
+@triton.jit
+def _origin(top_s, top_t, pivot, inverse_temperature):
+    """What rows are read relative to: a logit of each, NaN if none is left, and the difference that makes b zero."""
+    top_s = tl.where(top_s > -INFINITE, top_s, float("nan"))
+    top_t = tl.where(top_t > -INFINITE, top_t, float("nan"))
+    return top_s, top_t, pivot, (pivot - (top_s - top_t)) * inverse_temperature, inverse_temperature
+
+
+@triton.jit
+def _relative(student, teacher, origin, columns, V):
+    """For some columns s, t and b relative to the origin, and the student's logits."""
+    top_s, top_t, pivot, _, inverse_temperature = origin
+    z_s, z_t = _logits(student, columns, V), _logits(teacher, columns, V)
+    s, t = (z_s - top_s) * inverse_temperature, (z_t - top_t) * inverse_temperature
+    return s, t, (z_s - z_t - pivot) * inverse_temperature, z_s
+
+
+@triton.jit
+def _sums(student, teacher, origin, V, WITH_DIFFERENCE: tl.constexpr, BLOCK: tl.constexpr):
+    """Σ e^s, Σ e^t, Σ e^s b, the largest e^s, and if it is needed Σ (e^s − e^t)."""
+    zero = tl.zeros((BLOCK,), tl.float32)
+    sum_s, sum_t, sum_ratio, largest, sum_difference = zero, zero, zero, zero, zero
+    for start in range(0, V, BLOCK):
+        s, t, b, _ = _relative(student, teacher, origin, start + tl.arange(0, BLOCK), V)
+        e_s, e_t = tl.exp2(s * LOG2E), tl.exp2(t * LOG2E)
+        sum_s += e_s
+        sum_t += e_t
+        sum_ratio += e_s * b
+        largest = tl.maximum(largest, e_s)
+        if WITH_DIFFERENCE:
+            sum_difference += _difference(b + origin[3], e_s, e_t)
+    return tl.sum(sum_s, 0), tl.sum(sum_t, 0), tl.sum(sum_ratio, 0), tl.max(largest, 0), tl.sum(sum_difference, 0)
+
+
+@triton.jit
+def _maxima(student, teacher, inverse_temperature, V, BLOCK: tl.constexpr):
+    """The origin at both models' largest logits, and b zero at the student's."""
+    top_s = tl.full((BLOCK,), RULED_OUT, tl.float32)
+    top_t = tl.full((BLOCK,), RULED_OUT, tl.float32)
+    likeliest = tl.zeros((BLOCK,), tl.int32)
+    for start in range(0, V, BLOCK):
+        columns = start + tl.arange(0, BLOCK)
+        z_s = _logits(student, columns, V)
+        likeliest = tl.where(z_s > top_s, columns, likeliest)
+        top_s = tl.maximum(top_s, z_s)
+        top_t = tl.maximum(top_t, _logits(teacher, columns, V))
+    highest = tl.max(top_s, 0)
+    likeliest = tl.max(tl.where(top_s == highest, likeliest, 0), 0)
+    pivot = _logit(student, likeliest, V) - _logit(teacher, likeliest, V)
+    return _origin(highest, tl.max(top_t, 0), pivot, inverse_temperature)
+
+
+@triton.jit
+def _log_ratio(difference, x, y):
+    """The logarithm of x / y where x − y is known better than x and y are."""
+    d = difference / y
+    series = d * (1 - d * (1 / 2 - d * (1 / 3 - d * (1 / 4 - d * (1 / 5 - d * (1 / 6 - d * (1 / 7)))))))
+    return tl.where(tl.abs(d) < 0.05, series, tl.log(x / y))
+
+
+@triton.jit
+def _excess(a, p, q):
+    """The value of p a + q − p where a = log(p / q)."""
+    series = 0.5 - a * (1 / 6 - a * (1 / 24 - a * (1 / 120 - a * (1 / 720 - a * (1 / 5040)))))
+    return tl.where(tl.abs(a) < NEAR, p * a * a * series, p * a + (q - p))
+
+
+@triton.jit
+def _difference(a, p, q):
+    """The value of p − q where a = log(p / q)."""
+    series = 1 - a * (1 / 2 - a * (1 / 6 - a * (1 / 24 - a * (1 / 120 - a * (1 / 720 - a * (1 / 5040))))))
+    return tl.where(tl.abs(a) < NEAR, p * a * series, p - q)
+
+
+@triton.jit
+def _log_cosh(h):
+    """The logarithm of cosh h for h below NEAR / 2."""
+    y = h * h
+    return y * (1 / 2 - y * (1 / 12 - y * (1 / 45 - y * (17 / 2520))))
+
+
+@triton.jit
+def _log_to_mean(a):
+    """The value of log(p / m) where a = log(p / q) and m = (p + q) / 2."""
+    far = tl.minimum(a, 0.0) + tl.log(2 / (1 + tl.exp(-tl.abs(a))))
+    return tl.where(tl.abs(a) < NEAR, a / 2 - _log_cosh(a / 2), far)
+
+
+@triton.jit
+def _jsd_excess(a, p, q):
+    """½ p log(p / m) + ½ q log(q / m)."""
+    near = _difference(a, p, q) * a / 2 - (p + q) * _log_cosh(a / 2)
+    return tl.where(tl.abs(a) < NEAR, near, p * _log_to_mean(a) + q * _log_to_mean(-a)) / 2
+
+
+@triton.jit
+def _mean_log_to_mean(student, teacher, origin, log_s, shift, centre, V, BLOCK: tl.constexpr):
+    """Σ p (log(p / m) − centre), with more digits the nearer the centre is."""
+    total = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, V, BLOCK):
+        s, _, b, _ = _relative(student, teacher, origin, start + tl.arange(0, BLOCK), V)
+        total += tl.exp2((s - log_s) * LOG2E) * (_log_to_mean(b - shift) - centre)
+    return tl.sum(total, 0)
+
+
+@triton.jit
+def _infinite_or(total, largest_ratio):
+    """The sum, infinite where one model rules out what the other does not."""
+    return tl.where(tl.max(largest_ratio, 0) > INFINITE, float("inf"), tl.sum(total, 0))
+
+
+# chunks begin anywhere in the arrays of N entries: how those are aligned must not make another kernel
+@triton.jit(do_not_specialize=["token_ids", "weights", "out", "n_rows"])
+def score_rows(  # noqa: PLR0915
+    products_s, stride_s, bias_s, scale_s, cap_s,
+    products_t, stride_t, bias_t, scale_t, cap_t,
+    token_ids, weights, gradient, stride_gradient, out, n_rows, V, inverse_temperature,
+    DIVERGENCE: tl.constexpr, ASYMMETRIC: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Fill ``out``, whose columns are ``n_rows`` apart: those of ``TokenScores`` in order, then what is minimised.
+
+    ``gradient`` may be None, or ``products_s`` itself; a bias or cap that a head lacks is None. An id outside the row
+    is taken for the nearest one inside: it is the caller's to refuse.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    student = (products_s + row * stride_s, stride_s, bias_s, scale_s, cap_s)
+    teacher = (products_t + row * stride_t, stride_t, bias_t, scale_t, cap_t)
+    token_id = tl.minimum(tl.maximum(tl.load(token_ids + row), 0), V - 1)
+    own_s, own_t = _logit(student, token_id, V), _logit(teacher, token_id, V)
+    origin = _origin(own_s, own_t, own_s - own_t, inverse_temperature)
+    WITH_DIFFERENCE: tl.constexpr = DIVERGENCE == "forward" or ASYMMETRIC
+    sum_s, sum_t, sum_ratio, largest, sum_difference = _sums(student, teacher, origin, V, WITH_DIFFERENCE, BLOCK)
+    is_large = not (sum_s + sum_t < TOO_LARGE)  # or not a number
+    is_sure_of_another = largest > tl.maximum(sum_s / 2, 1.0)
+    if is_large | is_sure_of_another | (tl.abs(sum_ratio) > TOO_FAR * sum_s):
+        origin = _maxima(student, teacher, inverse_temperature, V, BLOCK)
+        sum_s, sum_t, sum_ratio, largest, sum_difference = _sums(student, teacher, origin, V, WITH_DIFFERENCE, BLOCK)
+    top_s, top_t, _, offset, _ = origin
+    log_s, log_t = tl.log(sum_s), tl.log(sum_t)
+    shift = (_log_ratio(sum_difference, sum_s, sum_t) if WITH_DIFFERENCE else tl.log(tl.div_rn(sum_s, sum_t))) - offset
+    mean_b = tl.div_rn(sum_ratio, sum_s)
+    logp_s = (own_s - top_s) * inverse_temperature - log_s
+    logp_t = (own_t - top_t) * inverse_temperature - log_t
+    is_forward = logp_t <= logp_s  # of the asymmetric term
+    if DIVERGENCE == "jsd":
+        centre = _log_to_mean(mean_b - shift)
+        centre_error = _mean_log_to_mean(student, teacher, origin, log_s, shift, centre, V, BLOCK)
+    if gradient is not None:
+        factor = tl.load(weights + row) * inverse_temperature * scale_s
+
+    zero = tl.zeros((BLOCK,), tl.float32)
+    entropy_s, entropy_t, squares = zero, zero, zero
+    divergence, largest_ratio = zero, zero
+    term, largest_of_term = zero, zero
+    for start in range(0, V, BLOCK):
+        columns = start + tl.arange(0, BLOCK)
+        s, t, b, z = _relative(student, teacher, origin, columns, V)
+        log_p, log_q = s - log_s, t - log_t
+        p, q = tl.exp2(log_p * LOG2E), tl.exp2(log_q * LOG2E)
+        a = b - shift
+        entropy_s -= p * log_p
+        entropy_t -= q * log_q
+        if DIVERGENCE == "reverse":
+            divergence += _excess(a, p, q)
+            largest_ratio = tl.maximum(largest_ratio, a)
+            g = p * (b - mean_b)
+        elif DIVERGENCE == "forward":
+            divergence += _excess(-a, q, p)
+            largest_ratio = tl.maximum(largest_ratio, -a)
+            g = _difference(a, p, q)
+        else:
+            divergence += _jsd_excess(a, p, q)
+            g = p * (_log_to_mean(a) - centre - centre_error) / 2
+        squares += g * g
+        if ASYMMETRIC:
+            signed = tl.where(is_forward, -a, a)
+            term += _excess(signed, tl.where(is_forward, q, p), tl.where(is_forward, p, q))
+            largest_of_term = tl.maximum(largest_of_term, signed)
+            g = tl.where(is_forward, _difference(a, p, q), p * (b - mean_b))
+        if gradient is not None:
+            g *= factor
+            if cap_s is not None:
+                g *= 1 - (z / cap_s) * (z / cap_s)
+            here = gradient + row * stride_gradient + columns
+            tl.store(here, g.to(gradient.dtype.element_ty), mask=columns < stride_gradient)
+
+    out += row
+    scored = _infinite_or(divergence, largest_ratio)
+    tl.store(out, scored)
+    tl.store(out + n_rows, tl.where(own_s > -INFINITE, logp_s, float("-inf")))
+    tl.store(out + 2 * n_rows, tl.where(own_t > -INFINITE, logp_t, float("-inf")))
+    tl.store(out + 3 * n_rows, tl.sum(entropy_s, 0))
+    tl.store(out + 4 * n_rows, tl.sum(entropy_t, 0))
+    tl.store(out + 5 * n_rows, tl.sqrt(tl.sum(squares, 0)) * inverse_temperature)
+    tl.store(out + 6 * n_rows, _infinite_or(term, largest_of_term) if ASYMMETRIC else scored)
