@@ -72,6 +72,8 @@ def token_scores(
     temperature: float = 1.0,
     tokens_per_chunk: int = 1024,
     extras: Collection[str] = (),
+    *,
+    round_logits: bool = False,
 ) -> TokenScores:
     """Score every position, without gradient.
 
@@ -86,11 +88,13 @@ def token_scores(
         tokens_per_chunk: Positions whose logits are in memory at once; the result does not depend on it. The fused path
             of a GPU goes by bytes instead (``fused.SCRATCH_BYTES``) and does not look at it.
         extras: Which of the optional columns to fill as well.
+        round_logits: On a GPU, keep logits in the dtype of the models, not in float32 (without extras).
 
     Returns:
         Columns of shape (T,). ``grad_norm`` is the norm of the divergence's gradient with respect to the logits.
     """
-    pair = replace(_Pair.of(w_s_VD, w_t_VE, divergence, temperature), extras=require_extras(extras))
+    pair = _Pair.of(w_s_VD, w_t_VE, divergence, temperature)
+    pair = replace(pair, extras=require_extras(extras), round_logits=round_logits)
     if pair.is_fused(h_s_TD, h_t_TE):
         return _fused_scores(pair, h_s_TD, h_t_TE, token_ids_T)
     arrays = (h_s_TD, w_s_VD, h_t_TE, w_t_VE, token_ids_T)
@@ -138,6 +142,7 @@ def weighted_kl(
     tokens_per_chunk: int = 1024,
     term: Term | None = None,
     *,
+    round_logits: bool = False,
     unseen: bool = False,
 ) -> tuple[torch.Tensor, TokenScores]:
     """The loss Σ weight · divergence / denominator of METHOD 7, differentiable in the student's states and head.
@@ -156,6 +161,7 @@ def weighted_kl(
             of a GPU goes by bytes instead (``fused.SCRATCH_BYTES``) and does not look at it.
         term: ``asymmetric`` minimises the reverse KL where the teacher's probability of the sampled token is greater
             than the student's, the forward KL elsewhere; the scores stay those of ``divergence``.
+        round_logits: On a GPU, keep logits in the dtype of the models, not in float32.
         unseen: On a GPU, do not wait to refuse what is not finite: the loss then is not finite either, and the caller
             is about to look at it.
 
@@ -163,7 +169,8 @@ def weighted_kl(
         The loss, and the scores, NaN at positions of weight 0. With every weight 0 the loss is 0 and its gradients are
         zeros, not missing.
     """
-    pair = replace(_Pair.of(w_s_VD, w_t_VE, divergence, temperature), term=_known_term(term))
+    pair = _Pair.of(w_s_VD, w_t_VE, divergence, temperature)
+    pair = replace(pair, term=_known_term(term), round_logits=round_logits)
     is_fused, device = pair.is_fused(h_s_TD, h_t_TE), h_s_TD.device
     token_ids_T = pair.checked_ids(h_s_TD, h_t_TE, token_ids_T, deferred=is_fused)
     weights_T = _checked_weights(weights_T, denominator, h_s_TD)
@@ -219,6 +226,7 @@ class _Pair:
     temperature: float
     extras: tuple[str, ...] = ()
     term: Term | None = None
+    round_logits: bool = False
 
     @classmethod
     def of(cls, student: Head, teacher: Head, divergence: Divergence, temperature: float) -> "_Pair":
@@ -272,7 +280,7 @@ class _Pair:
         """The table (7, N) of ``fused.scored``."""
         cast = self.cast_for(h_s_ND, h_t_NE)
         arrays = (h_s_ND, cast.student, h_t_NE, cast.teacher, token_ids_N)
-        return fused.scored(*arrays, self.divergence, self.temperature, logits_dtype=fused.LOGITS_DTYPE)
+        return fused.scored(*arrays, self.divergence, self.temperature, round_logits=self.round_logits)
 
     def fused_sum(
         self, h_s_ND: torch.Tensor, h_t_NE: torch.Tensor, token_ids_N: torch.Tensor, weights_N: torch.Tensor
@@ -283,7 +291,7 @@ class _Pair:
         head = (self.student.weight_VD, self.student.bias_V, cast.student)
         arrays = (h_s_ND, *head, h_t_NE, cast.teacher, token_ids_N, weights_N)
         settings = (self.divergence, self.temperature, self.term == "asymmetric")
-        return fused.weighted_sum(*arrays, *settings, logits_dtype=fused.LOGITS_DTYPE)
+        return fused.weighted_sum(*arrays, *settings, round_logits=self.round_logits)
 
     def require_sound(self, table_CN: torch.Tensor, rows_N: torch.Tensor, token_ids_T: torch.Tensor) -> None:
         """Refuse what the torch path refuses; all of it is looked at together, so that the host waits once."""

@@ -4,7 +4,7 @@
    with respect to the student's product: over the student's logits where they have the operands' dtype, else beside.
 2. The gradients of several chunks are kept, a span. Two more products then give its ∂h and add to ∂W, summed in float32
    by the product itself: the fewer spans, the less often ∂W is read and written.
-3. Chunks and spans are as large as ``SCRATCH_BYTES`` allows, and all share the same scratch.
+3. Chunks and spans are as large as ``SCRATCH_BYTES`` or ``SCORING_BYTES`` allows, and all share the same scratch.
 4. The backward pass only multiplies by the gradient of the sum, in place where the dtype allows.
 
 Nothing here looks at a result: the caller decides when to wait for the GPU. ``divergence.py`` is the reference, and
@@ -14,7 +14,7 @@ holds the checks and the public functions.
 import math
 from collections.abc import Iterator
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -24,17 +24,20 @@ from rocktokens.errors import RocktokensError
 from rocktokens.models.head import LMHead
 from rocktokens.types import STANDARD_COLUMNS
 
-SCRATCH_BYTES = 793 << 20
-"""For logits and their gradient. Of a bf16 head of 151,936 × 2560 the float32 ∂W takes 0.72 GiB more than the bf16 one
-that is returned: 1.5 GiB in all."""
+SCRATCH_BYTES, SCORING_BYTES = 793 << 20, 1000 << 20
+"""For logits and their gradient, and for logits alone. Of a bf16 head of 151,936 × 2560 the float32 ∂W takes 0.72 GiB
+more than the bf16 one that is returned: 1.5 GiB in all."""
 CHUNKS_PER_SPAN = 4
-LOGITS_DTYPE: torch.dtype | None = torch.float32
-"""Of the logits in memory under ``token_scores`` and ``weighted_kl``; None is that of the operands: half the bytes."""
+TILE = 128
+"""Rows that a matrix product takes at once."""
 OPERAND_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 N_COLUMNS = len(STANDARD_COLUMNS) + 1
-BLOCK, NUM_WARPS = 512, 8
-ROW_MULTIPLE = 64
-"""Rows of logits begin at multiples of so many elements: products and loads are as fast for an odd width."""
+BLOCK, NUM_WARPS = 1024, 8
+"""Columns that a program takes at once, and the warps it has; rows of logits are a multiple of ``BLOCK`` long."""
+SCALED_AT_ONCE = 2048
+FILLER = -(2.0**101)
+"""Behind the last column: below any logit, and the same number in each of ``FILLED_DTYPES``."""
+FILLED_DTYPES = (torch.float32, torch.bfloat16)
 
 Gradients = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
 
@@ -58,7 +61,7 @@ def scored(
     divergence: Divergence,
     temperature: float,
     *,
-    logits_dtype: torch.dtype | None = None,
+    round_logits: bool = False,
 ) -> torch.Tensor:
     """Score every position, without gradient.
 
@@ -70,13 +73,13 @@ def scored(
         token_ids_N: The sampled tokens; an id outside the heads is not refused here.
         divergence: What is measured.
         temperature: Of both softmaxes.
-        logits_dtype: Of the logits in memory, float32 or that of the operands; None is the latter.
+        round_logits: Keep logits in the operands' dtype, not in float32: half the bytes where they are half as wide.
 
     Returns:
         (7, N) float32: the standard columns, then what is minimised. The entropy of a model whose logits are NaN,
         infinite or all ruled out is NaN; a divergence may be infinite.
     """
-    scorer = _Scorer(student, teacher, divergence, temperature, False, logits_dtype)
+    scorer = _Scorer(student, teacher, divergence, temperature, False, round_logits)
     return scorer.run(h_s_ND, h_t_NE, token_ids_N)
 
 
@@ -93,7 +96,7 @@ def weighted_sum(
     temperature: float,
     asymmetric: bool = False,
     *,
-    logits_dtype: torch.dtype | None = None,
+    round_logits: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Σ weight · term, differentiable once in the student's states and head.
 
@@ -109,12 +112,12 @@ def weighted_sum(
         divergence: Of the scores, and the term unless ``asymmetric``.
         temperature: Of both softmaxes.
         asymmetric: Minimise the reverse KL at tokens the student underrates, the forward KL elsewhere.
-        logits_dtype: As for ``scored``.
+        round_logits: As for ``scored``.
 
     Returns:
         The sum, and the table of ``scored``.
     """
-    scorer = _Scorer(student, teacher, divergence, temperature, asymmetric, logits_dtype)
+    scorer = _Scorer(student, teacher, divergence, temperature, asymmetric, round_logits)
     return _WeightedSum.apply(h_s_ND, weight_VD, bias_V, h_t_NE, token_ids_N, weights_N, scorer)
 
 
@@ -157,12 +160,13 @@ class _Scorer:
         divergence: Divergence,
         temperature: float,
         asymmetric: bool,
-        logits_dtype: torch.dtype | None,
+        round_logits: bool,
     ) -> None:
         self.student, self.teacher = student, teacher
         self.settings = {"DIVERGENCE": divergence, "ASYMMETRIC": asymmetric}
+        self.is_reverse = divergence == "reverse" and not asymmetric
         self.inverse_temperature = 1 / temperature
-        self.logits_dtypes = [logits_dtype or head.weight_VD.dtype for head in (student, teacher)]
+        self.logits_dtypes = [head.weight_VD.dtype if round_logits else torch.float32 for head in (student, teacher)]
 
     def gradients_for(self, h_s_ND: torch.Tensor, wanted: tuple[bool, bool, bool]) -> Gradients:
         """Room for the gradients of h, W and b that are wanted, zeros where no position will fill them.
@@ -216,21 +220,33 @@ class _Scorer:
         from rocktokens.scoring import row_kernels
 
         score_rows: Any = row_kernels.score_rows
-        heads = (
-            (z_nV, z_nV.stride(0), head.bias_V, head.scale, head.softcap)
+        is_filled = all(dtype in FILLED_DTYPES for dtype in self.logits_dtypes)
+        heads = [
+            (z_nV, z_nV.stride(0), head.bias_V, None if head.scale == 1.0 else head.scale, head.softcap)
             for z_nV, head in ((z_s_nV, self.student), (z_t_nV, self.teacher))
-        )
+        ]
+        rest = (table_Cn, table_Cn.stride(0), z_s_nV.shape[1], self.inverse_temperature)
+        settled_n = None
+        if (
+            gradient_nV is None
+            and is_filled
+            and self.is_reverse
+            and all(head[2:] == (None, None, None) for head in heads)
+        ):
+            settled_n = torch.empty(len(z_s_nV), dtype=torch.int8, device=z_s_nV.device)
+            estimate_rows: Any = row_kernels.estimate_rows
+            products = (argument for head in heads for argument in head[:2])
+            estimate_rows[(len(z_s_nV),)](*products, token_ids_n, settled_n, *rest, BLOCK=BLOCK, num_warps=NUM_WARPS)
         score_rows[(len(z_s_nV),)](
             *(argument for head in heads for argument in head),
             token_ids_n,
             weights_n,
             gradient_nV,
             None if gradient_nV is None else gradient_nV.stride(0),
-            table_Cn,
-            table_Cn.stride(0),
-            z_s_nV.shape[1],
-            self.inverse_temperature,
+            settled_n,
+            *rest,
             **self.settings,
+            IS_FILLED=is_filled,
             BLOCK=BLOCK,
             num_warps=NUM_WARPS,
         )
@@ -252,14 +268,18 @@ class _Scratch:
     def __init__(self, scorer: _Scorer, h_ND: torch.Tensor, with_gradient: bool) -> None:
         operands, (student_dtype, teacher_dtype) = scorer.student.weight_VD.dtype, scorer.logits_dtypes
         width = scorer.student.width
-        stride = math.ceil(width / ROW_MULTIPLE) * ROW_MULTIPLE
+        stride = math.ceil(width / BLOCK) * BLOCK
         in_place = with_gradient and student_dtype == operands
         chunk_bytes = teacher_dtype.itemsize + (0 if in_place else student_dtype.itemsize)
         span_bytes = operands.itemsize if with_gradient else 0
-        self.span_rows, self.chunk_rows = _sizes(len(h_ND), stride * span_bytes, stride * chunk_bytes)
+        room = SCRATCH_BYTES if with_gradient else SCORING_BYTES
+        self.span_rows, self.chunk_rows = _sizes(len(h_ND), stride * span_bytes, stride * chunk_bytes, room)
 
         def matrix(rows: int, dtype: torch.dtype) -> torch.Tensor:
-            return torch.empty(rows, stride, dtype=dtype, device=h_ND.device)[:, :width]
+            buffer = torch.empty(rows, stride, dtype=dtype, device=h_ND.device)
+            if dtype in FILLED_DTYPES:
+                buffer[:, width:] = FILLER
+            return buffer[:, :width]
 
         self.z_t_nV = matrix(self.chunk_rows, teacher_dtype)
         self.z_s_nV = None if in_place else matrix(self.chunk_rows, student_dtype)
@@ -274,18 +294,22 @@ class _Scratch:
         return z_s_nV, self.z_t_nV[:n], gradient_nV
 
 
-def _sizes(n_rows: int, span_bytes: int, chunk_bytes: int) -> tuple[int, int]:
-    """Rows of a span and of a chunk, given what a row of each takes: as equal as can be, and within the scratch."""
-    if n_rows * (span_bytes + chunk_bytes) <= SCRATCH_BYTES:
+def _sizes(n_rows: int, span_bytes: int, chunk_bytes: int, room: int) -> tuple[int, int]:
+    """Rows of a span and of a chunk, given what a row of each takes: as equal as can be, and within ``room``."""
+    if n_rows * (span_bytes + chunk_bytes) <= room:
         return n_rows, n_rows
-    most = max(1, SCRATCH_BYTES // (CHUNKS_PER_SPAN * span_bytes + chunk_bytes))
+    if not span_bytes:
+        return n_rows, _even_part(n_rows, room // chunk_bytes)
+    most = room // (CHUNKS_PER_SPAN * span_bytes + chunk_bytes)
     span_rows = _even_part(n_rows, CHUNKS_PER_SPAN * most)
     return span_rows, _even_part(span_rows, most)
 
 
 def _even_part(total: int, most: int) -> int:
-    """The size of parts of ``total``, as few and as equal as can be, none larger than ``most``."""
-    return math.ceil(total / math.ceil(total / most))
+    """The size of parts of ``total``: as few as can be, about equal, multiples of ``TILE`` if that fits in ``most``."""
+    even = math.ceil(total / math.ceil(total / max(1, most)))
+    whole_tiles = math.ceil(even / TILE) * TILE
+    return whole_tiles if whole_tiles <= min(most, total) else even
 
 
 def _slices(start: int, stop: int, size: int) -> Iterator[slice]:
@@ -309,9 +333,13 @@ def _multiply(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, add: bool = F
 
 def _scaled(gradient: torch.Tensor, factor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The gradient times a scalar in float32, then in ``dtype``: one pass, in place if it has that dtype already."""
+    from rocktokens.scoring import row_kernels
+
     out = gradient if gradient.dtype == dtype else torch.empty_like(gradient, dtype=dtype)
-    # a factor without dimensions would be rounded to the gradient's dtype
-    return torch.mul(gradient, factor.reshape([1] * gradient.dim()), out=out)
+    size, scale = gradient.numel(), cast(Any, row_kernels.scale)
+    if size:
+        scale[(math.ceil(size / SCALED_AT_ONCE),)](gradient, factor, out, size, BLOCK=SCALED_AT_ONCE)
+    return out
 
 
 @cache

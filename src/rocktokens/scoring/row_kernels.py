@@ -29,6 +29,9 @@ TOO_LARGE = tl.constexpr(1e12)
 """A sum relative to the sampled token beyond this has lost digits."""
 TOO_FAR = tl.constexpr(64.0)
 """Likewise a mean log-ratio."""
+MOST_LOST = tl.constexpr(4.0)
+"""A difference of sums may be so many times smaller than these, one of means four and one of squares eight times as
+many: rounding then stays below 1e-5 of it."""
 NEAR = tl.constexpr(0.5)
 """Log-ratios below this are taken by their series."""
 
@@ -44,16 +47,21 @@ def _tanh(x):
 def _logits(head, columns, V):
     """The logits of some columns, finite where a token is ruled out and beyond the last; NaN stays NaN.
 
-    Loads go up to the stride, a multiple of what a thread loads at once, so that an odd V does not make them narrow.
+    Rows that end in ``fused.FILLER`` need no mask, unless something is done to the products that is not for the filler.
     """
-    row, stride, bias, scale, cap = head
-    z = tl.load(row + columns, mask=columns < stride, other=0.0).to(tl.float32)
-    if bias is not None:
-        z += tl.load(bias + columns, mask=columns < V, other=0.0).to(tl.float32)
-    z *= scale
-    if cap is not None:
-        z = cap * _tanh(z / cap)
-    return tl.where(columns < V, tl.maximum(z, RULED_OUT, propagate_nan=tl.PropagateNan.ALL), RULED_OUT)
+    row, is_filled, bias, scale, cap = head
+    if is_filled and bias is None and scale is None and cap is None:
+        z = tl.maximum(tl.load(row + columns).to(tl.float32), RULED_OUT, propagate_nan=tl.PropagateNan.ALL)
+    else:
+        z = tl.load(row + columns, mask=columns < V, other=0.0).to(tl.float32)
+        if bias is not None:
+            z += tl.load(bias + columns, mask=columns < V, other=0.0).to(tl.float32)
+        if scale is not None:
+            z *= scale
+        if cap is not None:
+            z = cap * _tanh(z / cap)
+        z = tl.where(columns < V, tl.maximum(z, RULED_OUT, propagate_nan=tl.PropagateNan.ALL), RULED_OUT)
+    return z
 
 
 @triton.jit
@@ -174,25 +182,28 @@ def _infinite_or(total, largest_ratio):
 
 
 # chunks begin anywhere in the arrays of N entries: how those are aligned must not make another kernel
-@triton.jit(do_not_specialize=["token_ids", "weights", "out", "n_rows"])
-def score_rows(  # noqa: PLR0915
+@triton.jit(do_not_specialize=["token_ids", "weights", "settled", "out", "n_rows"])
+def score_rows(  # noqa: PLR0912, PLR0915
     products_s, stride_s, bias_s, scale_s, cap_s,
     products_t, stride_t, bias_t, scale_t, cap_t,
-    token_ids, weights, gradient, stride_gradient, out, n_rows, V, inverse_temperature,
-    DIVERGENCE: tl.constexpr, ASYMMETRIC: tl.constexpr, BLOCK: tl.constexpr,
+    token_ids, weights, gradient, stride_gradient, settled, out, n_rows, V, inverse_temperature,
+    DIVERGENCE: tl.constexpr, ASYMMETRIC: tl.constexpr, IS_FILLED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Fill ``out``, whose columns are ``n_rows`` apart: those of ``TokenScores`` in order, then what is minimised.
 
-    ``gradient`` may be None, or ``products_s`` itself; a bias or cap that a head lacks is None. An id outside the row
-    is taken for the nearest one inside: it is the caller's to refuse.
+    ``gradient`` may be None, or ``products_s`` itself; a bias, scale or cap that a head lacks is None. Rows that are
+    ``settled`` are left alone. An id outside the row is taken for the nearest one inside: it is the caller's to refuse.
     """
     row = tl.program_id(0).to(tl.int64)
-    student = (products_s + row * stride_s, stride_s, bias_s, scale_s, cap_s)
-    teacher = (products_t + row * stride_t, stride_t, bias_t, scale_t, cap_t)
+    if settled is not None:  # the compiler must know before it reads  # noqa: SIM102
+        if tl.load(settled + row) != 0:
+            return
+    student = (products_s + row * stride_s, IS_FILLED, bias_s, scale_s, cap_s)
+    teacher = (products_t + row * stride_t, IS_FILLED, bias_t, scale_t, cap_t)
     token_id = tl.minimum(tl.maximum(tl.load(token_ids + row), 0), V - 1)
     own_s, own_t = _logit(student, token_id, V), _logit(teacher, token_id, V)
     origin = _origin(own_s, own_t, own_s - own_t, inverse_temperature)
-    WITH_DIFFERENCE: tl.constexpr = DIVERGENCE == "forward" or ASYMMETRIC
+    WITH_DIFFERENCE: tl.constexpr = DIVERGENCE != "reverse" or ASYMMETRIC
     sum_s, sum_t, sum_ratio, largest, sum_difference = _sums(student, teacher, origin, V, WITH_DIFFERENCE, BLOCK)
     is_large = not (sum_s + sum_t < TOO_LARGE)  # or not a number
     is_sure_of_another = largest > tl.maximum(sum_s / 2, 1.0)
@@ -210,7 +221,9 @@ def score_rows(  # noqa: PLR0915
         centre = _log_to_mean(mean_b - shift)
         centre_error = _mean_log_to_mean(student, teacher, origin, log_s, shift, centre, V, BLOCK)
     if gradient is not None:
-        factor = tl.load(weights + row) * inverse_temperature * scale_s
+        factor = tl.load(weights + row) * inverse_temperature
+        if scale_s is not None:
+            factor *= scale_s
 
     zero = tl.zeros((BLOCK,), tl.float32)
     entropy_s, entropy_t, squares = zero, zero, zero
@@ -246,10 +259,13 @@ def score_rows(  # noqa: PLR0915
             if cap_s is not None:
                 g *= 1 - (z / cap_s) * (z / cap_s)
             here = gradient + row * stride_gradient + columns
-            tl.store(here, g.to(gradient.dtype.element_ty), mask=columns < stride_gradient)
+            tl.store(here, g.to(gradient.dtype.element_ty), mask=columns < V)
 
     out += row
     scored = _infinite_or(divergence, largest_ratio)
+    if DIVERGENCE == "reverse":  # Σ p a exceeds Σ (p a + q − p) by the error of the shift, which counts by its square
+        error = (mean_b - shift) - scored
+        scored -= tl.where(tl.abs(error) < NEAR, _excess(error, 1.0, 1.0), 0.0)
     tl.store(out, scored)
     tl.store(out + n_rows, tl.where(own_s > -INFINITE, logp_s, float("-inf")))
     tl.store(out + 2 * n_rows, tl.where(own_t > -INFINITE, logp_t, float("-inf")))
@@ -257,3 +273,75 @@ def score_rows(  # noqa: PLR0915
     tl.store(out + 4 * n_rows, tl.sum(entropy_t, 0))
     tl.store(out + 5 * n_rows, tl.sqrt(tl.sum(squares, 0)) * inverse_temperature)
     tl.store(out + 6 * n_rows, _infinite_or(term, largest_of_term) if ASYMMETRIC else scored)
+
+
+@triton.jit(do_not_specialize=["token_ids", "settled", "out", "n_rows"])
+def estimate_rows(
+    products_s, stride_s, products_t, stride_t,
+    token_ids, settled, out, n_rows, V, inverse_temperature, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The reverse KL's columns of ``score_rows`` from one look at filled rows, and whether they have all their digits.
+
+    With e = e^s, u = e^t and φ = e b + u − e, which is never negative, Σ e − Σ u = Σ e b − Σ φ. So d, the logarithm of
+    the ratio of both sums, is known to many digits, and kl is Σ φ / Σ e − (d + e^(−d) − 1) or Σ e b / Σ e − d: the one
+    with the smaller terms is taken. Digits are lost where those almost cancel, where the squares behind the gradient's
+    length do, where the sampled token is unlikely, and where a logit is infinite: such rows are not settled.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    products_s += row * stride_s
+    products_t += row * stride_t
+    token_id = tl.minimum(tl.maximum(tl.load(token_ids + row), 0), V - 1)
+    own_s, own_t = tl.load(products_s + token_id).to(tl.float32), tl.load(products_t + token_id).to(tl.float32)
+    own_difference = own_s - own_t
+    to_bits = inverse_temperature * LOG2E
+    zero = tl.zeros((BLOCK,), tl.float32)
+    sum_s, sum_t, sum_ratio, sum_excess, largest, largest_ratio = zero, zero, zero, zero, zero, zero
+    mean_s, mean_t, square, square_ratio, ratio_square = zero, zero, zero, zero, zero
+    for start in range(0, V, BLOCK):
+        columns = start + tl.arange(0, BLOCK)
+        z_s, z_t = tl.load(products_s + columns).to(tl.float32), tl.load(products_t + columns).to(tl.float32)
+        b = ((z_s - z_t) - own_difference) * inverse_temperature
+        x_s, x_t = z_s - own_s, z_t - own_t
+        e, u = tl.exp2(x_s * to_bits), tl.exp2(x_t * to_bits)
+        weighted = e * b
+        sum_s += e
+        sum_t += u
+        sum_ratio += weighted
+        sum_excess += _excess(b, e, u)
+        mean_s += e * x_s
+        mean_t += u * x_t
+        square += e * e
+        square_ratio += e * weighted
+        ratio_square += weighted * weighted
+        largest = tl.maximum(largest, e)
+        largest_ratio = tl.maximum(largest_ratio, b)
+    z, y, ratio, excess = tl.sum(sum_s, 0), tl.sum(sum_t, 0), tl.sum(sum_ratio, 0), tl.sum(sum_excess, 0)
+    d, mean_b, scaled_excess = _log_ratio(ratio - excess, z, y), tl.div_rn(ratio, z), tl.div_rn(excess, z)
+    terms = tl.abs(mean_b) + tl.abs(d)
+    is_close = scaled_excess < terms
+    kl = tl.where(is_close, scaled_excess - _excess(d, 1.0, tl.exp(-d)), mean_b - d)
+    has_digits = tl.where(is_close, scaled_excess, terms / 4) <= MOST_LOST * kl
+    squares_0, squares_1, squares_2 = tl.sum(square, 0), tl.sum(square_ratio, 0), tl.sum(ratio_square, 0)
+    middle, last = 2 * mean_b * squares_1, mean_b * mean_b * squares_0
+    squares = squares_2 - middle + last
+    is_settled = (z + y < TOO_LARGE) & (tl.max(largest, 0) <= tl.maximum(z / 2, 1.0))
+    is_settled &= (tl.max(largest_ratio, 0) < INFINITE) & has_digits
+    is_settled &= squares_2 + tl.abs(middle) + last <= 8 * MOST_LOST * squares
+    log_z, log_y = tl.log(z), tl.log(y)
+    tl.store(settled + row, is_settled.to(tl.int8))
+    out += row
+    tl.store(out, kl)
+    tl.store(out + n_rows, -log_z)
+    tl.store(out + 2 * n_rows, -log_y)
+    tl.store(out + 3 * n_rows, log_z - tl.sum(mean_s, 0) * inverse_temperature / z)
+    tl.store(out + 4 * n_rows, log_y - tl.sum(mean_t, 0) * inverse_temperature / y)
+    tl.store(out + 5 * n_rows, tl.sqrt(squares) / z * inverse_temperature)
+    tl.store(out + 6 * n_rows, kl)
+
+
+@triton.jit
+def scale(source, factor, target, n, BLOCK: tl.constexpr):
+    """Put ``source`` times the one number at ``factor`` into ``target``, which may be the same or of another dtype."""
+    here = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    scaled = tl.load(source + here, mask=here < n).to(tl.float32) * tl.load(factor).to(tl.float32)
+    tl.store(target + here, scaled.to(target.dtype.element_ty), mask=here < n)

@@ -70,9 +70,9 @@ class DistillationObjective(nn.Module):
         h_s_TD, ids_T = response_states(self.student, batch), batch.token_ids_T
         h_t_TE = teacher.wait()
         states = (h_s_TD, student_head, h_t_TE, self._teacher_head)
-        loss, scores = weighted_kl(
-            *states, ids_T, torch.as_tensor(weights_T), denominator, *settings, term, unseen=True
-        )
+        arrays = (*states, ids_T, torch.as_tensor(weights_T))
+        options = {"round_logits": section.round_logits, "unseen": True}
+        loss, scores = weighted_kl(*arrays, denominator, *settings, term, **options)
 
         def states_at(rows: torch.Tensor) -> tuple[torch.Tensor, LMHead, torch.Tensor, LMHead]:
             return h_s_TD[rows], student_head, h_t_TE[rows], self._teacher_head
