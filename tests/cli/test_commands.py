@@ -16,7 +16,7 @@ from rocktokens.models import pebbles
 from rocktokens.run_dir import RunDir
 from rocktokens.traces.writer import TraceWriter
 
-VERBS = ("demo", "check", "distill", "trace", "find", "evaluate", "gradients", "knockout", "study")
+VERBS = ("demo", "check", "distill", "trace", "find", "evaluate", "gradients", "knockout", "study", "report", "explore")
 
 
 @pytest.fixture

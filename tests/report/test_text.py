@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rocktokens.report.text import MAX_LENGTH, printable, visible
+from rocktokens.report.text import MAX_LENGTH, legible, printable, visible
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=60)
 """Every code point, lone surrogates too."""
@@ -69,3 +69,17 @@ def test_a_cut_never_halves_a_code_point(text: str):
 def test_names_keep_their_spaces():
     assert printable("runs/my run · 2") == "runs/my run · 2"
     assert printable("a\nb\x1b\udcff") == "a\\u000ab\\u001b\\udcff"
+
+
+@given(ANY_TEXT)
+def test_legible_text_differs_from_visible_text_in_its_layout_alone(text: str):
+    marked = legible(text).translate({ord(" "): "·", ord("\t"): "⇥", ord("\n"): "⏎"})
+    assert marked == (visible(text, 10_000) if text else "")
+
+
+def test_long_legible_text_is_cut_and_says_so():
+    assert legible("a b", max_length=3) == "a b"
+    assert legible("a bc", max_length=3) == "a …"
+    assert legible("x" * 10_000_000, max_length=50) == "x" * 49 + "…"
+    assert legible("\x00\x00", max_length=8) == "\\u0000…"
+    assert (legible(""), legible("\u0301a"), legible("e\u0301 \u0301")) == ("", "◌\u0301a", "e\u0301 \u0301")

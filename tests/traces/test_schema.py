@@ -45,6 +45,29 @@ def test_scores_of_another_length_are_refused():
         trace_table([rollout(0, [1, 2, 3])], scores(4), None)
 
 
+def test_the_likeliest_tokens_stand_beside_their_rows():
+    ids_TK, logp_TK = np.arange(6, dtype=np.int32).reshape(3, 2), -np.arange(6, dtype=np.float32).reshape(3, 2)
+    rollouts = [rollout(0, [7, 8]), rollout(1, [9])]
+    for order in (np.ascontiguousarray, np.asfortranarray):
+        tops = {"teacher_top": (order(ids_TK), order(logp_TK))}
+        table = trace_table(rollouts, scores(3), tops=tops)
+        assert validate_table(table).equals(table, check_metadata=True)
+        assert table.drop(["teacher_top"]).equals(trace_table(rollouts, scores(3)))
+        assert table["teacher_top"].to_pylist() == [
+            [{"id": 0, "logp": 0.0}, {"id": 1, "logp": -1.0}],
+            [{"id": 2, "logp": -2.0}, {"id": 3, "logp": -3.0}],
+            [{"id": 4, "logp": -4.0}, {"id": 5, "logp": -5.0}],
+        ]
+
+
+def test_likeliest_tokens_of_another_length_are_refused():
+    ids_TK, logp_TK = np.zeros((2, 4), np.int32), np.zeros((2, 4), np.float32)
+    with pytest.raises(TraceError, match=r"student_top has ids of shape \(2, 4\) .* have 3 response tokens"):
+        trace_table([rollout(0, [1, 2, 3])], scores(3), tops={"student_top": (ids_TK, logp_TK)})
+    with pytest.raises(TraceError, match=r"log-probabilities of shape \(2, 3\)"):
+        trace_table([rollout(0, [1, 2])], scores(2), tops={"student_top": (ids_TK, logp_TK[:, :3])})
+
+
 def replaced(name: str, values: pa.Array) -> pa.Table:
     table = sample_table(3)
     return table.set_column(table.column_names.index(name), name, values)

@@ -119,3 +119,11 @@ def test_without_a_tokenizer_there_are_only_numbers():
     vocabulary = Vocabulary(None)
     assert vocabulary.text(3) == "<3>"
     assert "<3>" not in vocabulary and not vocabulary.is_special(3)
+
+
+def test_sequences_read_without_what_only_controls_the_model():
+    tokenizer = bpe(BYTES, decoders.ByteLevel())
+    tokenizer.add_special_tokens([AddedToken("<|end|>", special=True)])
+    vocabulary = Vocabulary(tokenizer)
+    assert vocabulary.read([[4, 0, 5, len(BYTES)], [], [11, 4], [-1, 4, 999]]) == ["x so the", "", "\ufffdx", "x"]
+    assert Vocabulary(None).read([[4, 0], []]) == ["<4><0>", ""]

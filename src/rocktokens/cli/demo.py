@@ -7,6 +7,7 @@
 5. Who owns the gradient? Which claims of the paper hold here?
 6. Do the rocks matter? Ban each of them, and placebos, and see what happens to the answers.
 7. What if they are not trained at all? A short study: all tokens, all but the rocks, all but as many others.
+8. All of it on one page, report.html.
 
 Every stage leaves its files in the run directory; a second call picks up what is there.
 """
@@ -85,6 +86,8 @@ def run_demo(config: Config, *, quiet: bool = False) -> dict[str, Any]:
     sweep = run_knockout(run, config, Wanted(top=config.knockout.top))
     notes.rule("7  bypass the rocks")
     study = run_study(bypass_study(config, run))
+    notes.rule("8  write the page")
+    page = write_page(run)
     movement, types = measure_movement(run, rocks)
     if not quiet:
         output.print(accuracy_table(records))
@@ -105,7 +108,18 @@ def run_demo(config: Config, *, quiet: bool = False) -> dict[str, Any]:
         "gradients": {"claims": gradients["claims"]},
         "knockout": {"baseline": sweep.baseline, "counts": sweep.counts, "noise": sweep.noise},
         "study": study.to_record(),
+        "report": str(page),
     }
+
+
+def write_page(run: RunDir) -> Path:
+    """Commit report.html."""
+    from rocktokens.report.page import report_html
+    from rocktokens.report.runs import RunView
+
+    with notes.status("drawing"):
+        entry = run.commit_text("report.html", report_html([RunView.open(run.path)]))
+    return run.path / entry.path
 
 
 def bypass_study(config: Config, run: RunDir) -> StudyConfig:
@@ -195,6 +209,7 @@ def _print_answer(records: list[dict[str, Any]], movement: dict[str, Any], run: 
         "the study of step 7 is short, two seeds and few steps decide little: recipes/pebbles-paper.toml is longer"
     )
     output.print(f"files: {run.path}, figures in {run.path / 'figures'}", soft_wrap=True, markup=False)
+    output.print(f"all of it on one page: {run.path / 'report.html'}", soft_wrap=True, markup=False)
     output.print(
         f"how sure is all this, and what else is there? rocktokens find {run.path}, also gradients and knockout",
         soft_wrap=True,

@@ -11,7 +11,7 @@ import sys
 
 import typer
 
-from rocktokens.cli import check, demo, distill, evaluate, find, gradients, knockout, study, trace
+from rocktokens.cli import check, demo, distill, evaluate, explore, find, gradients, knockout, report, study, trace
 from rocktokens.errors import RocktokensError
 
 INTERRUPTED = 130
@@ -42,6 +42,8 @@ VERBS = (
     evaluate.evaluate,
     knockout.knockout,
     study.study,
+    report.report,
+    explore.explore,
 )
 for verb in VERBS:
     app.command()(verb)

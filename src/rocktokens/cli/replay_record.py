@@ -26,12 +26,13 @@ def replay_settings(run: RunDir, config: Config, students: Mapping[int, str]) ->
         "num_prompts": config.trace.num_prompts,
         "num_generations": config.trace.num_generations,
         "rollouts_per_part": config.trace.rollouts_per_part,
+        **({"top_k": config.trace.top_k} if config.trace.top_k else {}),  # records without tops have no such key
         "teacher": model_identity(config.models.teacher, run),
         "dtype": config.models.dtype,
         "seed": config.run.seed,
         "task": config.task.model_dump(mode="json"),
         "rollouts": config.rollouts.model_dump(mode="json"),
-        "scoring": config.scoring.model_dump(mode="json"),
+        "scoring": config.scoring.model_dump(mode="json", exclude={"round_logits"}),  # a replay never rounds them
     }
 
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from rocktokens.scoring.score import PendingScores
     from rocktokens.scoring.students import Students
     from rocktokens.scoring.teacher_pass import TeacherPass
+    from rocktokens.scoring.tops import TopTokens
     from rocktokens.traces.writer import WriteBehind
 
 
@@ -54,6 +55,15 @@ class Probe:
 
     writer: Checkpoint
     scored_by: list[Checkpoint]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Rollouts whose scores are committed together, and what is known of them under the teacher."""
+
+    teacher_pass: "TeacherPass"
+    tops: "TopTokens | None"
+    """None where the likeliest tokens are not kept."""
 
 
 def trace(
@@ -153,7 +163,7 @@ def replay(
             if probe is not first:
                 rollouts = _rollouts(run, config, probe, checkpoints, teacher, students)
             tokens_of[probe.writer.step] = [len(rollout.token_ids) for rollout in rollouts]
-            parts = _teacher_passes(config, probe, rollouts, teacher)
+            parts = _parts(config, probe, rollouts, teacher)
             for checkpoint in probe.scored_by:
                 _replay_one(run, config, checkpoint, following.get(checkpoint), parts, students, behind, advance)
     return sum(map(len, tokens_of.values())), sum(map(sum, tokens_of.values()))
@@ -183,16 +193,20 @@ def _rollouts(
     return read_rollouts(run, relative)
 
 
-def _teacher_passes(
-    config: Config, probe: Probe, rollouts: list[Rollout], teacher: "LoadedModel"
-) -> list["TeacherPass"]:
-    """One for each part; what the teacher computes is kept only where more than one checkpoint needs it."""
+def _parts(config: Config, probe: Probe, rollouts: list[Rollout], teacher: "LoadedModel") -> list[Part]:
+    """What the teacher computes is kept only where more than one checkpoint needs it."""
     from rocktokens.scoring.teacher_pass import StatesRoom, TeacherPass
+    from rocktokens.scoring.tops import TopTokens
 
-    size = config.trace.rollouts_per_part
+    size, scoring = config.trace.rollouts_per_part, config.scoring
     room = StatesRoom() if len(probe.scored_by) > 1 else None
     return [
-        TeacherPass(teacher, rollouts[first : first + size], config.scoring.tokens_per_batch, room)
+        Part(
+            TeacherPass(teacher, rollouts[first : first + size], scoring.tokens_per_batch, room),
+            TopTokens(config.trace.top_k, scoring.temperature, scoring.tokens_per_chunk)
+            if config.trace.top_k
+            else None,
+        )
         for first in range(0, len(rollouts), size)
     ]
 
@@ -240,7 +254,7 @@ def _replay_one(
     config: Config,
     checkpoint: Checkpoint,
     following: Checkpoint | None,
-    parts: list["TeacherPass"],
+    parts: list[Part],
     students: "Students",
     behind: "WriteBehind",
     advance: Callable[[int], None],
@@ -250,7 +264,7 @@ def _replay_one(
     from rocktokens.traces.writer import TraceWriter
 
     done = TraceWriter(run, checkpoint=checkpoint.step).parts
-    advance(sum(len(part.rollouts) for part in parts[:done]))
+    advance(sum(len(part.teacher_pass.rollouts) for part in parts[:done]))
     if done >= len(parts):
         return
     student = students.get(checkpoint.model)
@@ -259,13 +273,14 @@ def _replay_one(
     for part in parts[done:]:
         scores = score_pass(
             student,
-            part,
+            part.teacher_pass,
             divergence=config.scoring.divergence,
             temperature=config.scoring.temperature,
             tokens_per_chunk=config.scoring.tokens_per_chunk,
             on_done=advance,
+            tops=part.tops,
         )
-        behind.put(partial(_write_part, run, checkpoint.step, part.rollouts, scores))
+        behind.put(partial(_write_part, run, checkpoint.step, part.teacher_pass.rollouts, scores))
 
 
 def _write_part(run: RunDir, step: int, rollouts: Sequence[Rollout], scores: "PendingScores") -> None:
@@ -277,7 +292,7 @@ def _write_part(run: RunDir, step: int, rollouts: Sequence[Rollout], scores: "Pe
     from rocktokens.traces.writer import TraceWriter
 
     with TraceWriter(run, checkpoint=step, rows_per_part=sys.maxsize) as traces:
-        traces.append(trace_table(rollouts, scores.wait()))
+        traces.append(trace_table(rollouts, scores.wait(), tops=scores.wait_tops()))
 
 
 def open_students(config: Config, teacher: "LoadedModel") -> "Students":

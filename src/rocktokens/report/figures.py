@@ -1,7 +1,7 @@
 """The figures of ``rocktokens find`` as Vega-Lite specs: one spec for a page, a notebook, PNG, SVG and PDF.
 
 1. A function takes plain records and returns an altair chart whose data are those records, inlined: nothing is fetched
-   when it is drawn, and the same data give the same bytes (save in PDF, see ``chart_bytes``).
+   when it is drawn, and the same data give the same bytes.
 2. Groups differ in shape or dash as well as in colour.
 3. Without data the chart is one sentence.
 """
@@ -37,6 +37,7 @@ from rocktokens.report.look import (
     scale_of,
     sentence_chart,
 )
+from rocktokens.report.pdf import in_one_order
 from rocktokens.run_dir import write_atomically
 
 __all__ = ["FORMATS", "chart_bytes", "cutoff_chart", "funnel", "loss_chart", "save_chart", "sensitivity_chart"]
@@ -153,8 +154,7 @@ def save_chart(chart: Chart, path: str | Path) -> None:
 def chart_bytes(chart: Chart, file_format: str) -> bytes:
     """The content of a chart's file; a PNG has twice the pixels of the screen.
 
-    PNG, SVG and JSON are the same bytes for the same data and fonts; a PDF looks the same, but its writer lists fonts
-    and other resources in random order.
+    The same data and fonts give the same bytes.
     """
     if file_format not in FORMATS:
         raise RocktokensError(f"a chart cannot be saved as {file_format!r}: end its name in {', '.join(FORMATS)}")
@@ -164,7 +164,9 @@ def chart_bytes(chart: Chart, file_format: str) -> bytes:
     buffer = io.StringIO() if file_format == "svg" else io.BytesIO()
     chart.save(buffer, format=file_format, scale_factor=2 if file_format == "png" else 1)
     content = buffer.getvalue()
-    return content.encode() if isinstance(content, str) else content
+    if isinstance(content, str):
+        return content.encode()
+    return in_one_order(content) if file_format == "pdf" else content
 
 
 def _chosen_k(chosen: int | None, curve: Records) -> list[alt.Chart]:

@@ -19,6 +19,8 @@ VERMILLION, BLUE, GREEN, GREY = "#d55e00", "#0072b2", "#009e73", "#8c8c8c"
 INK, FAINT = "#333333", "#6b6b6b"
 SOLID, DASHED, DOTTED = [1, 0], [7, 3], [2, 2]
 WIDTH = 640
+FONT = "Liberation Sans, Arial, Helvetica, sans-serif"
+"""All but the last have the same widths: a browser then needs the room for a text that was left for it."""
 LINE_LEGEND = alt.Legend(
     title=None,
     orient="bottom",
@@ -71,6 +73,7 @@ def finished(chart: Any, title: str, notes: list[str]) -> Chart:
 
 
 _CONFIG = alt.Config(
+    font=FONT,
     title=alt.TitleConfig(fontSize=16, subtitleFontSize=12, color=INK, subtitleColor=FAINT, subtitlePadding=5),
     axis=alt.AxisConfig(labelColor=INK, titleColor=INK, labelFontSize=11, titleFontSize=12, gridColor="#eeeeee"),
     legend=alt.LegendConfig(labelColor=INK, labelFontSize=12),

@@ -6,6 +6,7 @@
 4. They are put back in the order of the rollouts; they do not depend on the grouping.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,9 +21,12 @@ from rocktokens.scoring.batch import response_states
 from rocktokens.scoring.divergence import token_scores
 from rocktokens.scoring.formulas import require_extras
 from rocktokens.scoring.teacher_pass import TeacherPass, bare_model, to_host
+from rocktokens.scoring.tops import TopTokens
 from rocktokens.types import STANDARD_COLUMNS, Rollout, TokenScores
 
 States = tuple[torch.Tensor, LMHead, torch.Tensor, LMHead, torch.Tensor]
+Tables = list[tuple[list[int], torch.Tensor]]
+"""Of each group: which rollouts, and in host memory something (C, T) about their tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,22 +37,33 @@ class PendingScores:
     """The columns of ``TokenScores`` that are filled."""
     lengths: list[int]
     """Response tokens of each rollout."""
-    tables_CT: list[tuple[list[int], torch.Tensor]]
-    """Of each group: which rollouts, and their columns in host memory."""
+    tables_CT: Tables
+    """The columns."""
+    tops: dict[str, tuple[Tables, Tables]]
+    """By column of the trace, ids (K, T) and log-probabilities (K, T) of the likeliest tokens, where asked for."""
     arrived: torch.cuda.Event | None
     """After the last copy; None where nothing was copied."""
 
     def wait(self) -> TokenScores:
         """The scores in numpy, rollout after rollout in the given order; may be called in any thread."""
+        empty_CT = np.zeros((len(self.names), 0), dtype=np.float32)
+        table_CT = self._in_order(self.tables_CT) if self.lengths else empty_CT
+        return TokenScores(**dict(zip(self.names, table_CT, strict=True)))
+
+    def wait_tops(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """Ids (T, K) and log-probabilities (T, K) of the likeliest tokens, in the same order; none if not asked for."""
+        return {
+            name: (self._in_order(ids_KT).T, self._in_order(logp_KT).T) for name, (ids_KT, logp_KT) in self.tops.items()
+        }
+
+    def _in_order(self, tables_CT: Tables) -> np.ndarray:
         if self.arrived is not None:
             self.arrived.synchronize()
-        scores_of: dict[int, np.ndarray] = {}
-        for group, table_CT in self.tables_CT:
+        found: dict[int, np.ndarray] = {}
+        for group, table_CT in tables_CT:
             ends = np.cumsum([self.lengths[index] for index in group])[:-1]
-            scores_of.update(zip(group, np.split(table_CT.numpy(), ends, axis=1), strict=True))
-        empty_CT = np.zeros((len(self.names), 0), dtype=np.float32)
-        table_CT = np.concatenate([empty_CT, *(scores_of[i] for i in range(len(self.lengths)))], axis=1)
-        return TokenScores(**dict(zip(self.names, table_CT, strict=True)))
+            found.update(zip(group, np.split(table_CT.numpy(), ends, axis=1), strict=True))
+        return np.concatenate([found[index] for index in range(len(self.lengths))], axis=1)
 
 
 def score_rollouts(
@@ -101,18 +116,26 @@ def score_pass(
     tokens_per_chunk: int = 1024,
     on_done: Callable[[int], None] | None = None,
     extras: Collection[str] = (),
+    tops: TopTokens | None = None,
 ) -> PendingScores:
-    """Score the rollouts of a ``TeacherPass`` under a student; takes what ``score_rollouts`` takes."""
+    """Score the rollouts of a ``TeacherPass`` under a student; takes what ``score_rollouts`` takes.
+
+    ``tops``, made for this pass, finds the likeliest tokens as well; no score depends on it.
+    """
     names = (*STANDARD_COLUMNS, *require_extras(extras))
-    tables_CT = []
-    for group, states in _forced(student, teacher_pass):
+    tables_CT: Tables = []
+    found: dict[str, tuple[Tables, Tables]] = defaultdict(lambda: ([], []))
+    for number, (group, states) in enumerate(_forced(student, teacher_pass)):
         scores = token_scores(*states, divergence, temperature, tokens_per_chunk, extras)
         table_CT = torch.stack([getattr(scores, name) for name in names]).to(torch.float32)
         tables_CT.append((group, to_host(table_CT)))
+        for name, top in (tops.of_group(number, *states[:4]) if tops else {}).items():
+            for tables_KT, values_KT in zip(found[name], top, strict=True):
+                tables_KT.append((group, to_host(values_KT)))
         if on_done is not None:
             on_done(len(group))
     lengths = [len(rollout.token_ids) for rollout in teacher_pass.rollouts]
-    return PendingScores(names, lengths, tables_CT, _mark(teacher_pass.teacher.device))
+    return PendingScores(names, lengths, tables_CT, found, _mark(teacher_pass.teacher.device))
 
 
 def replayed(

@@ -1,14 +1,14 @@
 """What one row of a trace is: one response token of one rollout, as one checkpoint scores it.
 
 1. ``trace_table`` lays scored rollouts out as rows, keyed by the *predicted* token; a NaN score (a position that a
-   policy froze, so that it never reached a head) becomes a null.
+   policy froze, so that it never reached a head) becomes a null. The likeliest tokens are there where they were found.
 2. ``validate_table`` is the gate every part passes: the columns of the schema, cast to its types (scores are rounded to
    float32, a key must not change), no nulls in keys, and ``kl`` and ``grad_norm`` within the range that fixed-point
    sums are exact in.
 3. The schema's version travels in the metadata of every file; a newer one is refused.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -47,13 +47,19 @@ class TraceError(RocktokensError):
     """A table is not a trace."""
 
 
-def trace_table(rollouts: Sequence[Rollout], scores: TokenScores, weights: np.ndarray | None = None) -> pa.Table:
+def trace_table(
+    rollouts: Sequence[Rollout],
+    scores: TokenScores,
+    weights: np.ndarray | None = None,
+    tops: Mapping[str, tuple[np.ndarray, np.ndarray]] | None = None,
+) -> pa.Table:
     """Rows of scored rollouts, in the order given.
 
     Args:
         rollouts: the rollouts whose response tokens were scored.
         scores: numpy arrays (T,), the rollouts' positions concatenated in the same order.
         weights: float (T,), the weight of each position in the loss; 1 everywhere when None.
+        tops: by optional column, ids (T, K) and log-probabilities (T, K) of the likeliest tokens, likeliest first.
     """
     lengths = np.array([len(rollout.token_ids) for rollout in rollouts], dtype=np.int64)
     count = int(lengths.sum())
@@ -72,7 +78,9 @@ def trace_table(rollouts: Sequence[Rollout], scores: TokenScores, weights: np.nd
         pa.array(columns[column.name], type=column.type, from_pandas=column.name in scored)
         for column in REQUIRED_FIELDS
     ]
-    return pa.Table.from_arrays(arrays, schema=_schema(REQUIRED_FIELDS))
+    found = [column for column in OPTIONAL_FIELDS if column.name in (tops or {})]
+    arrays += [_top_array(column.name, *(tops or {})[column.name], count) for column in found]
+    return pa.Table.from_arrays(arrays, schema=_schema([*REQUIRED_FIELDS, *found]))
 
 
 def validate_table(table: pa.Table) -> pa.Table:
@@ -104,6 +112,17 @@ def _schema(columns: Sequence[pa.Field]) -> pa.Schema:
 
 def _per_rollout(values: Sequence[object], lengths: np.ndarray, dtype: type) -> np.ndarray:
     return np.repeat(np.array(values, dtype=dtype), lengths)
+
+
+def _top_array(name: str, ids_TK: np.ndarray, logp_TK: np.ndarray, count: int) -> pa.Array:
+    if ids_TK.shape != logp_TK.shape or len(ids_TK) != count:
+        raise TraceError(
+            f"{name} has ids of shape {ids_TK.shape} and log-probabilities of shape {logp_TK.shape} but the rollouts "
+            f"have {count} response tokens: give one row of each per response token"
+        )
+    offsets = np.arange(count + 1, dtype=np.int32) * ids_TK.shape[1]
+    columns = [pa.array(values_TK.ravel()) for values_TK in (ids_TK, logp_TK)]
+    return pa.ListArray.from_arrays(offsets, pa.StructArray.from_arrays(columns, fields=list(_TOP.value_type)))
 
 
 def _require_equal_lengths(columns: dict[str, np.ndarray], count: int) -> None:

@@ -8,6 +8,7 @@
 """
 
 import re
+from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from tokenizers import Tokenizer, pre_tokenizers
@@ -38,6 +39,13 @@ class Vocabulary:
         if byte := _BYTE_PIECE.fullmatch(piece):
             return bytes.fromhex(byte.group(1)).decode("utf-8", errors="replace")
         return self._decoded(self._tokenizer, token_id) or piece.replace(SPACE_MARK, " ")
+
+    def read(self, sequences: Iterable[Sequence[int]]) -> list[str]:
+        """The text of each sequence of tokens, without tokens that only control the model."""
+        known = [[int(token_id) for token_id in ids if token_id >= 0] for ids in sequences]
+        if not self._tokenizer:
+            return ["".join(map(self.text, ids)) for ids in known]
+        return self._tokenizer.decode_batch(known, skip_special_tokens=True)
 
     def is_special(self, token_id: int) -> bool:
         """Whether the token controls the model and is no text at all, such as an end of sequence."""

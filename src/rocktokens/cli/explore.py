@@ -1,0 +1,112 @@
+"""``rocktokens explore``: a local, read-only web page over runs, until Ctrl-C."""
+
+import socket
+import threading
+import webbrowser
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rocktokens.cli.common import AsJson, notes, output, print_json
+from rocktokens.errors import RocktokensError
+
+if TYPE_CHECKING:
+    from rocktokens.report.runs import RunView
+
+LOCAL = "127.0.0.1"
+EVERYWHERE = ("0.0.0.0", "::")
+
+
+def explore(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Folders of runs.", show_default=False)],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 0,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; any but this machine's own is open to others.")
+    ] = LOCAL,
+    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Look at rollouts token by token, compare checkpoints and runs, and watch training, in a browser.
+
+    Example: [bold]rocktokens explore runs/mine runs/other[/bold]
+
+    On another machine: [bold]rocktokens explore runs/mine --port 8000 --no-browser[/bold], and here
+    [bold]ssh -L 8000:localhost:8000 MACHINE[/bold].
+    """
+    with notes.status("opening"):
+        from rocktokens.report.runs import RunView
+        from rocktokens.report.security import LOOPBACK, new_token
+
+        views = [RunView.open(path) for path in runs]
+    with _listen(host, port) as listener:
+        token = new_token()
+        url = f"http://{_authority(host, listener.getsockname()[1])}/{token}/"
+        if host not in LOOPBACK:
+            notes.print(
+                f"warning: {host} can be reached by others; who has the link can read these runs, and it travels "
+                "unencrypted. An ssh tunnel to a local explorer is safer.",
+                style="yellow",
+                soft_wrap=True,
+                markup=False,
+            )
+        if as_json:
+            print_json({"url": url, "runs": [str(path) for path in runs]})
+        else:
+            output.print(f"explorer: {url}", soft_wrap=True, markup=False, highlight=False)
+            output.print("Whoever has this link can read the runs. Ctrl-C ends it.", markup=False)
+        if browser:
+            # Beside the server, which answers it: some browsers do not return before they are closed.
+            threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
+        _serve(views, token, _hosts(host), listener)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A socket that takes connections from now on."""
+    try:
+        [(family, _, _, _, address), *_] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        return socket.create_server(address[:2], family=family)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise RocktokensError(
+            f"cannot listen on {host}, port {port} ({reason}): give another --port, or an address of this machine"
+        ) from None
+
+
+def _authority(host: str, port: int) -> str:
+    """Where a browser on this machine finds the server."""
+    name = {"0.0.0.0": LOCAL, "::": "::1"}.get(host, host)
+    return f"[{name}]:{port}" if ":" in name else f"{name}:{port}"
+
+
+def _hosts(host: str) -> frozenset[str]:
+    """What a browser may call the server; where it listens on all addresses, any of them and the machine's name."""
+    from rocktokens.report.security import LOOPBACK
+
+    if host not in EVERYWHERE:
+        return LOOPBACK | {host.lower()}
+    import psutil
+
+    addresses = (address.address for interface in psutil.net_if_addrs().values() for address in interface)
+    return LOOPBACK | {name.lower() for name in (socket.gethostname(), socket.getfqdn(), *addresses)}
+
+
+def _serve(views: Sequence["RunView"], token: str, hosts: frozenset[str], listener: socket.socket) -> None:
+    """Answer until an interrupt, which is how this ends."""
+    import uvicorn
+
+    from rocktokens.report.server import make_app
+
+    config = uvicorn.Config(
+        make_app(views, token, hosts),
+        log_level="warning",
+        access_log=False,  # it would hold the secret
+        server_header=False,
+        proxy_headers=False,
+        ws="none",
+    )
+    try:
+        uvicorn.Server(config).run(sockets=[listener])
+    except KeyboardInterrupt:
+        return

@@ -1,0 +1,161 @@
+// What banning tokens did, and answers without and with a ban side by side.
+
+"use strict";
+
+(() => {
+  const { chip, element } = RockStrip;
+  const { $, COUNT, address, ask, changed, go, grade, hint, intervalText, points, state } = Explorer;
+
+  async function drawKnockout() {
+    if (changed("bans", state.run)) {
+      bans = await ask("bans", `runs/${state.run}/knockouts`);
+    }
+    if (!bans.length) {
+      $("bans").replaceChildren();
+      return void $("pairs").replaceChildren(hint("No token was banned yet: run `rocktokens knockout`."));
+    }
+    drawBans();
+    const chosen = state.ban || String(keyOf(bans[0]));
+    if (changed("pairs", state.run, chosen, state.page)) {
+      drawPairs(await ask("pairs", `runs/${state.run}/knockouts/${encodeURIComponent(chosen)}`, { page: state.page }));
+    }
+    return undefined;
+  }
+
+  let bans = [];
+
+  // The id that stands for a ban: its own, or for a set one that was not banned alone; null where there is none.
+  function keyOf(ban) {
+    if (ban.ids.length === 1) return ban.ids[0];
+    const alone = new Set(bans.filter((other) => other.ids.length === 1).map((other) => other.ids[0]));
+    return ban.ids.find((id) => !alone.has(id)) ?? null;
+  }
+
+  function drawBans() {
+    const reach = Math.max(
+      0.01,
+      ...bans.flatMap((ban) => [Math.abs(ban.delta ?? 0), ...(ban.interval || []).map(Math.abs)]),
+    );
+    const chosen = state.ban || String(keyOf(bans[0]));
+    const rows = bans.map((ban) => {
+      const key = keyOf(ban);
+      const cells = [
+        chip(ban.name),
+        element("span", { class: "muted" }, ban.role === "tested" ? ban.verdict : "placebo"),
+        RockCharts.interval(ban.delta, ban.interval, reach),
+        element("span", {}, points(ban.delta).replace(" points", "")),
+      ];
+      return element(
+        "a",
+        {
+          href: key === null ? null : address({ ban: String(key), page: "0" }),
+          "aria-current": String(key) === chosen ? "true" : null,
+          title: `change in accuracy ${points(ban.delta)}${intervalText(ban.interval)}`,
+        },
+        ...cells,
+      );
+    });
+    const scrolled = $("bans").scrollTop;
+    $("bans").replaceChildren(
+      element(
+        "p",
+        { class: "side-note" },
+        "Change in accuracy, in points, when a token is banned at every step of decoding, with its 95 % interval.",
+      ),
+      ...rows,
+    );
+    $("bans").scrollTop = scrolled;
+  }
+
+  function drawPairs(found) {
+    const { knockout, pairs, total, size, page } = found;
+    const pages = Math.max(1, Math.ceil(total / size));
+    $("pairs").replaceChildren(
+      element(
+        "div",
+        { class: "rollout-head" },
+        element("h2", {}, "Without ", chip(knockout.name)),
+        element(
+          "span",
+          { class: "muted" },
+          `${knockout.verdict} · ${points(knockout.delta)}${intervalText(knockout.interval)} · ` +
+            `${knockout.n_lost} answers lost, ${knockout.n_gained} gained`,
+        ),
+      ),
+      hint(
+        total
+          ? `${COUNT.format(total)} answers held it, those that changed sides first; the others are the same.`
+          : "No answer held it: all are the same under the ban.",
+      ),
+      ...pairs.map(pairBlock),
+      pages > 1 ? pager(page, pages) : element("p"),
+    );
+    document.querySelector("#view-knockout .reading").scrollTop = 0;
+  }
+
+  function pager(page, pages) {
+    const button = (label, target) =>
+      element(
+        "button",
+        {
+          type: "button",
+          disabled: target < 0 || target >= pages,
+          onclick: () => go({ page: String(target) }),
+        },
+        label,
+      );
+    return element(
+      "p",
+      { class: "pager" },
+      button("Previous", page - 1),
+      element("span", {}, `page ${page + 1} of ${pages}`),
+      button("Next", page + 1),
+    );
+  }
+
+  function pairBlock(pair) {
+    const side = (name, answer, correct, finished) =>
+      element(
+        "div",
+        {},
+        element(
+          "h3",
+          {},
+          `${name} `,
+          grade(correct),
+          finished ? null : element("span", { class: "muted" }, " cut off"),
+        ),
+        aligned(answer, pair.first_difference),
+      );
+    return element(
+      "section",
+      { class: "pair-block", "aria-label": `Answer to ${pair.prompt_id}` },
+      element("p", { class: "prompt" }, pair.prompt_text),
+      element(
+        "div",
+        { class: "pair" },
+        side("Free", pair.free, pair.free_correct, pair.free_finished),
+        side("Banned", pair.banned, pair.banned_correct, pair.banned_finished),
+      ),
+    );
+  }
+
+  function aligned(answer, difference) {
+    const spans = answer.flatMap((token, index) => {
+      const classes = [
+        difference === null || index < difference ? "same" : "",
+        index === difference ? "first" : "",
+        token.is_banned ? "banned" : "",
+      ];
+      const span = element(
+        "span",
+        { class: classes.filter(Boolean).join(" ") || null, title: index === difference ? "first difference" : null },
+        RockStrip.visible(token.text).replace(/·/g, " "),
+      );
+      return token.text.includes("\n") ? [span, element("br")] : [span];
+    });
+    return element("p", { class: "aligned" }, ...spans);
+  }
+
+  Explorer.views.knockout = { name: "Knock-out", draw: drawKnockout };
+})();

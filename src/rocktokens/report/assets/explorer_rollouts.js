@@ -1,0 +1,205 @@
+// The rollouts of a run: filters, the list of those that pass, and the token strip of the chosen one.
+
+"use strict";
+
+(() => {
+  const { chip, element, number } = RockStrip;
+  const {
+    $,
+    COUNT,
+    DEFAULTS,
+    FILTERS,
+    SORTS,
+    address,
+    ask,
+    attempt,
+    changed,
+    cleared,
+    drawnFor,
+    forget,
+    go,
+    grade,
+    hint,
+    legendInto,
+    options,
+    position,
+    run,
+    state,
+  } = Explorer;
+
+  const CATEGORIES = [
+    "latex_math",
+    "markdown_whitespace",
+    "discourse",
+    "digit",
+    "punctuation",
+    "function_word",
+    "content_word",
+    "other",
+  ];
+  const REST = 200; // milliseconds before what is typed is searched for
+  let list = null;
+  let strip = null;
+
+  async function drawRollouts() {
+    drawFilters();
+    if (!run().checkpoints.length) {
+      $("rollout").replaceChildren(hint("This run has no replayed traces: run `rocktokens trace`."));
+      $("count").textContent = "";
+      return undefined;
+    }
+    const filters = Object.fromEntries(FILTERS.map((name) => [name, state[name]]));
+    if (changed("list", state.run, state.checkpoint, filters)) await openList(filters);
+    else list?.draw();
+    if (state.view !== "rollouts") return undefined;
+    if (!state.rollout && list?.row(0)) return go({ rollout: String(list.row(0).rollout_id) }, { replace: true });
+    return drawRollout();
+  }
+
+  function drawFilters() {
+    const form = $("filters").elements;
+    for (const name of FILTERS) if (form[name] && form[name] !== document.activeElement) form[name].value = state[name];
+    const isFiltered = FILTERS.some((name) => name !== "sort" && state[name] !== "");
+    $("clear").hidden = !isFiltered;
+    $("type-filter").hidden = state.token_id === "";
+    if (state.token_id !== "") $("type-filter").replaceChildren("Only with ", chip(typeText(state.token_id)));
+  }
+
+  function typeText(id) {
+    return run().rocks.find((rock) => String(rock.id) === id)?.text ?? `token ${id}`;
+  }
+
+  async function openList(filters) {
+    const [index, checkpoint] = [state.run, state.checkpoint];
+    const fetchPage = (page) => ask(`list ${page}`, `runs/${index}/rollouts`, { ...filters, checkpoint, page });
+    const first = await fetchPage(0);
+    list = RockList.open($("list"), first, { fetchPage, rowElement, isChosen, attempt });
+    const noun = first.total === 1 ? "rollout" : "rollouts";
+    $("count").textContent = first.total ? `${COUNT.format(first.total)} ${noun}` : "No rollout matches.";
+  }
+
+  function rowElement(own) {
+    const text = RockStrip.visible(own.preview, 64).replace(/·/g, " ");
+    return element(
+      "div",
+      { class: "row", "data-rollout": own.rollout_id },
+      element(
+        "div",
+        { class: "row-top" },
+        element("b", {}, `#${own.rollout_id}`),
+        grade(own.correct),
+        element("span", {}, `kl ${number(own.mean_kl, 2)}`),
+        element(
+          "span",
+          {},
+          element("span", { class: "legend-rock", "aria-hidden": "true" }),
+          `${own.n_rocks} of ${own.length}`,
+        ),
+      ),
+      element("p", { class: "row-text" }, text),
+    );
+  }
+
+  const isChosen = (own) => String(own.rollout_id) === state.rollout;
+
+  async function moveInList(step) {
+    const own = await list?.step(step);
+    if (own) go({ rollout: String(own.rollout_id), position: "" }, { replace: true });
+  }
+
+  async function drawRollout() {
+    if (!state.rollout) {
+      forget("rollout");
+      drawnFor.delete("rollout");
+      strip = null;
+      $("rollout").replaceChildren(hint("No rollout is chosen."));
+      return Explorer.showToken(null);
+    }
+    if (changed("rollout", state.run, state.checkpoint, state.rollout, state.measure)) {
+      const own = await ask("rollout", `runs/${state.run}/rollouts/${encodeURIComponent(state.rollout)}`, {
+        checkpoint: state.checkpoint,
+      });
+      const scale = RockStrip.scaleOf([own], state.measure);
+      const place = element("div");
+      const prompt = own.prompt_text ? [element("p", { class: "prompt" }, own.prompt_text)] : [];
+      $("rollout").replaceChildren(rolloutHead(own), ...prompt, place);
+      strip = RockStrip.draw(place, own, {
+        measure: state.measure,
+        scale,
+        selected: position(),
+        onSelect: (token) => go({ position: String(token.position) }, { replace: true }),
+        onHover: (token) => Explorer.showToken(token || selectedToken()),
+      });
+      legendInto($("view-rollouts"), scale);
+    } else {
+      strip?.select(position());
+    }
+    return Explorer.showToken(selectedToken());
+  }
+
+  function rolloutHead(own) {
+    return element(
+      "div",
+      { class: "rollout-head" },
+      element("h2", {}, `Rollout ${own.rollout_id}`),
+      grade(own.correct),
+      element("span", { class: "muted" }, tokens(own.tokens.length) + (own.finished === false ? ", cut off" : "")),
+      element("a", { href: address({ view: "compare", rollout: String(own.rollout_id) }) }, "compare"),
+    );
+  }
+
+  const selectedToken = () => strip?.tokens.find((token) => token.position === position()) || null;
+
+  function tokens(count) {
+    return `${COUNT.format(count)} ${count === 1 ? "token" : "tokens"}`;
+  }
+
+  function listenToFilters() {
+    const form = $("filters");
+    options(form.elements.sort, Object.entries(SORTS), DEFAULTS.sort);
+    options(form.elements.category, [["", "any"], ...CATEGORIES.map((name) => [name, name.replace(/_/g, " ")])], "");
+    let typing = 0;
+    const apply = (replace) => {
+      clearTimeout(typing);
+      const said = [...form.elements]
+        .filter((field) => field.name && field.checkValidity())
+        .map((field) => [field.name, field.value]);
+      if (said.some(([name, value]) => value !== state[name])) {
+        go({ ...Object.fromEntries(said), rollout: "", position: "" }, { replace });
+      }
+    };
+    form.addEventListener("input", (event) => {
+      clearTimeout(typing);
+      if (event.target.matches("input")) typing = setTimeout(apply, REST, true);
+    });
+    form.addEventListener("change", (event) => event.target.matches("select") && apply(false));
+    form.addEventListener("submit", (event) => event.preventDefault());
+    $("clear").addEventListener("click", () => go({ ...cleared(), rollout: "", position: "" }));
+  }
+
+  function listenToList() {
+    $("list").addEventListener("scroll", () => list?.draw(), { passive: true });
+    $("list").addEventListener("click", (event) => {
+      const chosen = event.target.closest(".row");
+      if (chosen) go({ rollout: chosen.dataset.rollout, position: "" });
+    });
+    $("list").addEventListener("keydown", (event) => {
+      const moves = { ArrowDown: 1, ArrowUp: -1, PageDown: 8, PageUp: -8, Home: -Infinity, End: Infinity };
+      if (!Object.keys(moves).includes(event.key)) return;
+      event.preventDefault();
+      attempt(() => moveInList(moves[event.key]));
+    });
+  }
+
+  Explorer.views.rollouts = {
+    name: "Rollouts",
+    draw: drawRollouts,
+    strip: () => strip,
+    move: moveInList,
+    listen() {
+      listenToFilters();
+      listenToList();
+      addEventListener("resize", () => state.view === "rollouts" && list?.draw());
+    },
+  };
+})();

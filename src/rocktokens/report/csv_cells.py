@@ -1,0 +1,37 @@
+"""Records as CSV that a spreadsheet reads as data only.
+
+1. Numbers stay numbers, what is missing is an empty cell, and the columns are those of all records, first seen first.
+2. A text that begins as a formula would (= + - @, tab, carriage return) gets a leading apostrophe
+   (https://owasp.org/www-community/attacks/CSV_Injection).
+3. Characters that cannot be printed are written as their code points: control and bidi characters, lone surrogates.
+"""
+
+import csv
+import io
+from typing import Any
+
+from rocktokens.report.look import Records, finite
+from rocktokens.report.text import printable
+
+FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
+LONGEST = 1_000
+"""Characters of a text; what is longer is cut, as spreadsheets do themselves further on."""
+
+
+def csv_text(records: Records) -> str:
+    """The records as one CSV with a header, lines ended as RFC 4180 has them."""
+    rows = finite(records)
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    buffer = io.StringIO()
+    writer = csv.writer(buffer)
+    writer.writerow(map(safe_cell, columns))
+    writer.writerows([safe_cell(row.get(name)) for name in columns] for row in rows)
+    return buffer.getvalue()
+
+
+def safe_cell(value: Any) -> Any:
+    """A cell that no spreadsheet evaluates."""
+    if not isinstance(value, str):
+        return value
+    shown = printable(value[:LONGEST]) + ("…" if len(value) > LONGEST else "")
+    return f"'{shown}" if value.startswith(FORMULA_STARTS) else shown

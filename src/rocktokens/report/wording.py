@@ -1,0 +1,87 @@
+"""Numbers and lists as the report writes them in its sentences and tables; a dash stands for what is not known."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rocktokens.report.text import printable, visible
+
+DASH = "—"
+MINUS = "−"
+
+
+def percent(share: float | None, digits: int = 1) -> str:
+    """A share as a percentage."""
+    return DASH if share is None else f"{_minus(f'{100 * share:.{digits}f}')} %"
+
+
+def signed_percent(change: float | None) -> str:
+    """A relative change as a percentage with its sign."""
+    return DASH if change is None else f"{_signed(100 * change, 1)} %"
+
+
+def points(change: float | None) -> str:
+    """A change of accuracy in points (hundredths) with its sign."""
+    return DASH if change is None else _signed(100 * change, 1)
+
+
+def hundredths(interval: Sequence[float] | None) -> str:
+    """An interval of shares in hundredths, empty where there is none."""
+    return "" if interval is None else f"[{_minus(f'{100 * interval[0]:.1f}')}, {_minus(f'{100 * interval[1]:.1f}')}]"
+
+
+def signed_hundredths(interval: Sequence[float] | None) -> str:
+    """An interval of changes in hundredths, with signs; empty where there is none."""
+    return "" if interval is None else f"[{_signed(100 * interval[0], 1)}, {_signed(100 * interval[1], 1)}]"
+
+
+def with_interval(value: str, interval: str) -> str:
+    """A number and its interval, the number alone where there is none."""
+    return f"{value} {interval}".rstrip()
+
+
+def decimal(value: float | None, digits: int) -> str:
+    """A number to so many digits."""
+    return DASH if value is None else _minus(f"{value:,.{digits}f}")
+
+
+def signed_decimal(value: float | None, digits: int) -> str:
+    """A number to so many digits with its sign."""
+    return DASH if value is None else _signed(value, digits)
+
+
+def significant(value: float | None) -> str:
+    """A number to three significant digits, never in powers of ten."""
+    if value is None:
+        return DASH
+    digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2 if abs(value) >= 1 else 3
+    return decimal(value, digits)
+
+
+def listed(items: Sequence[str], ending: str = "and") -> str:
+    """``a, b and c``."""
+    *first, last = items
+    return f"{', '.join(first)} {ending} {last}" if first else last
+
+
+def counted(count: int, what: str) -> str:
+    """``1 rock``, ``18 rocks``."""
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+
+
+def quoted(text: str) -> str:
+    """A token in a sentence, told apart from the words around it."""
+    return f"“{text}”"
+
+
+def ban_name(ban: dict[str, Any]) -> str:
+    """What a knock-out banned: a token with its spaces visible, a set by its name."""
+    return visible(ban["name"]) if len(ban["ids"]) == 1 else printable(ban["name"])
+
+
+def _signed(value: float, digits: int) -> str:
+    """The minus is as wide as the plus; a number that rounds to 0 has no sign."""
+    return _minus(f"{value:+,.{digits}f}") if round(value, digits) else f"{0:.{digits}f}"
+
+
+def _minus(text: str) -> str:
+    return text.replace("-", MINUS)

@@ -1,0 +1,58 @@
+"""The likeliest tokens of both models at every response token: what else could have been written.
+
+They are for people to look at: no score depends on them, and no statistic reads them.
+
+1. Logits are made again, ``tokens_per_chunk`` positions at a time, over the columns that both heads have.
+2. The likeliest come first; of equal ones the smaller ids.
+3. What the teacher finds likely does not depend on the student: it is found once for all students of a probe set.
+"""
+
+import torch
+
+from rocktokens.models.head import LMHead
+from rocktokens.scoring.formulas import likeliest
+
+Top = tuple[torch.Tensor, torch.Tensor]
+"""Ids, int32 (K, T), and log-probabilities, float32 (K, T)."""
+
+
+class TopTokens:
+    """Finds the likeliest tokens of the groups of one ``TeacherPass``, student after student.
+
+    Args:
+        k: How many; all where the vocabulary has fewer.
+        temperature: Of both softmaxes.
+        tokens_per_chunk: Positions whose logits are in memory at once.
+    """
+
+    def __init__(self, k: int, temperature: float = 1.0, tokens_per_chunk: int = 1024) -> None:
+        self._settings = (k, temperature, tokens_per_chunk)
+        self._teacher: dict[tuple[int, int], Top] = {}
+
+    def of_group(
+        self, number: int, h_s_TD: torch.Tensor, student: LMHead, h_t_TE: torch.Tensor, teacher: LMHead
+    ) -> dict[str, Top]:
+        """By column of the trace, the likeliest tokens of a group; ``number`` is its place in the pass."""
+        width = min(student.width, teacher.width)
+        if (number, width) not in self._teacher:
+            self._teacher[number, width] = top_tokens(h_t_TE, teacher.cut(width), *self._settings)
+        return {
+            "student_top": top_tokens(h_s_TD, student.cut(width), *self._settings),
+            "teacher_top": self._teacher[number, width],
+        }
+
+
+@torch.inference_mode()
+def top_tokens(h_TD: torch.Tensor, head: LMHead, k: int, temperature: float, tokens_per_chunk: int) -> Top:
+    """The ``k`` likeliest tokens at every position, of one model."""
+    head = head.cast_for(h_TD)
+    tops = [_top(head.logits(h_nD) / temperature, k) for h_nD in h_TD.split(tokens_per_chunk)]
+    ids_TK, logp_TK = (torch.cat(parts) for parts in zip(*tops, strict=True))
+    return ids_TK.T.contiguous(), logp_TK.T.contiguous()
+
+
+def _top(z_nV: torch.Tensor, k: int) -> Top:
+    ids_nK = likeliest(z_nV, k).sort(dim=-1).values
+    z_nK, order_nK = z_nV.gather(-1, ids_nK).sort(dim=-1, descending=True, stable=True)
+    logp_nK = z_nK - z_nV.logsumexp(dim=-1, keepdim=True)
+    return ids_nK.gather(-1, order_nK).to(torch.int32), logp_nK.to(torch.float32)

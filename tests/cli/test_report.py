@@ -1,0 +1,67 @@
+"""``rocktokens report`` on a real run: the page, the figures, one JSON object, and refusals of one sentence."""
+
+import json
+from pathlib import Path
+
+import pytest
+from command_line import FinishedRun, refuse, rocktokens, snapshot, succeed
+
+from rocktokens.run_dir import RunDir
+from rocktokens.types import RockSet
+
+
+def test_help_shows_an_example():
+    shown = " ".join(succeed("report", "--help").stdout.split())
+    assert "Example: rocktokens report" in shown and "--json" in shown and "--figures" in shown
+
+
+def test_a_run_becomes_one_page_and_is_left_as_it_was(finished: FinishedRun, tmp_path: Path):
+    before = snapshot(finished.path)
+    page, figures = tmp_path / "deep/report.html", tmp_path / "figures"
+    record = succeed("report", finished.path, "-o", page, "--figures", figures, "--json").record
+    assert snapshot(finished.path) == before
+    assert record["report"] == str(page) and record["bytes"] == page.stat().st_size
+    assert set(record["figures"]) == {str(own) for own in figures.iterdir()} and (figures / "funnel.pdf").exists()
+    (run,) = record["runs"]
+    rocks = RockSet.load(finished.path / "rocks.json")
+    assert run["answers"][0]["sentence"].startswith(f"{len(rocks.tokens)} of the {rocks.summary['n_types']} ")
+    assert [bool(answer["sources"]) for answer in run["answers"]] == [True, True, True, False, False]
+    assert run["answers"][3]["sentence"] == "Not known yet: this part was not run (rocktokens knockout)."
+
+
+def test_the_answer_is_printed_too_and_the_page_is_the_same_again(finished: FinishedRun, tmp_path: Path):
+    first, second = tmp_path / "first.html", tmp_path / "second.html"
+    shown = succeed("report", finished.path, "-o", first).stdout
+    assert "Which tokens?" in shown and shown.endswith(f"report: {first}\n")
+    succeed("report", finished.path, "-o", second, "--json")
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_several_runs_are_answered_in_turn(finished: FinishedRun, tmp_path: Path):
+    record = succeed("report", finished.path, finished.path, "-o", tmp_path / "two.html", "--json").record
+    assert [own["name"] for own in record["runs"]] == ["run", "run"]
+
+
+def test_bad_input_is_one_sentence(finished: FinishedRun, tmp_path: Path):
+    page = tmp_path / "report.html"
+    refuse("report", tmp_path / "nowhere", "-o", page, naming=("nowhere is not a run directory", "manifest.json"))
+    RunDir(tmp_path / "empty").commit_text("config.toml", "")
+    refuse("report", tmp_path / "empty", "-o", page, naming=("nothing to show", "rocktokens trace"))
+    refuse("report", finished.path, "-o", tmp_path, naming=(f"--out {tmp_path} cannot be written", "is a directory"))
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    refuse(
+        *("report", finished.path, "-o", page, "--figures", tmp_path / "file"),
+        naming=("--figures", "cannot be written", "give another place"),
+    )
+    (tmp_path / "empty/rocks.json").write_text(json.dumps({"schema_version": 99}), encoding="utf-8")
+    refuse("report", tmp_path / "empty", "-o", page, naming=("rocks.json", "schema_version 99"))
+
+
+def test_a_run_must_be_named():
+    assert rocktokens("report").code == 2
+
+
+@pytest.mark.parametrize("name", ["knockout.json", "gradients.json", "study.json"])
+def test_a_record_that_lacks_a_field_is_refused(tmp_path: Path, name: str):
+    RunDir(tmp_path / "run").commit_text(name, '{"schema_version": 1, "alpha": 0.05}')
+    refuse("report", tmp_path / "run", "-o", tmp_path / "x.html", naming=("lacks the field", "run the command"))

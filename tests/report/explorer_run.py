@@ -1,0 +1,111 @@
+"""A run of hostile texts with all that the explorer shows, made without a model."""
+
+import hashlib
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+from hostile_texts import HOSTILE, SURROGATES
+from tokenizers import Tokenizer, decoders, models
+
+from rocktokens.interventions.journal import Decoded, RunJournal
+from rocktokens.rollouts.store import write_rollouts
+from rocktokens.run_dir import RunDir
+from rocktokens.traces.schema import trace_table
+from rocktokens.traces.writer import TraceWriter
+from rocktokens.types import RockSet, RockToken, Rollout, TokenScores
+
+WORDS = ("a", "###", " Step", " 1", "\n", "So", ",", " the", " answer")
+VOCABULARY = tuple(dict.fromkeys((*WORDS, *HOSTILE)))
+ROCK_IDS = (1, 4, *(VOCABULARY.index(text) for text in HOSTILE[:4]))
+N_ROLLOUTS, LENGTH, TOP_K = 90, 24, 4
+CHECKPOINTS = (0, 10)
+LOG = {"kl": 1.0, "loss": 1.0, "grad_norm": 2.0}
+
+
+def make_run(path: Path) -> Path:
+    """Write the run: traces with top-k, rollouts, rocks, a knock-out with its answers, and a log."""
+    run = RunDir(path)
+    rollouts = [_rollout(number) for number in range(N_ROLLOUTS)]
+    for step in CHECKPOINTS:
+        with TraceWriter(run, checkpoint=step) as writer:
+            writer.append(trace_table(rollouts, _scores(step), tops=_tops(rollouts)))
+    run.commit("tokenizer/tokenizer.json", lambda file: _tokenizer().save(str(file)))
+    with run.lock():
+        write_rollouts(run, "rollouts/probe/checkpoint=10.parquet", rollouts)
+        run.commit_text("rocks.json", json.dumps({"schema_version": 1, **asdict(_rocks())}))
+        _write_knockout(run, rollouts)
+    run.logs.write_text("".join(log_line(step) for step in range(3)), encoding="utf-8")
+    return path
+
+
+def log_line(step: int) -> str:
+    """One finished step of training."""
+    return json.dumps({"step": step, **LOG, "kl": 1 / (step + 1)}) + "\n"
+
+
+def _tokenizer() -> Tokenizer:
+    tokenizer = Tokenizer(models.WordLevel({text: place for place, text in enumerate(VOCABULARY)}, unk_token="a"))
+    tokenizer.decoder = decoders.Fuse()
+    return tokenizer
+
+
+def _rollout(number: int) -> Rollout:
+    """Words, and hostile texts in turn: all rollouts together hold every one of them."""
+    first = number * LENGTH // 2
+    hostile = [len(WORDS) + (first + step) % (len(VOCABULARY) - len(WORDS)) for step in range(LENGTH // 2)]
+    words = [(number + step) % len(WORDS) for step in range(LENGTH // 2)]
+    ids = np.array([token for pair in zip(words, hostile, strict=True) for token in pair], np.int32)
+    prompt = np.array([5, 6, hostile[0]], np.int32)
+    return Rollout(number, f"prompt-{number}", 0, prompt, ids, np.full(LENGTH, -1, np.float32), 0, True)
+
+
+def _scores(step: int) -> TokenScores:
+    generator = np.random.default_rng(step)
+    columns = generator.gamma(1.0, 0.5, (6, N_ROLLOUTS * LENGTH)).astype(np.float32)
+    return TokenScores(columns[0], -columns[1], -columns[2], columns[3], columns[4], columns[5])
+
+
+def _tops(rollouts: list[Rollout]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    own_T = np.concatenate([rollout.token_ids for rollout in rollouts])
+    ids_TK = (own_T[:, None] + np.arange(TOP_K, dtype=np.int32)) % len(VOCABULARY)
+    logp_TK = np.tile(np.log(0.5 ** np.arange(1, TOP_K + 1)).astype(np.float32), (len(own_T), 1))
+    return {"student_top": (ids_TK, logp_TK), "teacher_top": (ids_TK, logp_TK)}
+
+
+def _rocks() -> RockSet:
+    texts = [VOCABULARY[token_id] for token_id in ROCK_IDS[: -len(SURROGATES)]] + list(SURROGATES)
+    tokens = [
+        RockToken(
+            token_id, text, rank, 9, 1.5, 13.5, 0.5, 6.75, "other", (9.0, 20.0), 0.9, "neutral", 0.0, (-0.01, 0.01)
+        )
+        for rank, (token_id, text) in enumerate(zip(ROCK_IDS, texts, strict=True), start=1)
+    ]
+    shares = dict.fromkeys(("token_share", "vocab_share", "kl_share", "grad_share"), 0.25)
+    return RockSet("", {"reference": CHECKPOINTS[-1]}, {}, {**shares, "k": len(tokens)}, tokens)
+
+
+def _write_knockout(run: RunDir, rollouts: list[Rollout]) -> None:
+    conditions = {"made": "by hand"}
+    journal = RunJournal(run, hashlib.sha256(json.dumps(conditions, sort_keys=True).encode()).hexdigest())
+    journal.keep_free(rollouts)
+    for banned in ROCK_IDS:
+        for place, rollout in enumerate(rollouts):
+            if found := np.flatnonzero(rollout.token_ids == banned).tolist():
+                journal.add(((banned,), place), Decoded(found[0], np.array([5, 6, 7], np.int32), True))
+    journal.flush()
+    records = [_knockout(token_id, "tested") for token_id in ROCK_IDS] + [_knockout(6, "matched")]
+    record = {"schema_version": 1, "settings": {"conditions": conditions}, "knockouts": records}
+    run.commit_text("knockout.json", json.dumps(record))
+
+
+def _knockout(token_id: int, role: str) -> dict[str, object]:
+    return {
+        "ban": {"ids": [token_id], "name": VOCABULARY[token_id], "role": role, "category": "other"},
+        "changes": {"n_rollouts": 9, "lost": [], "gained": []},
+        "verdict": "neutral",
+        "delta": -0.01,
+        "interval": [-0.02, 0.01],
+        "q": 1.0,
+    }

@@ -1,0 +1,225 @@
+"""The report as a file: self-contained, escaped, complete, and the same for the same runs."""
+
+import base64
+import hashlib
+import json
+import re
+import shutil
+from collections import Counter
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from explorer_run import make_run
+from report_run import TEXTS, make_report_run
+
+from rocktokens.errors import RocktokensError
+from rocktokens.report.page import RESULT_FILES, STRIPS, file_name, report_html, unbroken, with_room, write_figures
+from rocktokens.report.runs import RunView
+from rocktokens.report.text import visible
+from rocktokens.run_dir import RunDir
+
+FIGURES = {
+    *("shares", "funnel", "categories", "cutoff", "sensitivity", "loss", "gradient_norm", "gradient_alignment"),
+    *("gradient_kl", "gradient_blocks", "knockout", "study_curves", "study_comparisons"),
+}
+TABLES = {"rocks", "accuracy", "claims", "verdicts", "arms", "comparisons"}
+FETCHING = ("src", "href", "srcset", "action", "data", "poster", "background", "formaction", "ping")
+
+
+VOID = {"meta", "img", "input", "br"}
+
+
+class Page(HTMLParser):
+    """What a browser would make of a page: its elements, and the text directly inside each."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str]]] = []
+        self._texts: list[str] = []
+        self._open: list[int] = []
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, {name: value or "" for name, value in attrs}))
+        self._texts.append("")
+        if tag not in VOID:
+            self._open.append(len(self.elements) - 1)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.elements[self._open.pop()][0] == tag
+
+    def handle_data(self, data: str) -> None:
+        if self._open:
+            self._texts[self._open[-1]] += data
+
+    def of(self, tag: str) -> list[dict[str, str]]:
+        return [own for name, own in self.elements if name == tag]
+
+    def text_in(self, tag: str, **wanted: str) -> list[str]:
+        texts = zip(self.elements, self._texts, strict=True)
+        return [text for (name, own), text in texts if name == tag and wanted.items() <= own.items()]
+
+    @property
+    def policy(self) -> dict[str, str]:
+        content = next(own["content"] for own in self.of("meta") if own.get("http-equiv") == "Content-Security-Policy")
+        return {name: value for name, _, value in (part.partition(" ") for part in content.split("; "))}
+
+    @property
+    def data(self) -> dict[str, Any]:
+        return json.loads("".join(self.text_in("script", type="application/json")))
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_report_run(tmp_path_factory.mktemp("runs") / "hostile & <run>")
+
+
+@pytest.fixture(scope="module")
+def html(path: Path) -> str:
+    return report_html([RunView.open(path)])
+
+
+@pytest.fixture(scope="module")
+def page(html: str) -> Page:
+    return Page(html)
+
+
+def test_the_same_run_gives_the_same_bytes(path: Path, html: str):
+    assert report_html([RunView.open(path)]) == html
+    html.encode()
+
+
+def test_the_policy_allows_the_scripts_and_styles_of_the_page_and_nothing_else(page: Page):
+    policy = page.policy
+    assert (policy["default-src"], policy["img-src"]) == ("'none'", "data:")
+    scripts = [text for text in page.text_in("script") if not text.startswith("{")]
+    for kind, texts in (("script-src", scripts), ("style-src", page.text_in("style"))):
+        hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in texts]
+        assert policy[kind].split() == [f"'sha256-{own}'" for own in hashes]
+    assert len(scripts) == 2 and "frame-ancestors" not in policy
+
+
+def test_nothing_is_asked_of_anybody(page: Page):
+    targets = [own[name] for _, own in page.elements for name in FETCHING if name in own]
+    assert targets and all(target.startswith(("data:image/svg+xml;base64,", "#")) for target in targets)
+
+
+def test_no_element_has_a_style_or_a_handler_of_its_own(page: Page):
+    names = {name for _, own in page.elements for name in own}
+    assert not [name for name in names if name == "style" or name.startswith("on")]
+    assert {tag for tag, _ in page.elements}.isdisjoint({"iframe", "object", "embed", "base", "form", "link", "svg"})
+
+
+def test_ids_are_unique_and_links_lead_to_them(page: Page):
+    ids = Counter(own["id"] for _, own in page.elements if "id" in own)
+    assert [own for own, count in ids.items() if count > 1] == []
+    assert {own["href"].removeprefix("#") for own in page.of("a")} <= ids.keys()
+    labels = {own["aria-labelledby"] for _, own in page.elements if "aria-labelledby" in own}
+    assert labels <= ids.keys()
+
+
+def test_all_figures_and_tables_are_there_with_their_files(page: Page):
+    files = page.data["files"]
+    images = {own["id"]: own for own in page.of("img")}
+    assert images.keys() == {f"run-1-figure-{name}" for name in FIGURES}
+    assert files.keys() == images.keys() | {f"run-1-table-{name}" for name in TABLES}
+    for own in images.values():
+        assert own["alt"] and int(own["width"]) > 0 and int(own["height"]) > 0
+        assert base64.b64decode(files[own["id"]]["pdf"]).startswith(b"%PDF-")
+    assert all(file["csv"].endswith("\r\n") and re.fullmatch(r"[\w.-]+", file["stem"]) for file in files.values())
+    assert {own["data-file"] for own in page.of("p") if "data-file" in own} == files.keys()
+
+
+def test_every_hostile_text_is_shown_as_text(page: Page):
+    chips = page.text_in("span", **{"class": "chip"})
+    assert chips == [visible(text) for text in TEXTS]
+
+
+def test_no_data_can_end_its_script(html: str):
+    blocks = re.findall(r'<script type="application/json" id="data">(.*?)</script>', html, re.DOTALL)
+    assert len(blocks) == 1 and "<" not in blocks[0]
+
+
+def test_the_page_holds_rollouts_and_reads_without_a_script(page: Page):
+    (strips,) = page.data["strips"]
+    assert len(strips) == STRIPS and all(strip["tokens"] for strip in strips)
+    shown = page.text_in("pre")
+    assert all(strip["response_text"] in shown for strip in strips)
+
+
+def test_facts_name_seeds_versions_and_hashes(page: Page, path: Path):
+    shown = set(page.text_in("dd"))
+    files = RunDir(path).manifest()["files"]
+    assert {files[name]["sha256"] for name in RESULT_FILES} <= shown
+    assert {"ab" * 32, "context", "step 10"} <= shown
+
+
+def test_a_run_that_was_only_traced_says_what_to_run(tmp_path: Path):
+    traced = make_run(tmp_path / "traced")
+    for name in ("rocks.json", "knockout.json"):
+        (traced / name).unlink()
+    page = Page(report_html([RunView.open(traced)]))
+    assert not page.of("img") and not page.data["files"] and len(page.data["strips"][0]) == STRIPS
+    commands = page.text_in("code")
+    assert commands == [f"rocktokens {verb}" for verb in ("find", "gradients", "knockout", "study")]
+
+
+def test_a_study_alone_has_a_page(tmp_path: Path, path: Path):
+    study = tmp_path / "study"
+    RunDir(study).commit_text("study.json", (path / "study/study.json").read_text(encoding="utf-8"))
+    page = Page(report_html([RunView.open(study)]))
+    assert {own["id"] for own in page.of("img")} == {"run-1-figure-study_curves", "run-1-figure-study_comparisons"}
+
+
+def test_several_runs_are_compared_and_shown_one_by_one(tmp_path: Path, path: Path):
+    rocks = json.loads((path / "rocks.json").read_text(encoding="utf-8"))
+    for name, count in (("all", 8), ("half", 4)):
+        RunDir(tmp_path / name).commit_text("rocks.json", json.dumps({**rocks, "tokens": rocks["tokens"][:count]}))
+    page = Page(report_html([RunView.open(tmp_path / name) for name in ("all", "half")]))
+    rows = [line.split(",") for line in page.data["files"]["table-runs"]["csv"].splitlines()]
+    assert [row[:3] for row in rows] == [["run", "rocks", "jaccard"], ["all", "8", "1.0"], ["half", "4", "0.5"]]
+    assert [own["id"] for own in page.of("article")] == ["run-1", "run-2"]
+    assert [own["id"] for own in page.of("img")] == ["run-1-figure-shares", "run-2-figure-shares"]
+
+
+def test_nothing_to_show_is_refused(tmp_path: Path):
+    RunDir(tmp_path / "empty").commit_text("config.toml", "")
+    with pytest.raises(RocktokensError, match=r"empty has nothing to show yet .*: run `rocktokens trace`"):
+        report_html([RunView.open(tmp_path / "empty")])
+
+
+def test_a_record_without_a_field_is_refused_by_its_name(tmp_path: Path, path: Path):
+    broken = tmp_path / "broken"
+    shutil.copytree(path, broken)
+    record = json.loads((broken / "knockout.json").read_text(encoding="utf-8"))
+    del record["baseline"]
+    (broken / "knockout.json").write_text(json.dumps(record), encoding="utf-8")
+    with pytest.raises(RocktokensError, match=r"broken lacks the field 'baseline', which the report needs"):
+        report_html([RunView.open(broken)])
+
+
+def test_figures_are_written_as_pdf_with_their_data(tmp_path: Path, path: Path):
+    run = RunView.open(path)
+    written = write_figures([run], tmp_path / "one")
+    assert {own.name for own in written} == {f"{name}.{ending}" for name in FIGURES for ending in ("pdf", "csv")}
+    assert all(own.read_bytes().startswith(b"%PDF-") for own in written if own.suffix == ".pdf")
+    assert (tmp_path / "one/shares.csv").read_text(encoding="utf-8").startswith("of,share,low,high")
+    folders = {own.parent.name for own in write_figures([run, run], tmp_path / "two")}
+    assert folders == {"1-hostile-run", "2-hostile-run"}
+
+
+def test_names_become_file_names_and_numbers_stay_together():
+    assert [file_name(name) for name in ("demo", "../../x y", "<&>", ".")] == ["demo", "x-y", "run", "run"]
+    assert unbroken("a 1.5 % [−1.0, +2.0] of b, 3") == "a 1.5\xa0%\xa0[−1.0,\xa0+2.0] of b, 3"
+
+
+def test_room_is_added_at_both_sides_and_nothing_else_changes():
+    svg = '<svg class="x" width="100" height="50" viewBox="0 0 100 50"><text width="1" height="2"/></svg>'
+    wider, width, height = with_room(svg)
+    assert (width, height) == (140, 50)
+    assert wider == '<svg class="x" width="140" height="50" viewBox="-20 0 140 50"><text width="1" height="2"/></svg>'
+    with pytest.raises(ValueError, match="size"):
+        with_room("<svg/>")

@@ -1,0 +1,363 @@
+"""Every route of the explorer, enumerated from the application: who is answered, what is refused, and in what words."""
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from explorer_run import CHECKPOINTS, LENGTH, N_ROLLOUTS, ROCK_IDS, VOCABULARY, make_run
+from hostile_texts import HOSTILE
+from starlette.applications import Starlette
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.testclient import TestClient
+
+from rocktokens.report.runs import RunView
+from rocktokens.report.security import HEADERS, Guard, new_token
+from rocktokens.report.server import make_app
+
+TOKEN = "secret-token"
+ORIGIN = "http://127.0.0.1"
+QUERIES = {"/api/compare": "run_a=0&run_b=0&checkpoint_a=0&checkpoint_b=10&rollout=1"}
+"""What a route needs besides its path."""
+VALUES = {"run": "0", "rollout": "1", "position": "2", "token_id": str(ROCK_IDS[0])}
+TRAVERSALS = (
+    "%2e%2e",
+    "..%2f..%2f..%2fetc%2fpasswd",
+    "%2fetc%2fpasswd",
+    "..%5c..%5cwindows",
+    "%00",
+    "0%00",
+    "-1",
+    "1e3",
+    "0x1",
+    "1.5",
+    "%D9%A3",
+    "9" * 30,
+    "9" * 6000,
+    "0;drop table x",
+    "0%20or%201=1",
+    "'",
+    "%3Cscript%3E",
+)
+
+
+@pytest.fixture(scope="module")
+def app(tmp_path_factory: pytest.TempPathFactory) -> Starlette:
+    return make_app([RunView.open(make_run(tmp_path_factory.mktemp("runs") / "hostile"))], TOKEN)
+
+
+@pytest.fixture(scope="module")
+def client(app: Starlette) -> TestClient:
+    return TestClient(app, base_url=ORIGIN, raise_server_exceptions=True)
+
+
+def paths(routes: list[BaseRoute], above: str = "") -> Iterator[str]:
+    for route in routes:
+        if isinstance(route, Mount):
+            yield from paths(route.routes, above + route.path)
+        else:
+            assert isinstance(route, Route), f"{route} is no route whose manners are known"
+            yield above + route.path
+
+
+TEMPLATES = [path.removeprefix(f"/{TOKEN}") for path in paths(make_app([], TOKEN).routes)]
+each_route = pytest.mark.parametrize("template", TEMPLATES)
+
+
+def address(template: str, token: str = TOKEN) -> str:
+    path = f"/{token}{template.format(**VALUES)}"
+    return f"{path}?{QUERIES[template]}" if template in QUERIES else path
+
+
+def require_sentence(response, status: int) -> str:
+    """The one sentence of a refusal."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    record = response.json()
+    assert list(record) == ["error"] and "Traceback" not in record["error"] and "\n" not in record["error"]
+    return record["error"]
+
+
+# Every route
+
+
+def test_the_routes_are_these():
+    assert sorted(TEMPLATES) == sorted(
+        [
+            "/",
+            "/api/runs",
+            "/api/compare",
+            "/api/runs/{run}/rollouts",
+            "/api/runs/{run}/rollouts/{rollout}",
+            "/api/runs/{run}/rollouts/{rollout}/positions/{position}",
+            "/api/runs/{run}/types/{token_id}",
+            "/api/runs/{run}/knockouts",
+            "/api/runs/{run}/knockouts/{token_id}",
+            "/api/runs/{run}/live",
+        ]
+    )
+
+
+@each_route
+def test_an_answer_carries_the_headers(client: TestClient, template: str):
+    response = client.get(address(template))
+    assert response.status_code == 200, response.text
+    plain = {name: value for name, value in HEADERS.items() if name != "content-security-policy"}
+    assert {name: response.headers[name] for name in plain} == plain
+    policy = response.headers["content-security-policy"]
+    assert "default-src 'none'" in policy and "frame-ancestors 'none'" in policy
+    assert "unsafe" not in policy and "*" not in policy and "http" not in policy
+
+
+@each_route
+def test_head_is_get_without_a_body(client: TestClient, template: str):
+    response = client.head(address(template))
+    assert (response.status_code, response.content) == (200, b"")
+
+
+@each_route
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example",
+        "127.0.0.1.evil.example",
+        "evil.example:8000",
+        "localhost@evil.example",
+        "localhost:80@evil.example",
+        "evil.example#localhost",
+        "[::1",
+        "127.0.0.2",
+        "0.0.0.0",
+        "",
+    ],
+)
+def test_another_host_is_refused(client: TestClient, template: str, host: str):
+    require_sentence(client.get(address(template), headers={"host": host}), 403)
+
+
+@each_route
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.1:8000", "localhost:1", "LOCALHOST", "[::1]:8000"])
+def test_this_machine_is_answered(client: TestClient, template: str, host: str):
+    assert client.get(address(template), headers={"host": host}).status_code == 200
+
+
+@each_route
+@pytest.mark.parametrize(
+    "origin", ["http://evil.example", "null", "https://127.0.0.1", "http://127.0.0.1:81", "http://localhost", "file://"]
+)
+def test_another_origin_is_refused(client: TestClient, template: str, origin: str):
+    response = client.get(address(template), headers={"origin": origin})
+    require_sentence(response, 403)
+    assert "access-control-allow-origin" not in response.headers
+
+
+@each_route
+def test_its_own_origin_is_answered(client: TestClient, template: str):
+    assert client.get(address(template), headers={"origin": ORIGIN}).status_code == 200
+
+
+@each_route
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "PROPFIND"])
+def test_only_reading(client: TestClient, template: str, method: str):
+    response = client.request(method, address(template))
+    require_sentence(response, 405)
+    assert response.headers["allow"] == "GET, HEAD"
+
+
+@each_route
+@pytest.mark.parametrize("token", ["", "wrong", TOKEN[:-1], TOKEN + "x", TOKEN.upper(), f"x/{TOKEN}", "%00", "é"])
+def test_without_the_token_there_is_nothing(client: TestClient, template: str, token: str):
+    response = client.get(address(template, token))
+    assert TOKEN not in require_sentence(response, 404)
+    assert response.headers["content-security-policy"] == HEADERS["content-security-policy"]
+
+
+@each_route
+@pytest.mark.parametrize("value", TRAVERSALS)
+def test_a_path_of_the_client_leads_nowhere(client: TestClient, template: str, value: str):
+    for name in re.findall(r"{(\w+)}", template) or ["trailing"]:
+        path = f"/{TOKEN}{template.format(**{**VALUES, name: value})}"
+        path = f"{path}/{value}" if name == "trailing" else path
+        response = client.get(path)
+        assert response.status_code in (400, 404), (path, response.text)
+        assert "root:" not in require_sentence(response, response.status_code)
+
+
+@each_route
+def test_what_is_not_a_parameter_is_refused(client: TestClient, template: str):
+    if template == "/":
+        return  # the page is the same whatever is asked of it
+    joined = address(template) + ("&" if "?" in address(template) else "?")
+    for said in ("path=../../etc/passwd", "sql=select", "__proto__=1", f"{'x' * 9000}=1"):
+        assert "not a parameter" in require_sentence(client.get(joined + said), 400)
+
+
+# What a client may say
+
+
+@pytest.mark.parametrize(
+    ("said", "naming"),
+    [
+        ("checkpoint=last", "checkpoint = 'last'"),
+        ("checkpoint=-1", "checkpoint = '-1'"),
+        ("checkpoint=99999999999", "checkpoint"),
+        ("page=-1", "page"),
+        ("rock=perhaps", "rock = 'perhaps'"),
+        ("token_id=4294967296", "token_id"),
+        ("category=nonsense", "category = 'nonsense'"),
+        ("category=other'--", "category"),
+        ("kl_low=nan", "kl_low"),
+        ("kl_low=inf", "kl_low"),
+        ("kl_high=-1", "kl_high"),
+        ("sort=kl;drop", "sort"),
+        ("sort=--mean_kl", "sort"),
+        (f"text={'x' * 201}", "text"),
+        ("correct=", "correct"),
+    ],
+)
+def test_a_wrong_value_is_named(client: TestClient, said: str, naming: str):
+    sentence = require_sentence(client.get(f"/{TOKEN}/api/runs/0/rollouts?{said}"), 400)
+    assert sentence.startswith(naming) and len(sentence) < 300
+
+
+def test_a_value_given_twice(client: TestClient):
+    response = client.get(f"/{TOKEN}/api/runs/0/rollouts?page=0&page=1")
+    assert "page was given 2 times" in require_sentence(response, 404)
+
+
+@pytest.mark.parametrize(
+    ("path", "naming"),
+    [
+        ("runs/7/live", "run 7"),
+        ("runs/0/rollouts/999", "rollout 999"),
+        ("runs/0/rollouts/1?checkpoint=3", "checkpoint 3"),
+        ("runs/0/knockouts/8", "token 8"),
+        ("runs/0/rollouts?kl_low=2&kl_high=1", "kl_low = 2"),
+    ],
+)
+def test_what_is_not_there_is_named(client: TestClient, path: str, naming: str):
+    assert naming in require_sentence(client.get(f"/{TOKEN}/api/{path}"), 404)
+
+
+def test_a_failure_is_one_sentence_too(tmp_path: Path):
+    run = make_run(tmp_path / "run")
+    record = json.loads((run / "knockout.json").read_text())
+    (run / "knockout.json").write_text(json.dumps({**record, "knockouts": [{}]}))
+    client = TestClient(make_app([RunView.open(run)], TOKEN), base_url=ORIGIN)
+    response = client.get(f"/{TOKEN}/api/runs/0/knockouts")
+    assert "failed to answer" in require_sentence(response, 500)
+    assert response.headers["x-content-type-options"] == "nosniff"
+
+
+# Answers
+
+
+def test_answers_are_the_views(client: TestClient):
+    def ask(path: str):
+        return client.get(f"/{TOKEN}/api/{path}").json()
+
+    [run] = ask("runs")
+    assert (run["checkpoints"], run["reference"]) == (list(CHECKPOINTS), CHECKPOINTS[-1])
+    assert [rock["id"] for rock in run["rocks"]] == list(ROCK_IDS)
+    assert ask("runs/0/rollouts")["total"] == N_ROLLOUTS
+    assert ask("runs/0/rollouts?sort=-mean_kl&rock=true&text=step")["total"] > 0
+    strip = ask("runs/0/rollouts/3?checkpoint=0")
+    assert (strip["checkpoint"], len(strip["tokens"])) == (0, LENGTH)
+    assert [step for step, _ in ask("runs/0/rollouts/3/positions/0")] == list(CHECKPOINTS)
+    assert [one["checkpoint"] for one in ask(QUERIES["/api/compare"].join(["compare?", ""]))] == list(CHECKPOINTS)
+    assert ask("runs/0/live")["step"] == 2
+    assert ask(f"runs/0/knockouts/{ROCK_IDS[0]}")["pairs"]
+
+
+@each_route
+def test_no_answer_holds_markup(client: TestClient, template: str):
+    if template == "/":
+        return
+    assert "<" not in client.get(address(template)).text
+
+
+def test_the_corpus_is_large_and_all_of_it_is_shown(client: TestClient):
+    strips = (client.get(f"/{TOKEN}/api/runs/0/rollouts/{number}").json() for number in range(N_ROLLOUTS))
+    shown = {token["token_id"] for strip in strips for token in strip["tokens"]}
+    assert shown == set(range(len(VOCABULARY))) and len(HOSTILE) >= 300
+
+
+# The page
+
+
+def test_the_policy_allows_just_what_the_page_is_made_of(client: TestClient):
+    response = client.get(f"/{TOKEN}/")
+    policy = dict(part.split(" ", 1) for part in response.headers["content-security-policy"].split("; "))
+    for directive, tag in (("script-src", "script"), ("style-src", "style")):
+        inline = re.findall(rf"<{tag}>(.*?)</{tag}>", response.text, re.DOTALL)
+        digests = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in inline)
+        assert policy[directive].split() == [f"'sha256-{digest}'" for digest in digests]
+    assert policy["connect-src"] == "'self'" and policy["trusted-types"] == "'none'"
+    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", response.text), "the page names another site"
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function", response.text)
+    assert not re.search(r"<[^>]+\s(style|on\w+)=", re.sub(r"<script>.*?</script>", "", response.text, flags=re.DOTALL))
+
+
+def luminance(colour: str) -> float:
+    digits = colour.lstrip("#")
+    pairs = [digits[at : at + 2] for at in (0, 2, 4)] if len(digits) == 6 else [digit * 2 for digit in digits]
+    shares = [int(pair, 16) / 255 for pair in pairs]
+    red, green, blue = (s / 12.92 if s <= 0.04045 else ((s + 0.055) / 1.055) ** 2.4 for s in shares)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast(one: str, other: str) -> float:
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("theme", [0, 1, 2], ids=["light", "dark by wish", "dark"])
+def test_levels_are_readable_and_in_order(client: TestClient, theme: int):
+    style = re.findall(r"<style>(.*?)</style>", client.get(f"/{TOKEN}/").text, re.DOTALL)[0]
+    themes = [
+        dict(re.findall(r"--([\w-]+): (#\w+);", block)) for block in re.findall(r"{([^{}]*--paper[^{}]*)}", style)
+    ]
+    colours = themes[theme]
+    levels = [luminance(colours[f"level-{level}"]) for level in range(10)]
+    assert levels == sorted(levels, reverse=theme == 0)
+    assert all(contrast(colours[f"level-{level}"], colours[f"on-{level}"]) >= 4.5 for level in range(10))
+    texts = ("ink", "faint", "accent", "good", "bad")
+    assert {(a, b) for a in texts for b in ("paper", "well") if contrast(colours[a], colours[b]) < 4.5} == set()
+    assert themes[1] == themes[2]
+
+
+# The guard
+
+
+def test_tokens_are_secrets():
+    tokens = {new_token() for _ in range(100)}
+    assert len(tokens) == 100 and all(re.fullmatch(r"[\w-]{43}", token) for token in tokens)
+
+
+def test_two_host_headers_are_refused(client: TestClient):
+    response = client.get(f"/{TOKEN}/", headers=[("host", "127.0.0.1"), ("host", "evil.example")])
+    require_sentence(response, 403)
+
+
+def test_a_websocket_is_not_served(app: Starlette):
+    with (
+        pytest.raises(RuntimeError, match="websocket"),
+        TestClient(app, base_url=ORIGIN).websocket_connect(f"/{TOKEN}/"),
+    ):
+        pass
+
+
+def test_other_hosts_are_answered_where_they_were_named():
+    client = TestClient(make_app([], TOKEN, hosts={"box.example"}), base_url="http://box.example:9")
+    assert client.get(f"/{TOKEN}/api/runs").json() == []
+    require_sentence(client.get(f"/{TOKEN}/api/runs", headers={"host": "127.0.0.1"}), 403)
+
+
+def test_the_guard_stands_before_the_application():
+    async def never(scope, receive, send):
+        raise AssertionError("a refused request reached the application")
+
+    require_sentence(TestClient(Guard(never, TOKEN), base_url=ORIGIN).get("/other/"), 404)

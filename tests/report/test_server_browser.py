@@ -1,0 +1,414 @@
+"""The explorer in a real browser, over a run of hostile texts: what a user does, and what must never happen."""
+
+import re
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import uvicorn
+from axe_playwright_python.sync_playwright import Axe
+from explorer_run import LENGTH, N_ROLLOUTS, ROCK_IDS, TOP_K, VOCABULARY, log_line, make_run
+from playwright.sync_api import Browser, ConsoleMessage, Error, Page, Request, Route, expect, sync_playwright
+
+from rocktokens.report.runs import RunView
+from rocktokens.report.security import new_token
+from rocktokens.report.server import make_app
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium to test the pages with")
+VIEWS = ("rollouts", "rocks", "compare", "knockout", "live")
+
+
+class Server(uvicorn.Server):
+    """The explorer of two runs in a thread of its own, on a free port."""
+
+    def __init__(self, run: Path) -> None:
+        self.run_path, token = run, new_token()
+        app = make_app([RunView.open(run), RunView.open(run)], token)
+        super().__init__(uvicorn.Config(app, port=0, log_level="warning", access_log=False, ws="none"))
+        self._thread = threading.Thread(target=self.run)
+        self._thread.start()
+        while not self.started:
+            assert self._thread.is_alive()
+        port = self.servers[0].sockets[0].getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}/{token}/"
+
+    def stop(self) -> None:
+        self.should_exit = True
+        self._thread.join(timeout=10)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    server = Server(make_run(tmp_path_factory.mktemp("runs") / "hostile"))
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(browser: Browser, server: Server) -> Iterator[Page]:
+    """A page on which, in the end, no text was executed, nobody else was asked, and the console is empty."""
+    context = browser.new_context(viewport={"width": 1440, "height": 900}, reduced_motion="reduce")
+    page = context.new_page()
+    complaints: list[str] = []
+
+    def note(message: ConsoleMessage) -> None:
+        complaints.append(f"console {message.type}: {message.text}")
+
+    def outside(request: Request) -> None:
+        if not request.url.startswith((server.url, "data:")):
+            complaints.append(f"request to {request.url}")
+
+    page.on("console", note)
+    page.on("pageerror", lambda error: complaints.append(f"error: {error}"))
+    page.on("request", outside)
+    page.on("dialog", lambda dialog: complaints.append(f"dialog: {dialog.message}"))
+    yield page
+    assert complaints == []
+    assert page.evaluate("window.executed") is None
+    expect(page.locator("#problem")).to_be_hidden()
+    context.close()
+
+
+def open_at(page: Page, server: Server, choice: str = "") -> None:
+    """Open the explorer anew at a choice."""
+    page.goto("about:blank")
+    page.goto(f"{server.url}#{choice}")
+    page.locator("nav [aria-current]").wait_for()
+
+
+def selected(page: Page, within: str = "#rollout") -> str | None:
+    return page.locator(f"{within} .strip-token[aria-selected=true]").get_attribute("data-position")
+
+
+def test_opening_shows_the_first_rollout(page: Page, server: Server):
+    open_at(page, server)
+    expect(page.locator("#rollout .strip-token")).to_have_count(LENGTH)
+    expect(page.locator("#count")).to_have_text(f"{N_ROLLOUTS} rollouts")
+    expect(page.locator(".row").first).to_contain_text("#0")
+    rocks = page.locator("#rollout .strip-rock").count()
+    assert rocks == sum(token in ROCK_IDS for token in strip_ids(page))
+
+
+def strip_ids(page: Page) -> list[int]:
+    """The ids of the strip on show, from the server."""
+    return page.evaluate(
+        "async () => (await (await fetch('api/runs/0/rollouts/0')).json()).tokens.map((token) => token.token_id)"
+    )
+
+
+def test_filters_narrow_the_list_and_are_in_the_address(page: Page, server: Server):
+    open_at(page, server)
+    page.get_by_role("combobox", name="Rocks").select_option("without")
+    expect(page.locator("#count")).not_to_have_text(f"{N_ROLLOUTS} rollouts")
+    page.get_by_role("button", name="Clear filters").click()
+    expect(page.locator("#count")).to_have_text(f"{N_ROLLOUTS} rollouts")
+    page.get_by_role("searchbox").fill("no such text anywhere")
+    expect(page.locator("#count")).to_have_text("No rollout matches.")
+    assert "text=no+such+text" in page.url
+    page.get_by_role("searchbox").fill("")
+    page.get_by_role("combobox", name="Order").select_option("highest mean kl")
+    expect(page.locator(".row").first).not_to_contain_text("#0")
+
+
+def test_pointing_at_a_token_shows_what_both_models_would_say(page: Page, server: Server):
+    open_at(page, server)
+    page.locator("#rollout .strip-token").nth(2).hover()
+    expect(page.locator("#token-panel dd").first).to_have_text("2")
+    for who in ("Student", "Teacher"):
+        table = page.locator(".tops table", has_text=who)
+        expect(table.locator("tr")).to_have_count(TOP_K)
+        expect(table.locator("td").first).to_contain_text("50.0 %")
+        expect(table.locator("tr.sampled")).to_have_count(1)
+    expect(page.locator("#token-history svg")).to_be_visible()
+    expect(page.locator(".occurrences li").first).to_be_visible()
+
+
+def test_a_token_that_is_no_rock_and_was_not_banned(page: Page, server: Server):
+    open_at(page, server, "rollout=0&position=0")
+    page.locator(".occurrences a").first.wait_for()
+    expect(page.locator(".facts dd").nth(3)).to_have_text("no")
+    expect(page.locator("#token-type > *")).to_have_text([re.compile(".")] * 5)
+    expect(page.locator("#token-type")).not_to_contain_text(re.compile("null|undefined|NaN"))
+
+
+def test_an_occurrence_leads_to_where_it_is(page: Page, server: Server):
+    open_at(page, server, "rollout=0&position=1")
+    link = page.locator(".occurrences a").last
+    href = link.get_attribute("href") or ""
+    link.click()
+    rollout, position = re.findall(r"rollout=(\d+)&position=(\d+)", href)[0]
+    expect(page.locator("#rollout h2")).to_have_text(f"Rollout {rollout}")
+    assert selected(page) == position
+
+
+def test_keyboard_alone(page: Page, server: Server):
+    open_at(page, server)
+    expect(page.locator("#rollout .strip-token")).to_have_count(LENGTH)
+    page.keyboard.press("/")
+    expect(page.get_by_role("searchbox")).to_be_focused()
+    page.keyboard.type("n?/")  # letters here, not commands
+    expect(page.get_by_role("searchbox")).to_have_value("n?/")
+    expect(page.locator("#count")).to_have_text("No rollout matches.")
+    page.get_by_role("searchbox").fill("")
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("searchbox")).not_to_be_focused()
+    expect(page.locator("#rollout .strip-token")).to_have_count(LENGTH)
+    page.keyboard.press("j")
+    expect(page.locator("#rollout h2")).to_have_text("Rollout 1")
+    page.keyboard.press("k")
+    expect(page.locator("#rollout h2")).to_have_text("Rollout 0")
+    page.keyboard.press("n")
+    first = page.locator("#rollout .strip-token:focus")
+    expect(first).to_have_class(re.compile("strip-rock"))
+    at = int(first.get_attribute("data-position") or "")
+    page.keyboard.press("n")
+    page.keyboard.press("N")
+    assert selected(page) == str(at)
+    page.keyboard.press("ArrowRight")
+    assert selected(page) == str(at + 1)
+    page.keyboard.press("End")
+    assert selected(page) == str(LENGTH - 1)
+    page.keyboard.press("ArrowRight")  # there is nothing behind the end
+    page.keyboard.press("Home")
+    assert selected(page) == "0"
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_be_hidden()
+    page.keyboard.press("Escape")
+    expect(page.locator("#rollout .strip-token[aria-selected=true]")).to_have_count(0)
+
+
+def test_one_stop_of_tab_a_strip(page: Page, server: Server):
+    open_at(page, server, "position=5")
+    expect(page.locator("#rollout .strip-token[tabindex='0']")).to_have_count(1)
+    page.locator("#rollout .strip-token[tabindex='0']").focus()
+    page.keyboard.press("Tab")
+    expect(page.locator("#rollout .strip-token:focus")).to_have_count(0)
+
+
+def test_every_part_can_be_reached_by_tab(page: Page, server: Server):
+    open_at(page, server, "rollout=0&position=3")
+    page.locator(".occurrences a").first.wait_for()
+    reached = set()
+    for _ in range(45):
+        page.keyboard.press("Tab")
+        reached.add(page.evaluate("document.activeElement.closest('[id]')?.id"))
+    assert {
+        "skip",
+        "views",
+        "run",
+        "checkpoint",
+        "theme",
+        "help-open",
+        "filters",
+        "list",
+        "rollout",
+        "token-type",
+    } <= reached
+
+
+def test_a_link_restores_everything_and_back_goes_back(page: Page, server: Server):
+    choice = "run=1&checkpoint=0&rollout=5&position=7&measure=grad_norm&rock=true&sort=-max_kl"
+    open_at(page, server, choice)
+    expect(page.locator("#rollout h2")).to_have_text("Rollout 5")
+    for _ in range(2):
+        assert selected(page) == "7"
+        assert page.locator("#run").input_value() == "1" and page.locator("#checkpoint").input_value() == "0"
+        assert page.locator("#view-rollouts .measure").input_value() == "grad_norm"
+        assert page.get_by_role("combobox", name="Rocks").input_value() == "true"
+        page.reload()
+        expect(page.locator("#rollout h2")).to_have_text("Rollout 5")
+    page.get_by_role("link", name="Rocks").click()
+    expect(page.locator("#rocks table")).to_be_visible()
+    page.go_back()
+    expect(page.locator("#rollout h2")).to_be_visible()
+    page.go_forward()
+    expect(page.locator("#rocks table")).to_be_visible()
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        "run=length&run_b=push",
+        "view=nonsense&run=99&measure=__proto__&sort=x",
+        "checkpoint=7&position=999",
+        "%%%&rollout=0&theme=<b>",
+    ],
+)
+def test_a_nonsense_link_opens_something_sensible(page: Page, server: Server, choice: str):
+    open_at(page, server, choice)
+    expect(page.locator("#rollout .strip-token")).to_have_count(LENGTH)
+
+
+def test_the_list_holds_only_the_rows_in_sight(page: Page, server: Server):
+    open_at(page, server)
+    expect(page.locator(".row").first).to_be_visible()
+    assert page.locator(".row").count() < 20
+    page.locator("#list").focus()
+    page.keyboard.press("End")
+    expect(page.locator("#rollout h2")).to_have_text(f"Rollout {N_ROLLOUTS - 1}")
+    expect(page.locator(".row[aria-selected=true]")).to_be_in_viewport()
+    expect(page.locator(".row[aria-selected=true]")).to_have_attribute("aria-posinset", str(N_ROLLOUTS))
+    assert page.locator(".row").count() < 20
+
+
+def test_a_million_rollouts_fit_into_the_list(page: Page, server: Server):
+    """Taller than a browser can lay out: rows as many as no test can write come from a stand-in for the server."""
+    total, size = 1_000_000, 50
+
+    def answer(route: Route) -> None:
+        asked = int((re.findall(r"page=(\d+)", route.request.url) or ["0"])[0])
+        row = {
+            "prompt_id": "p",
+            "length": 9,
+            "mean_kl": 0.5,
+            "max_kl": 1,
+            "n_rocks": 1,
+            "correct": None,
+            "preview": "x",
+        }
+        rows = [{**row, "rollout_id": number % N_ROLLOUTS} for number in range(asked * size, (asked + 1) * size)]
+        route.fulfill(json={"checkpoint": 10, "total": total, "page": asked, "size": size, "rows": rows})
+
+    page.route(re.compile(r"/api/runs/0/rollouts\?"), answer)
+    open_at(page, server)
+    expect(page.locator("#count")).to_have_text("1,000,000 rollouts")
+    listed = "[...document.querySelectorAll('.row')].map((row) => Number(row.ariaPosInSet))"
+    for share in (0.5, 0.123, 1.0):
+        page.evaluate(
+            "share => { const list = document.getElementById('list'); "
+            "list.scrollTop = share * (list.scrollHeight - list.clientHeight) }",
+            share,
+        )
+        expect(page.locator(".row").nth(5)).to_be_in_viewport()
+        page.wait_for_function(f"Math.abs({listed}[0] - {share * total}) < 30")
+        rows = page.evaluate(listed)
+        assert rows == list(range(rows[0], rows[0] + len(rows))) and 8 < len(rows) < 20
+    assert rows[-1] == total
+
+
+def test_comparing_two_checkpoints(page: Page, server: Server):
+    open_at(page, server, "view=compare&rollout=2")
+    for side, step in (("a", 10), ("b", 0)):
+        expect(page.locator(f"#name-{side}")).to_have_text(f"hostile, step {step}")
+        expect(page.locator(f"#strip-{side} .strip-token")).to_have_count(LENGTH)
+    page.locator("#strip-a .strip-token").nth(4).click()
+    assert selected(page, "#strip-a") == selected(page, "#strip-b") == "4"
+    expect(page.locator("#compare-panels h3")).to_have_count(2)
+    page.locator("#run-b").select_option("1")
+    page.locator("#checkpoint-b").select_option("10")
+    expect(page.locator("#name-b")).to_have_text("hostile, step 10")
+    assert page.locator("#strip-a").inner_text() == page.locator("#strip-b").inner_text()
+
+
+def test_a_knock_out_marks_the_first_difference(page: Page, server: Server):
+    open_at(page, server, "view=knockout")
+    expect(page.locator("#bans a")).to_have_count(len(ROCK_IDS) + 1)
+    page.locator(".pair-block").first.wait_for()
+    pairs = page.locator(".pair-block").count()
+    assert pairs and page.locator(".aligned .first").count() == 2 * pairs
+    free, banned = page.locator(".pair-block").first.locator(".aligned").all()
+    assert free.locator(".same").all_inner_texts() == banned.locator(".same").all_inner_texts()
+    expect(free.locator(".first")).to_have_class(re.compile("banned"))
+    page.locator("#bans a").nth(1).click()
+    expect(page.locator("#bans a").nth(1)).to_have_attribute("aria-current", "true")
+
+
+def test_a_run_in_training_is_followed(page: Page, server: Server):
+    open_at(page, server, "view=live")
+    before = page.locator("#live-status").inner_text()
+    with (server.run_path / "logs.jsonl").open("a", encoding="utf-8") as log:
+        log.write(log_line(3))
+    expect(page.locator("#live-status")).not_to_have_text(before, timeout=10_000)
+    expect(page.locator("#live-status")).to_contain_text("4 steps")
+    expect(page.locator("#curves figure").filter(has_text=re.compile("^kl")).locator("b")).to_have_text("0.250")
+
+
+@pytest.mark.parametrize("wish", ["light", "dark"])
+def test_the_theme_follows_the_system_and_can_be_switched(page: Page, server: Server, wish):
+    page.emulate_media(color_scheme=wish)
+    open_at(page, server)
+    background = "getComputedStyle(document.body).backgroundColor"
+    first = page.evaluate(background)
+    assert first == {"light": "rgb(253, 253, 251)", "dark": "rgb(21, 23, 27)"}[wish]
+    page.locator("#theme").click()
+    assert page.evaluate(background) != first
+    page.reload()
+    page.locator("nav [aria-current]").wait_for()
+    assert page.evaluate(background) != first
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("view", VIEWS)
+def test_nothing_for_axe_to_find(page: Page, server: Server, view: str, theme: str):
+    open_at(page, server, f"view={view}&theme={theme}&rollout=0&position=1")
+    page.locator(
+        {"rollouts": ".occurrences a", "rocks": "#rocks td", "compare": "#compare-panels h3"}.get(
+            view, f"#view-{view} svg"
+        )
+    ).first.wait_for()
+    found = Axe().run(page).response["violations"]
+    assert [(one["id"], one["nodes"][0]["html"][:200]) for one in found] == []
+
+
+def test_a_narrow_window_scrolls_one_way(page: Page, server: Server):
+    page.set_viewport_size({"width": 390, "height": 800})
+    for view in VIEWS:
+        open_at(page, server, f"view={view}&rollout=0")
+        page.locator(f"#view-{view} svg, #view-{view} .strip-token, #view-{view} td").first.wait_for()
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), view
+
+
+def test_the_browser_refuses_markup_and_foreign_scripts(browser: Browser, server: Server):
+    """That nothing was executed means something: the page could not do it if it tried."""
+    page = browser.new_page()
+    page.goto(server.url)
+    attacks = {
+        "document.body.innerHTML = '<b>x</b>'": "TrustedHTML",
+        "document.createElement('script').text = 'window.executed = 1'": "TrustedScript",
+        "document.createElement('script').src = 'http://127.0.0.1:1/'": "TrustedScriptURL",
+    }
+    for attack, refusal in attacks.items():
+        with pytest.raises(Error, match=refusal):
+            page.evaluate(attack)
+    violated = (
+        "new Promise((done) => addEventListener('securitypolicyviolation', (event) => done(event.effectiveDirective)))"
+    )
+    assert page.evaluate(f"[fetch('http://127.0.0.1:1/').catch(() => 0), {violated}][1]") == "connect-src"
+    page.evaluate("document.body.setAttribute('style', 'color: red')")
+    assert page.evaluate("getComputedStyle(document.body).color") != "rgb(255, 0, 0)"
+    page.close()
+
+
+def test_hostile_texts_are_only_ever_text(page: Page, server: Server):
+    """Every hostile text through strip, panel, list, search, compare and type card: the page's hooks see the rest."""
+    open_at(page, server)
+    for rollout in range(N_ROLLOUTS):
+        page.evaluate("hash => { location.hash = hash }", f"rollout={rollout}&position={rollout % LENGTH}")
+        expect(page.locator("#rollout h2")).to_have_text(f"Rollout {rollout}")
+        texts = page.locator("#rollout .strip-token").all_inner_texts()
+        assert len(texts) == LENGTH and all(0 < len(text) <= 70 for text in texts)
+        assert not any(
+            re.search("[\u0000-\u001f\u007f-\u009f\u200b-\u200f\u202a-\u202e\u2066-\u2069]", text) for text in texts
+        )
+    open_at(page, server, "view=rocks")
+    expect(page.locator("#rocks tbody tr")).to_have_count(len(ROCK_IDS))
+    for token_id in ROCK_IDS:
+        open_at(page, server, f"view=knockout&ban={token_id}")
+        expect(page.locator("#pairs h2 .chip")).to_be_visible()
+    page.get_by_role("link", name="Rollouts").click()
+    for text in VOCABULARY[9:40]:
+        page.get_by_role("searchbox").fill(text[:200])
+    assert page.locator("#main :is(script, img, iframe, object, link, style, form:not(#filters))").count() == 0
