@@ -9,6 +9,7 @@ Values from outside are compared with arrays; none becomes part of a query.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -59,6 +60,7 @@ __all__ = [
 
 SORTS = ("rollout_id", "mean_kl", "max_kl", "n_rocks", "length")
 PREVIEW = 160
+WARMED_AT_ONCE = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +124,22 @@ def rollouts(run: RunView, filters: Filters, page: int = 0, size: int = PAGE_SIZ
     return RolloutPage(index.checkpoint, len(matching), page, size, rows)
 
 
-def warm(run: RunView) -> None:
-    """Read and grade what the first list needs, so that it comes as fast as the next; for a thread of its own."""
-    if run.reference is not None:
-        index = run.index()
-        run.response_texts(index, range(len(index.rollout_ids_R)))
-        for place in range(len(index.rollout_ids_R)):
+def warm(run: RunView, is_wanted: Callable[[], bool] = lambda: True) -> None:
+    """Read and grade what lists and searches need, so that the first comes as fast as the next.
+
+    For a thread of its own: nobody waits long for it, and it ends soon after ``is_wanted`` says no.
+    """
+    if run.reference is None:
+        return
+    index = run.index()
+    run.categories_of(index.types)
+    places = range(len(index.rollout_ids_R))
+    for first in places[::WARMED_AT_ONCE]:
+        if not is_wanted():
+            return
+        some = places[first : first + WARMED_AT_ONCE]
+        run.response_texts(index, some)
+        for place in some:
             run.correct(index, place)
 
 

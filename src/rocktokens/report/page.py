@@ -10,12 +10,11 @@
 """
 
 import base64
-import hashlib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import metadata, resources
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from rocktokens.report.answers import Answer, five_answers
 from rocktokens.report.csv_cells import csv_text
 from rocktokens.report.exhibits import Exhibit, all_exhibits
 from rocktokens.report.figures import chart_bytes
+from rocktokens.report.inlined import asset, page_policy
 from rocktokens.report.runs import RunView, to_json
 from rocktokens.report.sections import Section, sections
 from rocktokens.report.strips import Strip, interesting_rollouts, rollout_strip
@@ -135,28 +135,6 @@ def require_content(runs: Sequence[RunView]) -> None:
                 f"{run.path} has nothing to show yet (no traces, rocks, evaluations or study): run `rocktokens trace` "
                 "and `rocktokens find` on it first"
             )
-
-
-def page_policy(scripts: Iterable[str], styles: Iterable[str]) -> str:
-    """The policy of a page with these inline scripts and styles: nothing is loaded, sent or run beside them."""
-    return "; ".join(
-        (
-            "default-src 'none'",
-            f"script-src {_hashes(scripts)}",
-            f"style-src {_hashes(styles)}",
-            "img-src data:",
-            "base-uri 'none'",
-            "form-action 'none'",
-            "require-trusted-types-for 'script'",
-            "trusted-types 'none'",
-        )
-    )
-
-
-def asset(*names: str) -> str:
-    """Shipped files one after the other."""
-    folder = resources.files("rocktokens.report").joinpath("assets")
-    return "\n".join(folder.joinpath(name).read_text(encoding="utf-8") for name in names)
 
 
 def unbroken(sentence: str) -> str:
@@ -289,7 +267,3 @@ def _texts(facts: dict[str, Any]) -> dict[str, str]:
     """Facts that are known, as text."""
     known = {name: value for name, value in facts.items() if value is not None and value != ""}
     return {name.replace("_", " "): printable(str(value)) for name, value in known.items()}
-
-
-def _hashes(sources: Iterable[str]) -> str:
-    return " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(own.encode()).digest()).decode()}'" for own in sources)

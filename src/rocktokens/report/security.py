@@ -5,28 +5,26 @@
 2. Only GET and HEAD.
 3. The first segment of the path is a secret, compared in constant time.
 4. Every answer carries the headers that keep it out of frames, caches, referrers, other sites and content sniffing,
-   and a Content-Security-Policy that lets a page run only the scripts and styles it was made of, by their hash.
-
-https://developer.mozilla.org/en-US/docs/Web/HTTP/Guides/CSP
+   and a Content-Security-Policy (see ``inlined``).
 """
 
-import base64
-import hashlib
 import secrets
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from rocktokens.report.inlined import NOTHING_RUNS
+
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 METHODS = ("GET", "HEAD")
 TOKEN_BYTES = 32
 CSP = "content-security-policy"
-NOTHING_RUNS = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+NO_FRAMES = "frame-ancestors 'none'"
 HEADERS = {
-    CSP: NOTHING_RUNS,
+    CSP: "; ".join((*NOTHING_RUNS, NO_FRAMES)),
     "cache-control": "no-store",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
@@ -39,28 +37,6 @@ HEADERS = {
 def new_token() -> str:
     """A secret for one start of the server, fit for a URL."""
     return secrets.token_urlsafe(TOKEN_BYTES)
-
-
-def page_policy(scripts: Iterable[str], styles: Iterable[str]) -> str:
-    """The policy of a page with these inline scripts and styles, which asks nobody but its own server.
-
-    Trusted types make a browser refuse to parse any string as markup, so that text can only ever be text.
-    """
-    return "; ".join(
-        (
-            NOTHING_RUNS,
-            f"script-src {_hashes(scripts)}",
-            f"style-src {_hashes(styles)}",
-            "img-src data:",
-            "connect-src 'self'",
-            "require-trusted-types-for 'script'",
-            "trusted-types 'none'",
-        )
-    )
-
-
-def _hashes(sources: Iterable[str]) -> str:
-    return " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(s.encode()).digest()).decode()}'" for s in sources)
 
 
 class Guard:

@@ -1,17 +1,19 @@
 """The explorer's server: one page and the JSON it asks for, read-only, over the same views as the report.
 
-1. The page is one document; its scripts and styles are inlined and allowed by their hash (security.py).
+1. The page is one document; its scripts and styles are inlined and allowed by their hash (inlined.py).
 2. A route has a query, the model of everything a client may say there, path and search alike, checked by type and
    range, and a view that answers it. Runs are named by their index: no path of a client reaches the file system.
 3. What goes wrong is one sentence of JSON, never a traceback.
+4. What the first list and the first search need is read from the start on, in a thread.
 """
 
 import logging
+import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -25,13 +27,13 @@ from starlette.routing import Mount, Route
 
 from rocktokens.errors import RocktokensError
 from rocktokens.report import browse
+from rocktokens.report.inlined import asset, page_policy
 from rocktokens.report.runs import RunView, to_json
-from rocktokens.report.security import CSP, LOOPBACK, Guard, page_policy, refused
+from rocktokens.report.security import CSP, LOOPBACK, NO_FRAMES, Guard, refused
 from rocktokens.report.strips import MAX_TOKEN_TEXT, rollout_strip
 from rocktokens.report.text import legible
 from rocktokens.types import Category
 
-ASSETS = Path(__file__).parent / "assets"
 STYLES = ("base.css", "explorer.css")
 SCRIPTS = (
     "strip.js",
@@ -172,9 +174,27 @@ def make_app(runs: Runs, token: str, hosts: Collection[str] = LOOPBACK) -> Starl
         routes=[Mount(f"/{token}", routes=routes)],
         middleware=[Middleware(Guard, token=token, hosts=hosts)],
         exception_handlers={HTTPException: _not_found},
+        lifespan=lambda _: _warming(runs),
     )
     app.router.redirect_slashes = False
     return app
+
+
+@asynccontextmanager
+async def _warming(runs: Runs) -> AsyncIterator[None]:
+    """Warm the runs, one after the other, for as long as the application lives."""
+    ended = threading.Event()
+
+    def work() -> None:
+        for run in runs:
+            with suppress(Exception):  # who asks for what cannot be read is told so
+                browse.warm(run, lambda: not ended.is_set())
+
+    thread = threading.Thread(target=work, name="warming")
+    thread.start()
+    yield
+    ended.set()
+    await run_in_threadpool(thread.join)
 
 
 def _endpoint(query: type[Query], answer: Answer, runs: Runs) -> Callable[[Request], Awaitable[Response]]:
@@ -241,15 +261,11 @@ async def _page(request: Request) -> Response:
 @cache
 def _document() -> tuple[str, str]:
     """The page with its styles and scripts in it, and the policy that allows just those."""
-    styles, scripts = ([_asset(name) for name in names] for names in (STYLES, SCRIPTS))
-    text = _asset("explorer.html")
+    styles, scripts = ([asset(name) for name in names] for names in (STYLES, SCRIPTS))
+    text = asset("explorer.html")
     text = text.replace("<!-- styles -->", "\n".join(f"<style>{style}</style>" for style in styles))
     text = text.replace("<!-- scripts -->", "\n".join(f"<script>{script}</script>" for script in scripts))
-    return text, page_policy(scripts, styles)
-
-
-def _asset(name: str) -> str:
-    return (ASSETS / name).read_text(encoding="utf-8")
+    return text, page_policy(scripts, styles, "connect-src 'self'", NO_FRAMES)
 
 
 async def _not_found(request: Request, error: Exception) -> Response:
