@@ -27,7 +27,7 @@ from rocktokens.config import parse_config
 from rocktokens.models.fingerprints import vocabulary_sha256
 from rocktokens.models.load import load_model
 from rocktokens.run_dir import RunDir
-from rocktokens.scoring.preflight import MemoryNeed, PairProbe
+from rocktokens.scoring.preflight import MemoryNeed, ModelSize, PairProbe, memory_need
 from rocktokens.types import RockSet, RockToken, Rollout
 
 ENDS = [256, *range(32)]
@@ -292,6 +292,17 @@ def test_memory_levels():
         "warn",
         "fail",
     ]
+
+
+def test_on_a_gpu_the_sampler_stays_in_memory_during_the_update():
+    need = MemoryNeed(student=300, teacher=100, update=400, sampling=200, is_kept=True)
+    assert (need.peak, replace(need, is_kept=False).peak) == (1000, 800)
+    shown = check_memory(need, 2000)
+    assert "sampling 200 B; what is sampled with stays" in shown.value and "is_kept" not in shown.measured
+    size = ModelSize(parameters=100, trainable=100, head=0, cache_per_token=10, layers=1, width=1)
+    common = {"teacher_bytes": 0, "activation_bytes": 0, "chunk_positions": 0, "vocab_size": 0, "sampled_tokens": 5}
+    assert memory_need(size, **common).sampling == 4 * 10 * 5
+    assert memory_need(size, **common, on_gpu=True, bf16=True).sampling == 2 * 10 * 5 + 2 * 100
 
 
 def test_lora_needs_less_memory_and_disk(pair):

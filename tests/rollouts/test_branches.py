@@ -163,15 +163,30 @@ def test_eager_attention_takes_the_same_mask():
         (Branch(0, 0, frozenset({2})), "end token 2 is banned"),
         (Branch(0, 0, frozenset({VOCAB})), "outside the vocabulary"),
         (Branch(0, 30, frozenset({9})), "'prompt-0': a branch leaves it at token 30 of"),
+        (Branch(0, 4, frozenset({9})), "at most 3 may be written"),
     ],
 )
 def test_an_impossible_branch_is_refused_before_anything_is_decoded(impossible, message):
     free = free_rollouts(make_sampler(), 1.0)
     branches = [*all_branches(free)[:3], impossible]
     done: list[int] = []
+    sampling = SAMPLING | ({"max_new_tokens": 3} if "at most 3" in message else {})
     with pytest.raises(RocktokensError, match=message):
-        make_sampler().branch(free, branches, temperature=1.0, on_done=lambda index, _: done.append(index), **SAMPLING)
+        make_sampler().branch(free, branches, temperature=1.0, on_done=lambda index, _: done.append(index), **sampling)
     assert not done
+
+
+@needs_mkl
+def test_an_end_token_on_the_way_does_not_cut_a_retraced_rollout_short():
+    """The rollouts are of a sampler for which nothing is an end."""
+    whole = TransformersSampler(MODEL, frozenset(), PAD, threads=1)
+    free = [rollout for rollout in free_rollouts(whole, 1.0) if EOS_IDS & set(rollout.token_ids[2:20].tolist())]
+    assert free
+    branches = [Branch(place, 25, frozenset({9})) for place in range(len(free))]
+    expected = branch(whole, free, branches, 1.0)
+    for found, whole_one in zip(branch(make_sampler(), free, branches, 1.0), expected, strict=True):
+        shared = min(len(found.token_ids), len(whole_one.token_ids))
+        assert shared and np.array_equal(found.logprobs[:shared], whole_one.logprobs[:shared])
 
 
 def test_threads_are_given_back():

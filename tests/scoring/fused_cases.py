@@ -303,6 +303,14 @@ def test_the_public_functions_agree_with_the_torch_path(fused_path, monkeypatch,
     assert_all_close((c for _, c in alone.items()), (c for _, c in reference.items()), rtol=2e-5, atol=2e-6)
 
 
+def test_ids_that_lie_apart_are_the_ids_that_are_meant(fused_path):
+    pair, _ = on_device(example())
+    apart = torch.stack([pair[4], pair[4].roll(1)], dim=1)[:, 0]
+    assert not apart.is_contiguous()
+    together, found = (token_scores(*pair[:4], ids) for ids in (pair[4], apart))
+    assert_all_close((c for _, c in found.items()), (c for _, c in together.items()), rtol=0, atol=0)
+
+
 def test_results_do_not_depend_on_the_chunks(fused_path, monkeypatch):
     pair, _ = on_device(example())
     head = LMHead(pair[1], torch.zeros(V, device=DEVICE))

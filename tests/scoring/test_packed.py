@@ -21,6 +21,7 @@ from transformers import (
 )
 
 from rocktokens.errors import RocktokensError
+from rocktokens.gradients.backward import _without_dropout
 from rocktokens.scoring import batch as batches
 from rocktokens.scoring import packed
 from rocktokens.scoring.batch import collate, response_states
@@ -323,3 +324,18 @@ def test_a_batch_and_its_states_make_the_host_wait_for_nothing():
         response_states(model, collate(GPU_ROLLOUTS, 0, "cuda")).float().sum().backward()
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_layers_checkpointed_by_others_are_padded_even_when_only_they_are_in_train_mode(use_reentrant):
+    """As the gradients of a model in eval mode are made: its layers alone are told to train, so they checkpoint."""
+    model = llama()
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": use_reentrant})
+    model.train()
+    assert packed._forgets(model)
+    with _without_dropout(model):
+        assert not model.training and packed._forgets(model)
+        with torch.no_grad():
+            assert not packed._forgets(model)
+    model.eval()
+    assert not packed._forgets(model)

@@ -138,14 +138,16 @@ def check_disk(need: Mapping[str, int], free: int) -> Finding:
 
 def check_memory(need: "MemoryNeed", available: int) -> Finding:
     """Whether the run fits."""
-    parts = ", ".join(f"{name} {byte_size(part)}" for name, part in asdict(need).items())
-    value = f"about {byte_size(need.peak)} of {byte_size(available)} ({parts}; sampling and update take turns)"
+    sizes = {name: part for name, part in asdict(need).items() if name != "is_kept"}
+    parts = ", ".join(f"{name} {byte_size(part)}" for name, part in sizes.items())
+    together = "what is sampled with stays during the update" if need.is_kept else "sampling and update take turns"
+    value = f"about {byte_size(need.peak)} of {byte_size(available)} ({parts}; {together})"
     remedy = (
         "lower training.per_device_train_batch_size or rollouts.batch_size, or set lora.enabled or "
         "training.gradient_checkpointing"
     )
     level: Level = "ok" if need.peak <= MEMORY_HEADROOM * available else "warn" if need.peak <= available else "fail"
-    measured = {**asdict(need), "peak": need.peak, "available": available}
+    measured = {**sizes, "peak": need.peak, "available": available}
     return Finding("memory", level, value, "" if level == "ok" else remedy, measured)
 
 

@@ -106,6 +106,8 @@ def _memory_need(
         chunk_positions=min(config.scoring.tokens_per_chunk, responses),
         vocab_size=max(lm_head(model.model).width for model in (student, teacher)),
         sampled_tokens=config.rollouts.batch_size * sequence,
+        on_gpu=student.model.device.type == "cuda",
+        bf16=bf16,
     )
 
 

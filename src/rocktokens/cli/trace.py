@@ -203,7 +203,7 @@ def _parts(config: Config, probe: Probe, rollouts: list[Rollout], teacher: "Load
     return [
         Part(
             TeacherPass(teacher, rollouts[first : first + size], scoring.tokens_per_batch, room),
-            TopTokens(config.trace.top_k, scoring.temperature, scoring.tokens_per_chunk)
+            TopTokens(config.trace.top_k, scoring.temperature, scoring.tokens_per_chunk, room)
             if config.trace.top_k
             else None,
         )

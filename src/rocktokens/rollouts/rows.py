@@ -6,7 +6,8 @@
 2. Nothing of that waits for the device. ``look`` does: it says which rows are still live, and how far each has come.
 3. On a GPU a step is a thousand small kernels, and starting them would take longer than running them. So the step of
    each shape (rows, slots looked at) is captured once as a CUDA graph and replayed. All it touches stays in place: the
-   rows are kept from call to call, and new weights are copied into the parameters that the model has.
+   rows are kept from call to call, and new weights are copied into the parameters that the model has. A model whose
+   forward waits for the GPU (some mixtures of experts, some rotary positions) cannot be captured, and runs as it is.
 
 CUDA graphs: https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
 """
@@ -62,6 +63,7 @@ class DecodingRows:
         self.banned_RV = torch.zeros(rows, settings.vocab_size, dtype=torch.bool, device=device) if bans else None
         self.eos_ids_E = torch.tensor(sorted(settings.eos_ids), dtype=torch.long, device=device)
         self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
+        self._captures = device.type == "cuda"
         self._pool: Any = None
 
     def serves(self, settings: DecodingSettings, rows: int, capacity: int, *, bans: bool, retraces: bool) -> bool:
@@ -102,8 +104,8 @@ class DecodingRows:
                 graph.replay()
                 continue
             self._step(rows, width)
-            if self.state_FR.is_cuda:
-                self._graphs[rows, width] = self._captured(rows, width)
+            if self._captures:
+                self._capture(rows, width)
 
     def look(self, rows: int) -> tuple[np.ndarray, np.ndarray]:
         """Which of the first rows are live, and the response position that each would get next; waits for the GPU."""
@@ -125,12 +127,17 @@ class DecodingRows:
                 tensor[target_n] = tensor[source_n]
         self.live_R[source_n] = False
 
-    def _captured(self, rows: int, width: int) -> torch.cuda.CUDAGraph:
+    def _capture(self, rows: int, width: int) -> None:
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            self._step(rows, width)
-        return graph
+        try:
+            # other threads, which write what was scored, may talk to the GPU meanwhile
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                self._step(rows, width)
+        except RuntimeError:
+            self._captures = False
+        else:
+            self._graphs[rows, width] = graph
 
     def _step(self, rows: int, width: int) -> None:
         rows_A, live_A = self.rows_R[:rows], self.live_R[:rows]
@@ -148,12 +155,14 @@ class DecodingRows:
         logits_AV = output.logits[:, -1, : self.settings.vocab_size].float()
         banned_AV = None if self.banned_RV is None else self.banned_RV[:rows]
         chosen_A, logprobs_A = choose(logits_AV, banned_AV, stream_keys_A, steps_A, self.settings.temperature)
+        is_free_A = torch.ones_like(live_A)
         if self.known_RT is not None:
             known_A = self.known_RT[rows_A, steps_A]
-            chosen_A = torch.where(known_A == NO_TOKEN, chosen_A, known_A)
+            is_free_A = known_A == NO_TOKEN
+            chosen_A = torch.where(is_free_A, chosen_A, known_A)
         self.tokens_RT[rows_A, steps_A] = chosen_A
         self.logprobs_RT[rows_A, steps_A] = logprobs_A
         last_ids_A.copy_(chosen_A)
         self.state_FR[1:4, :rows] += live_A  # slots, positions, steps
-        ends_now_A = (chosen_A[:, None] == self.eos_ids_E).any(dim=1) | (steps_A == ends_A) | ~logprobs_A.isfinite()
-        live_A &= ~ends_now_A
+        is_last_A = (chosen_A[:, None] == self.eos_ids_E).any(dim=1) | ~logprobs_A.isfinite()
+        live_A &= ~(is_last_A & is_free_A | (steps_A == ends_A))

@@ -203,7 +203,7 @@ class TransformersSampler:
             trunk = trunks[branch.trunk]
             request = SampleRequest(trunk.prompt_id, trunk.prompt_ids, trunk.sample, branch.banned)
             self._check(request, max_new_tokens)
-            _check_start(trunk, branch)
+            _check_start(trunk, branch, max_new_tokens)
             line = _line(index, request, seed, trunk.token_ids[: branch.start])
             leaving.setdefault(branch.trunk, []).append(line)
         lines = [_trunk(own) for own in leaving.values()]
@@ -288,11 +288,11 @@ def _line(index: int, request: SampleRequest, seed: int, known: np.ndarray | Non
     )
 
 
-def _check_start(trunk: Rollout, branch: Branch) -> None:
-    if not 0 <= branch.start < len(trunk.token_ids):
+def _check_start(trunk: Rollout, branch: Branch, max_new_tokens: int) -> None:
+    if not 0 <= branch.start < min(len(trunk.token_ids), max_new_tokens):
         raise RocktokensError(
-            f"prompt {trunk.prompt_id!r}: a branch leaves it at token {branch.start} of {len(trunk.token_ids)}: "
-            "give the position of a token it has"
+            f"prompt {trunk.prompt_id!r}: a branch leaves it at token {branch.start} of {len(trunk.token_ids)}, and at "
+            f"most {max_new_tokens} may be written: give the position of a token it has"
         )
 
 

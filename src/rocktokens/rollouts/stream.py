@@ -92,7 +92,7 @@ class _Trunk:
 def stream_rows(model: Any, settings: DecodingSettings, lines: list[Line], kept: DecodingRows | None) -> DecodingRows:
     """Rows with room for the longest of the lines: those of an earlier call if they serve, else new ones."""
     limit = round_up(min(settings.batch_size, sum(max(1, len(line.branches)) for line in lines)), ROW_BLOCK)
-    capacity = round_up(max(line.base for line in lines) + settings.max_new_tokens, WIDTH_BLOCK)
+    capacity = needed_slots(lines, settings)
     needs = {
         "bans": any(line.banned or any(branch.banned for branch in line.branches) for line in lines),
         "retraces": any(line.branches for line in lines),
@@ -100,6 +100,11 @@ def stream_rows(model: Any, settings: DecodingSettings, lines: list[Line], kept:
     if kept is not None and kept.serves(settings, limit, capacity, **needs):
         return kept
     return DecodingRows(model, settings, limit, capacity, **needs)
+
+
+def needed_slots(lines: list[Line], settings: DecodingSettings) -> int:
+    """Of a row that can hold any of the lines."""
+    return round_up(max(line.base for line in lines) + settings.max_new_tokens, WIDTH_BLOCK)
 
 
 class Stream:
@@ -116,6 +121,7 @@ class Stream:
         self.rows, self.model, self.settings = rows, rows.model, rows.settings
         self.on_gpu = rows.state_FR.is_cuda
         self.limit = len(rows.rows_R)
+        self.widest = needed_slots(lines, rows.settings)
         self.in_rows: list[Line] = []
         self.bases, self.ends, self.steps = self.counters = np.zeros((3, self.limit), np.int64)
         """Of each row: the slot of its first response token, the step it ends before, and the step it is at."""
@@ -217,7 +223,7 @@ class Stream:
         while halved % (2 * ROW_BLOCK) == 0 and halved // 2 >= rows:
             halved //= 2
         block = max(GPU_WIDTH_BLOCK, 1 << (slots.bit_length() - 3))
-        return halved, min(round_up(slots, block), self.rows.capacity)
+        return halved, min(round_up(slots, block), self.widest)
 
     # Leaving
 

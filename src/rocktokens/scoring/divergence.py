@@ -175,7 +175,7 @@ def weighted_kl(
     token_ids_T = pair.checked_ids(h_s_TD, h_t_TE, token_ids_T, deferred=is_fused)
     weights_T = _checked_weights(weights_T, denominator, h_s_TD)
     rows_N = torch.nonzero(weights_T).flatten()
-    weights_N, rows_N = (array_N.to(device, non_blocking=True) for array_N in (weights_T[rows_N], rows_N))
+    weights_N, rows_N = (_beside(array_N, device) for array_N in (weights_T[rows_N], rows_N))
 
     def kept(array_T: torch.Tensor) -> torch.Tensor:
         return array_T if len(rows_N) == len(array_T) else array_T[rows_N]
@@ -256,7 +256,7 @@ class _Pair:
             )
         if not (deferred and token_ids_T.is_cuda):
             self.require_ids(token_ids_T)
-        return token_ids_T.to(h_s_TD.device, non_blocking=True)
+        return _beside(token_ids_T, h_s_TD.device).contiguous()
 
     def outside(self, token_ids_T: torch.Tensor) -> torch.Tensor:
         """Which ids are not among the logits."""
@@ -434,6 +434,13 @@ def _require_finite(divergence_n: torch.Tensor, rows_n: torch.Tensor, remedy: st
             f"the divergence at row {int(rows_n[bad_n][0])} is infinite, since one model rules out a token that the "
             f"other does not: {remedy}"
         )
+
+
+def _beside(array: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """The array on a device; one from the host goes to a GPU by pinned memory, lest the host waits for its copy."""
+    if device.type == "cuda" and not array.is_cuda:
+        array = array.pin_memory()
+    return array.to(device, non_blocking=True)
 
 
 def _known_term(term: Term | None) -> Term | None:

@@ -170,7 +170,7 @@ class _SameAttention:
 
 def _forgets(lm: Any) -> bool:
     """Whether layers would be computed again with the model's own attention, after they were packed."""
-    if not (torch.is_grad_enabled() and lm.training and lm.is_gradient_checkpointing):
+    if not torch.is_grad_enabled():
         return False
     functions = (module._gradient_checkpointing_func for module in lm.modules() if _is_checkpointed(module))
     return not all(
@@ -179,4 +179,6 @@ def _forgets(lm: Any) -> bool:
 
 
 def _is_checkpointed(module: Any) -> bool:
-    return getattr(module, "gradient_checkpointing", False) and hasattr(module, "_gradient_checkpointing_func")
+    """Whether this module will be computed again, whatever mode the rest of the model is in."""
+    is_on = module.training and getattr(module, "gradient_checkpointing", False)
+    return is_on and hasattr(module, "_gradient_checkpointing_func")

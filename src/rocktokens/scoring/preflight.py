@@ -27,7 +27,7 @@ from rocktokens.types import Rollout
 Value = TypeVar("Value")
 
 OVERLAP_K = 16
-FLOAT32 = 4
+FLOAT32, HALF = 4, 2
 LOGIT_COPIES = 9
 """Float32 arrays of a chunk's logits alive at once: 8 in ``weighted_kl``, 9 with ``jsd`` or the asymmetric term."""
 BACKWARD_COST = 2
@@ -104,12 +104,15 @@ class MemoryNeed:
     update: float
     """Activations of a micro-batch and the logits of a chunk."""
     sampling: float
-    """The key-value cache."""
+    """The key-value cache, and on a GPU in half width the copy of the student that is sampled from."""
+    is_kept: bool = False
+    """Whether what is sampled with stays in memory during the update, as on a GPU; else the two take turns."""
 
     @property
     def peak(self) -> float:
-        """Sampling and updating take turns, the models stay."""
-        return self.student + self.teacher + max(self.update, self.sampling)
+        """Most at once; the models stay."""
+        at_work = self.update + self.sampling if self.is_kept else max(self.update, self.sampling)
+        return self.student + self.teacher + at_work
 
 
 @torch.no_grad()
@@ -189,6 +192,8 @@ def memory_need(
     chunk_positions: int,
     vocab_size: int,
     sampled_tokens: int,
+    on_gpu: bool = False,
+    bf16: bool = False,
 ) -> MemoryNeed:
     """Bytes a training run needs on one device.
 
@@ -199,13 +204,17 @@ def memory_need(
         chunk_positions: Positions whose logits are in memory at once.
         vocab_size: Width of the wider head.
         sampled_tokens: Prompts and responses of the sequences decoded together, at their longest.
+        on_gpu: Whether the sampler's memory stays from step to step.
+        bf16: Whether it samples from a copy of the student in half width.
     """
+    width = HALF if bf16 else FLOAT32
     logits = FLOAT32 * (LOGIT_COPIES * chunk_positions * vocab_size + size.head)
     return MemoryNeed(
         student=FLOAT32 * (size.parameters + 3 * size.trainable),
         teacher=teacher_bytes,
         update=activation_bytes + logits,
-        sampling=FLOAT32 * size.cache_per_token * sampled_tokens,
+        sampling=width * size.cache_per_token * sampled_tokens + (width * size.parameters if bf16 else 0),
+        is_kept=on_gpu,
     )
 
 

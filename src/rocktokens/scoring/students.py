@@ -109,7 +109,7 @@ def _weights_for(present: _Present, name: str) -> Weights | None:
             with torch.cuda.stream(torch.cuda.Stream(model.device) if on_gpu else None):
                 present.is_by_name = holds_by_name(model, own)
         return read_weights(other, on_gpu) if present.is_by_name else None
-    except CANNOT_LOAD:
+    except (*CANNOT_LOAD, RuntimeError):  # of the latter: no memory to pin, or to compare on the GPU
         return None
 
 

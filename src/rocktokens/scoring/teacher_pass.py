@@ -23,7 +23,6 @@ from rocktokens.types import Rollout
 
 DEVICE_SHARE = 0.4
 HOST_SHARE = 0.25
-"""Pinned blocks are rounded up to powers of two, so that up to twice as much is taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +51,9 @@ class StatesRoom:
         if h_TE.is_cuda and h_TE.nbytes <= on_device:
             self._on_device = on_device - h_TE.nbytes
             return h_TE
-        if h_TE.nbytes <= on_host:
-            self._on_host = on_host - h_TE.nbytes
+        taken = pinned_bytes(h_TE.nbytes) if h_TE.is_cuda else h_TE.nbytes
+        if taken <= on_host:
+            self._on_host = on_host - taken
             return to_host(h_TE)
         return None
 
@@ -63,6 +63,11 @@ class StatesRoom:
         if self._on_host is None:
             self._on_host = int(HOST_SHARE * psutil.virtual_memory().available)
         return self._on_device, self._on_host
+
+
+def pinned_bytes(size: int) -> int:
+    """What a pinned block of so many bytes takes: the next power of two."""
+    return 1 << max(0, size - 1).bit_length()
 
 
 class TeacherPass:

@@ -4,13 +4,15 @@ They are for people to look at: no score depends on them, and no statistic reads
 
 1. Logits are made again, ``tokens_per_chunk`` positions at a time, over the columns that both heads have.
 2. The likeliest come first; of equal ones the smaller ids.
-3. What the teacher finds likely does not depend on the student: it is found once for all students of a probe set.
+3. What the teacher finds likely does not depend on the student: it is found once for all students of a probe set, while
+   there is room to keep it.
 """
 
 import torch
 
 from rocktokens.models.head import LMHead
 from rocktokens.scoring.formulas import likeliest
+from rocktokens.scoring.teacher_pass import StatesRoom
 
 Top = tuple[torch.Tensor, torch.Tensor]
 """Ids, int32 (K, T), and log-probabilities, float32 (K, T)."""
@@ -23,10 +25,14 @@ class TopTokens:
         k: How many; all where the vocabulary has fewer.
         temperature: Of both softmaxes.
         tokens_per_chunk: Positions whose logits are in memory at once.
+        room: Where the teacher's are kept; None for a single student, for whom nothing is.
     """
 
-    def __init__(self, k: int, temperature: float = 1.0, tokens_per_chunk: int = 1024) -> None:
+    def __init__(
+        self, k: int, temperature: float = 1.0, tokens_per_chunk: int = 1024, room: StatesRoom | None = None
+    ) -> None:
         self._settings = (k, temperature, tokens_per_chunk)
+        self._room = room
         self._teacher: dict[tuple[int, int], Top] = {}
 
     def of_group(
@@ -34,12 +40,21 @@ class TopTokens:
     ) -> dict[str, Top]:
         """By column of the trace, the likeliest tokens of a group; ``number`` is its place in the pass."""
         width = min(student.width, teacher.width)
-        if (number, width) not in self._teacher:
-            self._teacher[number, width] = top_tokens(h_t_TE, teacher.cut(width), *self._settings)
         return {
             "student_top": top_tokens(h_s_TD, student.cut(width), *self._settings),
-            "teacher_top": self._teacher[number, width],
+            "teacher_top": self._of_teacher((number, width), h_t_TE, teacher.cut(width)),
         }
+
+    def _of_teacher(self, key: tuple[int, int], h_t_TE: torch.Tensor, head: LMHead) -> Top:
+        if key in self._teacher:
+            ids_KT, logp_KT = (part.to(h_t_TE.device, non_blocking=True) for part in self._teacher[key])
+            return ids_KT, logp_KT
+        found = top_tokens(h_t_TE, head, *self._settings)
+        if self._room is not None:
+            ids_KT, logp_KT = (self._room.keep(part) for part in found)
+            if ids_KT is not None and logp_KT is not None:
+                self._teacher[key] = ids_KT, logp_KT
+        return found
 
 
 @torch.inference_mode()

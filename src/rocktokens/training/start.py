@@ -1,7 +1,8 @@
 """Opening a run directory for training: a new run, the continuation of one, or a refusal in one sentence.
 
 A run that resumes goes back to its latest checkpoint: trace parts and log lines of later steps are dropped, rollouts of
-later steps are kept and trained on again, so that the result is the one of an uninterrupted run, byte for byte.
+later steps are kept and trained on again, so that the result is the one of an uninterrupted run: byte for byte on a
+CPU, up to rounding on a GPU, whose attention adds up in no fixed order.
 """
 
 from pathlib import Path
