@@ -9,12 +9,12 @@ PIP    := $(BIN)/pip install --quiet --disable-pip-version-check --constraint co
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo test lint bench setup clean
+.PHONY: demo test lint bench setup chromium clean
 demo: setup
 	$(BIN)/rocktokens demo
 
 # One thread a worker: the models of the tests are too small to gain from a second one.
-test: lint $(SPARK) $(TRITON)
+test: lint $(SPARK) $(TRITON) chromium
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 lint: setup
@@ -45,6 +45,14 @@ $(SPARK): $(STAMP)
 $(TRITON): $(STAMP)
 	@if $(BIN)/python -c 'import triton' 2> /dev/null || $(PIP) triton==3.9.0; then touch $@; \
 	else echo "The fused kernel is not tested: Triton could not be installed"; fi
+
+# Debian's package, for the tests of report and explorer: any Chromium will do, and without one they are skipped.
+chromium:
+	@if command -v chromium || command -v chromium-browser || command -v google-chrome; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get && apt-get update --quiet=2 \
+		&& DEBIAN_FRONTEND=noninteractive apt-get install --yes --quiet=2 --no-install-recommends chromium; then :; \
+	else echo "The pages are not tested in a browser: there is no Chromium and it could not be installed" >&2; \
+	fi > /dev/null
 
 clean:
 	rm -rf $(VENV) runs

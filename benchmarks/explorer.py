@@ -6,10 +6,10 @@
 2. The explorer starts as a process of its own, and headless Chromium opens its link at once: what was read ahead by
    then, and what was not, is part of the time.
 3. In the page, every action is timed from the event to the frame after its result is there. What is typed includes the
-   rest of 200 ms that the explorer waits for more.
+   rest of 120 ms that the explorer waits for more.
 
-Explorer, browser and this script share two cores. ``python benchmarks/explorer.py`` takes about two minutes and 300 MB
-of disk.
+Explorer, browser and this script share two cores. ``python benchmarks/explorer.py`` takes little more than a minute, and
+200 MB of disk.
 """
 
 import argparse

@@ -110,6 +110,12 @@ class TokenWeights:
     """Response tokens of the whole update ("all"), or the sum of weights over the whole update ("kept")."""
 
 
+KEPT = 0.75
+"""A type that keeps more than this share of its kl has not been moved by training."""
+SURE = 0.95
+"""A rock that is one in this share of the resamples is a sure one."""
+
+
 @dataclass(frozen=True, slots=True)
 class RockToken:
     """One ranked vocabulary type."""
@@ -139,6 +145,11 @@ class RockToken:
     held_out_change: float | None = None
     """By which share that changed from the baseline checkpoint to the reference, over the same tokens."""
 
+    @property
+    def kept(self) -> bool | None:
+        """Whether training left it more than ``KEPT`` of its kl, on held-out prompts; None where that is not known."""
+        return None if self.held_out_change is None else 1 + self.held_out_change > KEPT
+
 
 @dataclass(frozen=True, slots=True)
 class RockSet:
@@ -157,6 +168,12 @@ class RockSet:
     def ids(self) -> np.ndarray:
         """int64 (K,): rock ids in rank order."""
         return np.array([token.id for token in self.tokens], dtype=np.int64)
+
+    @property
+    def is_split(self) -> bool:
+        """Whether prompts that did not select the rocks were kept to measure them on."""
+        share = self.criterion.get("split")
+        return share is not None and share < 1
 
     def require_tokenizer(self, sha256: str) -> None:
         """Refuse to be used with another vocabulary than the one the rocks were found with."""
@@ -197,7 +214,8 @@ class RockSet:
         rows = "".join(_html_row(token) for token in self.tokens[:NOTEBOOK_ROWS])
         more = len(self.tokens) - NOTEBOOK_ROWS
         rest = f"<p>… and {more:,} more</p>" if more > 0 else ""
-        summary = f"{len(self.tokens):,} rocks at checkpoint {escape(str(self.criterion.get('reference')))}"
+        where = escape(str(self.criterion.get("reference")))
+        summary = f"{len(self.tokens):,} rocks at checkpoint {where}; numbers are of the prompts that selected them"
         return f"<p>{summary}</p><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>{rest}"
 
 

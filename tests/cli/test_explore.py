@@ -2,24 +2,30 @@
 
 import http.client
 import json
+import os
+import re
 import signal
 import socket
+import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import pytest
 from command_line import FinishedRun, refuse, snapshot
 
 
 @contextmanager
-def explorer(*arguments: str | Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def explorer(*arguments: str | Path, browser: Path | None = None) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A started explorer and its link."""
-    command = [sys.executable, "-m", "rocktokens.cli.main", "explore", *map(str, arguments), "--no-browser", "--json"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    command = [sys.executable, "-m", "rocktokens.cli.main", "explore", *map(str, arguments), "--json"]
+    command += ["--no-browser"] if browser is None else []
+    environment = {**os.environ, "BROWSER": f"{browser} %s"}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     try:
         assert process.stdout is not None
         yield process, json.loads(process.stdout.readline())["url"]
@@ -57,6 +63,28 @@ def test_links_differ_from_start_to_start(finished: FinishedRun):
     with explorer(finished.path) as (_, one), explorer(finished.path) as (_, other):
         assert urlsplit(one).path != urlsplit(other).path
         assert get(one, urlsplit(other).path)[0] == 404
+
+
+def test_the_link_is_in_nobodys_arguments(finished: FinishedRun, tmp_path: Path):
+    """A process's arguments can be read by every user of the machine, so the browser gets a file of its owner's."""
+    browser, said = tmp_path / "browser", tmp_path / "said"
+    browser.write_text(f'#!/bin/sh\necho "$@" > {said}.part && mv {said}.part {said}\n', encoding="utf-8")
+    browser.chmod(0o700)
+    with explorer(finished.path, browser=browser) as (process, url):
+        until = time.monotonic() + 30
+        while not said.exists():
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        address = urlsplit(said.read_text(encoding="utf-8").strip())
+        door = Path(unquote(address.path))
+        assert address.scheme == "file" and urlsplit(url).path not in address.geturl()
+        assert [stat.S_IMODE(path.stat().st_mode) for path in (door, door.parent)] == [0o600, 0o700]
+        assert re.findall(r'content="0; *url=([^"]+)"', door.read_text(encoding="utf-8")) == [url]
+        assert get(url)[0] == 200
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=30)
+    assert (process.returncode, stderr) == (0, "")
+    assert not door.parent.exists()
 
 
 def test_other_machines_only_with_a_warning(finished: FinishedRun):

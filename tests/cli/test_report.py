@@ -37,6 +37,12 @@ def test_the_answer_is_printed_too_and_the_page_is_the_same_again(finished: Fini
     assert first.read_bytes() == second.read_bytes()
 
 
+def test_a_run_is_named_as_its_folder_whatever_that_looks_like(finished: FinishedRun, tmp_path: Path):
+    run = tmp_path / "lr[red]5"
+    RunDir(run).commit_text("rocks.json", (finished.path / "rocks.json").read_text(encoding="utf-8"))
+    assert succeed("report", run, "-o", tmp_path / "page.html").stdout.startswith("lr[red]5 ")
+
+
 def test_several_runs_are_answered_in_turn(finished: FinishedRun, tmp_path: Path):
     record = succeed("report", finished.path, finished.path, "-o", tmp_path / "two.html", "--json").record
     assert [own["name"] for own in record["runs"]] == ["run", "run"]

@@ -2,8 +2,10 @@
 
 import hashlib
 import json
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from hostile_texts import HOSTILE, SURROGATES
@@ -12,6 +14,7 @@ from tokenizers import Tokenizer, decoders, models
 from rocktokens.interventions.journal import Decoded, RunJournal
 from rocktokens.rollouts.store import write_rollouts
 from rocktokens.run_dir import RunDir
+from rocktokens.stats.evidence import HELD_OUT
 from rocktokens.traces.schema import trace_table
 from rocktokens.traces.writer import TraceWriter
 from rocktokens.types import RockSet, RockToken, Rollout, TokenScores
@@ -19,15 +22,21 @@ from rocktokens.types import RockSet, RockToken, Rollout, TokenScores
 WORDS = ("a", "###", " Step", " 1", "\n", "So", ",", " the", " answer")
 VOCABULARY = tuple(dict.fromkeys((*WORDS, *HOSTILE)))
 ROCK_IDS = (1, 4, *(VOCABULARY.index(text) for text in HOSTILE[:4]))
+FROZEN_IDS = tuple(range(len(WORDS), len(VOCABULARY), 9))
 N_ROLLOUTS, LENGTH, TOP_K = 90, 24, 4
 CHECKPOINTS = (0, 10)
 LOG = {"kl": 1.0, "loss": 1.0, "grad_norm": 2.0}
 
 
-def make_run(path: Path) -> Path:
-    """Write the run: traces with top-k, rollouts, rocks, a knock-out with its answers, and a log."""
+def make_run(path: Path, shift: int = 0) -> Path:
+    """Write the run: traces with top-k, rollouts, rocks, a knock-out with its answers, and a log.
+
+    Args:
+        path: where to.
+        shift: by how many numbers its rollouts are those of an unshifted run.
+    """
     run = RunDir(path)
-    rollouts = [_rollout(number) for number in range(N_ROLLOUTS)]
+    rollouts = [replace(_rollout(number + shift), rollout_id=number) for number in range(N_ROLLOUTS)]
     for step in CHECKPOINTS:
         with TraceWriter(run, checkpoint=step) as writer:
             writer.append(trace_table(rollouts, _scores(step), tops=_tops(rollouts)))
@@ -40,9 +49,33 @@ def make_run(path: Path) -> Path:
     return path
 
 
-def log_line(step: int) -> str:
+def make_other_run(path: Path) -> Path:
+    """A run with other prompts under the same numbers, judged by other rules, that froze hostile types in training."""
+    make_run(path, shift=7)
+    _amend(path / "rocks.json", _judged_elsewhere)
+    _amend(path / "knockout.json", lambda record: {**record, "settings": {**record["settings"], "alpha": 0.1}})
+    (path / "logs.jsonl").write_text(log_line(0, online_frozen=FROZEN_IDS), encoding="utf-8")
+    return path
+
+
+def log_line(step: int, **more: object) -> str:
     """One finished step of training."""
-    return json.dumps({"step": step, **LOG, "kl": 1 / (step + 1)}) + "\n"
+    return json.dumps({"step": step, **LOG, "kl": 1 / (step + 1), **more}) + "\n"
+
+
+def _amend(path: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    path.write_text(json.dumps(change(json.loads(path.read_text(encoding="utf-8")))), encoding="utf-8")
+
+
+def _judged_elsewhere(rocks: dict[str, Any]) -> dict[str, Any]:
+    """Rocks that were measured on prompts which did not select them, with the paper's verdicts."""
+    return {
+        **rocks,
+        "criterion": {**rocks["criterion"], "split": 0.5},
+        "source": {"verdicts": {"rule": "paper"}},
+        "summary": {**rocks["summary"], "measured_on": HELD_OUT, "n_prompts": 45},
+        "tokens": [{**token, "held_out_mean_kl": 1.25, "held_out_change": -0.125} for token in rocks["tokens"]],
+    }
 
 
 def _tokenizer() -> Tokenizer:
@@ -96,7 +129,7 @@ def _write_knockout(run: RunDir, rollouts: list[Rollout]) -> None:
                 journal.add(((banned,), place), Decoded(found[0], np.array([5, 6, 7], np.int32), True))
     journal.flush()
     records = [_knockout(token_id, "tested") for token_id in ROCK_IDS] + [_knockout(6, "matched")]
-    record = {"schema_version": 1, "settings": {"conditions": conditions}, "knockouts": records}
+    record = {"schema_version": 1, "settings": {"alpha": 0.05, "conditions": conditions}, "knockouts": records}
     run.commit_text("knockout.json", json.dumps(record))
 
 

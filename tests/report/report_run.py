@@ -1,6 +1,7 @@
 """A run with every part that the report shows, its token texts hostile, made without a model."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,14 @@ from hostile_texts import HOSTILE, SURROGATES
 from rocktokens.run_dir import RunDir
 from rocktokens.types import RockSet, RockToken
 
-CRITERION = {"reference": CHECKPOINTS[-1], "baseline": CHECKPOINTS[0], "k": "auto", "stage": "context", "tau": 0.8}
+CRITERION = {
+    "reference": CHECKPOINTS[-1],
+    "baseline": CHECKPOINTS[0],
+    "k": "auto",
+    "stage": "context",
+    "tau": 0.8,
+    "split": 0.5,
+}
 SHARES = {"token_share": 0.25, "token_share_median": 0.2, "vocab_share": 0.4, "kl_share": 0.875, "grad_share": 0.95}
 SUMMARY = {
     **SHARES,
@@ -53,10 +61,9 @@ def make_report_run(path: Path) -> Path:
 
 def make_rocks(texts: tuple[str, ...] = TEXTS, **changes: Any) -> RockSet:
     """One rock a text; every other one kept its kl, every fourth is a pillar."""
-    ids = [*ROCK_IDS, *range(10_000, 10_000 + len(texts))]
     tokens = [
         RockToken(
-            id=ids[place],
+            id=rock_id(place),
             text=text,
             rank=place + 1,
             freq=100 - place % 50,
@@ -78,6 +85,11 @@ def make_rocks(texts: tuple[str, ...] = TEXTS, **changes: Any) -> RockSet:
     return RockSet("", CRITERION, {"manifest_sha256": "ab" * 32}, {**SUMMARY, **changes}, tokens)
 
 
+def rock_id(place: int) -> int:
+    """The id of the rock of this place: a token of the run's vocabulary as far as there are some for it."""
+    return (*ROCK_IDS, *range(10_000, 10_000 + len(TEXTS)))[place]
+
+
 def make_find() -> dict[str, Any]:
     places = range(len(TEXTS))
     shares = {"token_share": 0.5, "kl_share": 0.5, "grad_share": 0.5}
@@ -96,7 +108,11 @@ def make_find() -> dict[str, Any]:
             "ccr": [0.5] * len(TEXTS),
         },
         "categories": [{"category": name, **shares, **rock_shares} for name in ("latex_math", "digit")],
-        "cutoff": {"k": 3, "curve": [{"k": k, **curve} for k in (1, 2, 3)]},
+        "cutoff": {
+            "k": 3,
+            "auto": {"k": 3, "crossed": True, "coverage": 0.5, "stability": 0.9},
+            "curve": [{"k": k, **curve} for k in (1, 2, 3)],
+        },
         "sensitivity": [
             {"parameter": "tau", "value": 0.8, "default": True, "jaccard": 1.0},
             {"parameter": "tau", "value": 0.9, "default": False, "jaccard": 0.5},
@@ -141,9 +157,15 @@ def make_gradients() -> dict[str, Any]:
     }
 
 
-def make_ban(text: str, role: str = "tested", verdict: str = "pillar", delta: float | None = -0.25) -> dict[str, Any]:
+def make_ban(
+    text: str,
+    role: str = "tested",
+    verdict: str = "pillar",
+    delta: float | None = -0.25,
+    ids: Sequence[int] = (ROCK_IDS[0],),
+) -> dict[str, Any]:
     return {
-        "ban": {"ids": [7], "name": text, "role": role, "category": "other", "beside": None},
+        "ban": {"ids": list(ids), "name": text, "role": role, "category": "other", "beside": None},
         "delta": delta,
         "interval": None if delta is None else [delta - 0.125, delta + 0.125],
         "p": 0.01,
@@ -156,8 +178,11 @@ def make_ban(text: str, role: str = "tested", verdict: str = "pillar", delta: fl
 
 def make_knockout(bans: list[dict[str, Any]] | None = None) -> dict[str, Any]:
     if bans is None:
-        bans = [make_ban(text, verdict=VERDICTS[place % 4]) for place, text in enumerate(TEXTS)]
-        bans += [make_ban(VOCABULARY[6], "matched"), make_ban(VOCABULARY[7], "never", "neutral", 0.0)]
+        bans = [make_ban(text, verdict=VERDICTS[place % 4], ids=[rock_id(place)]) for place, text in enumerate(TEXTS)]
+        bans += [
+            make_ban(VOCABULARY[6], "matched", ids=[6]),
+            make_ban(VOCABULARY[7], "never", "neutral", 0.0, ids=[7]),
+        ]
     counts = dict.fromkeys(VERDICTS, 1)
     return {
         "settings": {"margin": 0.03, "alpha": 0.05, "model": "step 10", "task": "wordmath", "conditions": {}},

@@ -2,10 +2,11 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from explorer_run import make_run
-from report_run import make_ban, make_find, make_knockout, make_report_run, make_rocks, make_study
+from report_run import make_ban, make_find, make_knockout, make_report_run, make_rocks, make_study, rock_id
 
 from rocktokens.report.answers import five_answers, gain, matter, moved, sure, which
 from rocktokens.report.runs import RunView
@@ -26,32 +27,108 @@ def test_no_rocks_is_an_answer():
 
 def test_how_sure_counts_resamples_and_names_the_setting_that_matters_most():
     assert sure(make_rocks(("a", "b", "c")), make_find()) == (
-        "2 of the 3 stay rocks in at least 95 % of resamples of the prompts; random halves of the prompts agree with "
-        "the set to 0.90 [0.80, 1.00] (Jaccard); of all settings, moved one at a time, tau = 0.9 changes the set most "
-        "(0.50)."
+        "2 of the 3 stay rocks in at least 95 % of resamples of the prompts; random halves of the prompts that "
+        "selected them agree with the set to 0.90 (Jaccard; 90 % of halves between 0.80 and 1.00); of all settings, "
+        "moved one at a time, tau = 0.9 changes the set most (0.50)."
     )
     bare = make_rocks(("a",))
     unsampled = replace(bare, tokens=[replace(bare.tokens[0], p_in_top_k=None)])
     assert sure(unsampled, None).startswith("Not known")
 
 
+@pytest.mark.parametrize(
+    ("k", "crossed", "is_said"),
+    [("auto", False, True), ("auto", True, False), (3, False, False), ("auto", None, False)],
+)
+def test_that_no_cut_off_was_found_is_said_where_one_was_sought(k: int | str, crossed: bool | None, is_said: bool):
+    rocks, found = make_rocks(("a", "b", "c")), make_find()
+    found["cutoff"]["auto"] = None if crossed is None else {**found["cutoff"]["auto"], "crossed": crossed}
+    sentence = sure(replace(rocks, criterion={**rocks.criterion, "k": k}), found)
+    assert ("K is all types with a score: no cut-off was found" in sentence) == is_said
+
+
 def test_whether_training_moved_them_is_paired_and_counts_who_kept():
     sentence = moved(make_rocks(("a", "b", "c")))
     assert "of the rocks changed by −50.0 % [−62.5, −37.5] to 0.700" in sentence
-    assert "others by −25.0 % [−50.0, −12.5] to 0.050; 2 of the 3 rocks kept more than 75 %" in sentence
+    assert "others by −25.0 % [−50.0, −12.5] to 0.050; as a set, the rocks moved no less than the rest" in sentence
+    assert sentence.endswith("; 2 of the 3 rocks kept more than 75 % of theirs.")
     assert moved(make_rocks(("a",), kl_change_rocks=None)).startswith("Not known")
 
 
+@pytest.mark.parametrize(
+    ("rocks", "rest", "verdict"),
+    [
+        ([-0.1, 0.0], [-0.5, -0.2], "; as a set, the rocks kept more of their loss than the rest;"),
+        ([-0.5, -0.2], [-0.1, 0.0], "; as a set, the rocks lost more of their loss than the rest;"),
+        ([-0.3, -0.1], [-0.1, 0.0], "; as a set, the rocks moved no less than the rest, as far as these prompts tell;"),
+        (None, [-0.1, 0.0], "to 0.050; 1 of the 1 rocks kept"),
+    ],
+)
+def test_the_set_has_a_verdict_by_its_intervals(rocks: list[float] | None, rest: list[float], verdict: str):
+    intervals = {"kl_change_rocks": rocks, "kl_change_rest": rest}
+    assert verdict in moved(make_rocks(("a",), intervals=intervals))
+
+
+def test_rocks_that_were_not_measured_are_not_counted_as_moved():
+    rocks = make_rocks(("a", "b", "c"))
+    unknown = [replace(token, held_out_change=None) for token in rocks.tokens]
+    some = moved(replace(rocks, tokens=[unknown[0], *rocks.tokens[1:]]))
+    assert some.endswith("; 1 of the 2 rocks that could be measured kept more than 75 % of theirs.")
+    assert moved(replace(rocks, tokens=unknown)).endswith("; what each of them did was not measured.")
+
+
 def test_whether_they_matter_says_who_is_a_pillar_and_what_placebos_did():
-    bans = [make_ban("\n"), make_ban("b", verdict="neutral", delta=0.0), make_ban("c", "matched")]
-    assert matter(make_knockout(bans)) == (
-        "Of 2 bans while decoding, 1 cost accuracy (points: “⏎” −25.0 [−37.5, −12.5]) and 1 change it by less than 3 "
-        "points either way, where 87.5 % [75.0, 93.8] of 90 answers are right without a ban; of 1 other type as "
-        "frequent, 1 cost accuracy."
+    bans = [
+        make_ban("\n", ids=[rock_id(0)]),
+        make_ban("b", verdict="neutral", delta=0.0, ids=[rock_id(1)]),
+        make_ban("c", "matched", ids=[99]),
+    ]
+    rocks = make_rocks(("\n", "b", "x"))
+    assert matter(make_knockout(bans), rocks) == (
+        "Of the 3 rocks, 2 were banned, one at a time: 1 cost accuracy (1 after correction for the number of bans; "
+        "points, 95 % intervals: “⏎” −25.0 [−37.5, −12.5]) and 1 change it by less than 3 points either way; of 1 "
+        "other type as frequent, 1 cost accuracy (1 after correction); without a ban 87.5 % [75.0, 93.8] of 90 answers "
+        "are right (95 % interval)."
     )
-    assert "no other type as frequent was banned" in matter(make_knockout(bans[:2]))
-    curtailed = [make_ban("x", delta=None)]
-    assert "1 cost accuracy, where" in matter(make_knockout(curtailed))
+    assert "no other type as frequent was banned" in matter(make_knockout(bans[:2]), rocks)
+    curtailed = [{**make_ban("x", delta=None), "q": None}]
+    assert "1 cost accuracy (not corrected for the number of bans);" in matter(make_knockout(curtailed), rocks)
+
+
+def test_only_bans_of_rocks_count_and_placebos_as_frequent_as_those():
+    rocks = make_rocks(("a", "b"))
+    other, beside = make_ban("the", ids=[999]), make_ban("p", "matched", ids=[998])
+    beside["ban"]["beside"] = 999
+    own = make_ban("a", ids=[rock_id(0)])
+    assert matter(make_knockout([other, beside, own]), rocks) == matter(make_knockout([own]), rocks)
+    assert matter(make_knockout([other, beside]), rocks) == (
+        "Not known: of the 2 rocks none was banned, only other types."
+    )
+
+
+def test_an_effect_that_correction_does_not_leave_is_not_counted_after_it():
+    bans = [{**make_ban("a", ids=[rock_id(0)]), "q": 0.05}, {**make_ban("b", ids=[rock_id(1)]), "q": 0.06}]
+    assert "2 cost accuracy (1 after correction for the number of bans;" in matter(
+        make_knockout(bans), make_rocks(("a", "b"))
+    )
+
+
+def test_sets_stand_by_themselves_and_the_level_is_that_of_the_sweep():
+    both = [rock_id(0), rock_id(1)]
+    bans = [make_ban("2 rocks", ids=both), make_ban("controls of 2 rocks", "matched", "neutral", 0.0, ids=[98, 99])]
+    knockout = make_knockout(bans)
+    knockout["settings"]["alpha"] = 0.1
+    assert matter(knockout, make_rocks(("a", "b"))) == (
+        "Of the 2 rocks, none was banned by itself; banned together (points, 90 % intervals): 2 rocks −25.0 [−37.5, "
+        "−12.5], pillar and controls of 2 rocks 0.0 [−12.5, +12.5], neutral; without a ban 87.5 % [75.0, 93.8] of 90 "
+        "answers are right (95 % interval)."
+    )
+
+
+def test_without_rocks_there_is_nothing_to_doubt_to_follow_or_to_ban():
+    none = make_rocks((), kl_change_rocks=None)
+    sentences = (sure(none, make_find()), moved(none), matter(make_knockout(), none))
+    assert all(own.startswith("There are no rocks ") for own in sentences)
 
 
 def test_the_gain_is_against_the_baseline_with_what_could_have_been_seen():
@@ -63,6 +140,27 @@ def test_the_gain_is_against_the_baseline_with_what_could_have_been_seen():
     study["comparisons"][0]["verdict"] = "better"
     assert gain(study).startswith("A gain with rock freeze: against uniform")
     assert gain({**study, "comparisons": []}).startswith("Not known")
+
+
+def turned(pair: dict[str, Any]) -> dict[str, Any]:
+    """The same comparison the other way round."""
+    low, high = pair["interval"]
+    verdict = {"better": "worse", "worse": "better"}.get(pair["verdict"], pair["verdict"])
+    return {
+        **pair,
+        **{"first": pair["second"], "second": pair["first"], "verdict": verdict},
+        **{"difference": -pair["difference"], "interval": [-high, -low]},
+    }
+
+
+def test_a_pair_says_the_same_whichever_way_round_it_was_compared():
+    study = make_study()
+    for verdict in ("better", "worse", "undecided"):
+        study["comparisons"][0]["verdict"] = verdict
+        other_way = {**study, "comparisons": [turned(own) for own in study["comparisons"]]}
+        assert gain(other_way) == gain(study)
+    apart = {**study["comparisons"][0], "second": "another arm"}
+    assert gain({**study, "comparisons": [apart]}).startswith("Not known")
 
 
 def test_parts_that_were_not_run_are_named_with_their_command(tmp_path: Path):
@@ -82,8 +180,17 @@ def test_parts_that_were_not_run_are_named_with_their_command(tmp_path: Path):
 
 def test_a_whole_run_answers_all_and_names_its_sources(tmp_path: Path):
     answers = five_answers(RunView.open(make_report_run(tmp_path / "run")))
-    files = [("rocks.json",), ("rocks.json", "find.json"), ("rocks.json",), ("knockout.json",), ("study.json",)]
+    files = [
+        *(("rocks.json",), ("rocks.json", "find.json"), ("rocks.json",)),
+        *(("knockout.json", "rocks.json"), ("study.json",)),
+    ]
     assert [own.sources for own in answers] == files
+
+
+def test_bans_without_rocks_say_what_is_missing(tmp_path: Path):
+    path = make_report_run(tmp_path / "run")
+    (path / "rocks.json").unlink()
+    assert five_answers(RunView.open(path))[3].sentence.endswith("(rocktokens find).")
 
 
 @pytest.mark.parametrize("text", ["\x1b[31m", "\u202e", "\ud800", "x" * 1_000_000])

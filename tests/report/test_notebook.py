@@ -8,9 +8,10 @@ from explorer_run import LENGTH, N_ROLLOUTS, make_run
 from hostile_texts import HOSTILE
 from report_run import make_rocks
 
-from rocktokens.report.notebook import LEVELS, level
 from rocktokens.report.runs import RunView
 from rocktokens.report.strips import rollout_strip
+from rocktokens.traces.notebook import LEVELS, MOST, Piece, level, strip_html
+from rocktokens.traces.store import TraceStore
 
 
 class Tags(HTMLParser):
@@ -50,6 +51,29 @@ def test_a_strip_shows_every_token_as_text(run: RunView):
         tags = Tags(html)
         assert tags.names <= {"div", "span", "sup", "br"} and tags.attributes <= {"style", "title"}
         assert html.count("<span") == LENGTH
+
+
+def test_a_rollout_of_a_store_shows_every_token_as_text(run: RunView):
+    store = TraceStore(run.path)
+    for rollout_id in range(0, N_ROLLOUTS, 9):
+        html = store.rollout(rollout_id, 10)._repr_html_()
+        tags = Tags(html)
+        assert tags.names <= {"div", "span", "br"} and tags.attributes <= {"style", "title"}
+        assert html.count("<span") == LENGTH and html.isprintable() and len(html) < 20_000
+
+
+def test_a_rollout_of_a_store_has_the_colours_of_its_strip(run: RunView):
+    colours = [
+        re.findall(r'<span style="background:(#[0-9a-f]+);', own._repr_html_())
+        for own in (TraceStore(run.path).rollout(3, 10), rollout_strip(run, 3, 10))
+    ]
+    assert colours[0] == colours[1] and len(set(colours[0])) > 1
+
+
+def test_long_strips_are_cut_and_counted():
+    html = strip_html("t", [Piece("x", 1.0, "")] * (MOST + 1_234))
+    assert html.count("<span") == MOST and "… 1,234 more" in html
+    assert "more" not in strip_html("t", [Piece("x", 1.0, "")] * MOST)
 
 
 def test_the_highest_kl_has_the_last_colour_and_the_lowest_the_first(run: RunView):

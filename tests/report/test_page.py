@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from explorer_run import make_run
+from explorer_run import LENGTH, make_run
 from report_run import TEXTS, make_report_run
 
 from rocktokens.errors import RocktokensError
 from rocktokens.report.page import RESULT_FILES, STRIPS, file_name, report_html, unbroken, with_room, write_figures
 from rocktokens.report.runs import RunView
-from rocktokens.report.text import visible
+from rocktokens.report.text import MARKS_LEGEND, visible
 from rocktokens.run_dir import RunDir
 
 FIGURES = {
@@ -148,6 +148,17 @@ def test_the_page_holds_rollouts_and_reads_without_a_script(page: Page):
     assert len(strips) == STRIPS and all(strip["tokens"] for strip in strips)
     shown = page.text_in("pre")
     assert all(strip["response_text"] in shown for strip in strips)
+
+
+def test_long_rollouts_are_cut_and_what_is_left_out_is_counted(path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("rocktokens.report.page.STRIP_TOKENS", 20)
+    page = Page(report_html([RunView.open(path)]))
+    assert [(len(strip["tokens"]), strip["more"]) for strip in page.data["strips"][0]] == [(20, LENGTH - 20)] * STRIPS
+    assert page.text_in("p", **{"class": "note"}).count(f"… {LENGTH - 20} more tokens") == STRIPS
+
+
+def test_the_marks_of_tokens_are_explained_once(page: Page):
+    assert page.text_in("p", **{"class": "note"}).count(MARKS_LEGEND) == 1
 
 
 def test_facts_name_seeds_versions_and_hashes(page: Page, path: Path):

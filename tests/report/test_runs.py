@@ -15,11 +15,12 @@ from view_run import CHECKPOINTS, log_line, probe_rollouts, rock_ids, scores, wr
 
 from rocktokens.errors import RocktokensError
 from rocktokens.report.browse import Filters, live, rollouts, type_card
-from rocktokens.report.grades import Grades
+from rocktokens.report.grades import FIRST_PROMPTS, Grades
 from rocktokens.report.logs import LogTail
 from rocktokens.report.runs import RunView, to_json
 from rocktokens.report.strips import interesting_rollouts, rollout_strip
-from rocktokens.run_dir import RunDir, file_sha256
+from rocktokens.run_dir import RunDir, derive_seed, file_sha256
+from rocktokens.tasks.wordmath import Wordmath
 from rocktokens.traces.schema import trace_table
 from rocktokens.traces.writer import TraceWriter
 
@@ -129,6 +130,16 @@ def test_answers_are_graded_by_the_prompts_that_were_recorded(tmp_path: Path):
 @pytest.mark.parametrize("recorded", [{}, {"task": {"name": "hub", "path": "x"}, "num_prompts": 1, "seed": 0}])
 def test_prompts_that_cannot_be_made_again_give_no_grade(recorded: dict):
     assert Grades(recorded, "probe prompts").is_right("jsonl-0", "1 + 1?", "2") is None
+
+
+def test_prompts_beyond_the_first_are_graded_alike():
+    recorded = {"task": {"name": "wordmath"}, "num_prompts": FIRST_PROMPTS + 2, "seed": 3}
+    *prompts, beyond = Wordmath().prompts(FIRST_PROMPTS + 3, derive_seed(3, "probe prompts"))
+    grades = Grades(recorded, "probe prompts")
+    for own in (prompts[-1], prompts[0]):
+        assert grades.is_right(own.id, own.text, f"The answer is {own.answer}.") is True
+        assert grades.is_right(own.id, own.text, f"The answer is {own.answer}1.") is False
+    assert grades.is_right(beyond.id, beyond.text, f"The answer is {beyond.answer}.") is None
 
 
 # The log

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from explorer_run import CHECKPOINTS, LENGTH, N_ROLLOUTS, ROCK_IDS, VOCABULARY, make_run
+from explorer_run import CHECKPOINTS, LENGTH, N_ROLLOUTS, ROCK_IDS, VOCABULARY, make_other_run, make_run
 from hostile_texts import HOSTILE
 from starlette.applications import Starlette
 from starlette.routing import BaseRoute, Mount, Route
@@ -269,7 +269,28 @@ def test_answers_are_the_views(client: TestClient):
     assert [step for step, _ in ask("runs/0/rollouts/3/positions/0")] == list(CHECKPOINTS)
     assert [one["checkpoint"] for one in ask(QUERIES["/api/compare"].join(["compare?", ""]))] == list(CHECKPOINTS)
     assert ask("runs/0/live")["step"] == 2
+    assert (ask("runs/0/knockouts")["alpha"], len(ask("runs/0/knockouts")["bans"])) == (0.05, len(ROCK_IDS) + 1)
     assert ask(f"runs/0/knockouts/{ROCK_IDS[0]}")["pairs"]
+
+
+def test_rocks_come_with_what_their_numbers_rest_on(tmp_path: Path):
+    paths = (make_run(tmp_path / "run"), make_other_run(tmp_path / "other"))
+    client = TestClient(make_app([RunView.open(path) for path in paths], TOKEN), base_url=ORIGIN)
+    overviews = client.get(f"/{TOKEN}/api/runs").json()
+    assert [(run["is_split"], run["rule"]) for run in overviews] == [(False, None), (True, "paper")]
+    assert overviews[1]["summary"]["measured_on"] == "held-out half"
+    assert overviews[1]["rocks"][0]["held_out_mean_kl"] == 1.25
+    assert client.get(f"/{TOKEN}/api/runs/1/knockouts").json()["alpha"] == 0.1
+
+
+def test_a_run_without_rocks_or_bans(tmp_path: Path):
+    path = make_run(tmp_path / "run")
+    for name in ("rocks.json", "knockout.json"):
+        (path / name).unlink()
+    client = TestClient(make_app([RunView.open(path)], TOKEN), base_url=ORIGIN)
+    [run] = client.get(f"/{TOKEN}/api/runs").json()
+    assert (run["summary"], run["rocks"], run["is_split"], run["rule"]) == (None, [], False, None)
+    assert client.get(f"/{TOKEN}/api/runs/0/knockouts").json() == {"alpha": None, "bans": []}
 
 
 @each_route

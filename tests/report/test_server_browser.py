@@ -9,24 +9,38 @@ from pathlib import Path
 import pytest
 import uvicorn
 from axe_playwright_python.sync_playwright import Axe
-from explorer_run import LENGTH, N_ROLLOUTS, ROCK_IDS, TOP_K, VOCABULARY, log_line, make_run
+from explorer_run import (
+    FROZEN_IDS,
+    LENGTH,
+    N_ROLLOUTS,
+    ROCK_IDS,
+    TOP_K,
+    VOCABULARY,
+    log_line,
+    make_other_run,
+    make_run,
+)
+from hostile_texts import HOSTILE
 from playwright.sync_api import Browser, ConsoleMessage, Error, Page, Request, Route, expect, sync_playwright
 
 from rocktokens.report.runs import RunView
 from rocktokens.report.security import new_token
 from rocktokens.report.server import make_app
+from rocktokens.report.text import legible, visible
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium to test the pages with")
 VIEWS = ("rollouts", "rocks", "compare", "knockout", "live")
+FOREIGN = "#main :is(script, img, iframe, object, link, style, form:not(#filters))"
+"""What no view is made of."""
 
 
 class Server(uvicorn.Server):
-    """The explorer of two runs in a thread of its own, on a free port."""
+    """The explorer of runs, by their number, in a thread of its own, on a free port."""
 
-    def __init__(self, run: Path) -> None:
-        self.run_path, token = run, new_token()
-        app = make_app([RunView.open(run), RunView.open(run)], token)
+    def __init__(self, *runs: Path) -> None:
+        self.run_path, token = runs[0], new_token()
+        app = make_app([RunView.open(run) for run in runs], token)
         super().__init__(uvicorn.Config(app, port=0, log_level="warning", access_log=False, ws="none"))
         self._thread = threading.Thread(target=self.run)
         self._thread.start()
@@ -42,7 +56,9 @@ class Server(uvicorn.Server):
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    server = Server(make_run(tmp_path_factory.mktemp("runs") / "hostile"))
+    folder = tmp_path_factory.mktemp("runs")
+    hostile, other = make_run(folder / "hostile"), make_other_run(folder / "other")
+    server = Server(hostile, hostile, other)
     yield server
     server.stop()
 
@@ -60,6 +76,15 @@ def page(browser: Browser, server: Server) -> Iterator[Page]:
     """A page on which, in the end, no text was executed, nobody else was asked, and the console is empty."""
     context = browser.new_context(viewport={"width": 1440, "height": 900}, reduced_motion="reduce")
     page = context.new_page()
+    complaints = watched(page, server)
+    yield page
+    assert complaints == []
+    expect(page.locator("#problem")).to_be_hidden()
+    context.close()
+
+
+def watched(page: Page, server: Server) -> list[str]:
+    """What a page does that it must not, as it happens: a page that was left is not forgotten."""
     complaints: list[str] = []
 
     def note(message: ConsoleMessage) -> None:
@@ -73,11 +98,9 @@ def page(browser: Browser, server: Server) -> Iterator[Page]:
     page.on("pageerror", lambda error: complaints.append(f"error: {error}"))
     page.on("request", outside)
     page.on("dialog", lambda dialog: complaints.append(f"dialog: {dialog.message}"))
-    yield page
-    assert complaints == []
-    assert page.evaluate("window.executed") is None
-    expect(page.locator("#problem")).to_be_hidden()
-    context.close()
+    page.expose_function("noteExecution", lambda: complaints.append("a text was executed"))
+    page.add_init_script("Object.defineProperty(window, 'executed', { set: () => window.noteExecution() })")
+    return complaints
 
 
 def open_at(page: Page, server: Server, choice: str = "") -> None:
@@ -85,6 +108,17 @@ def open_at(page: Page, server: Server, choice: str = "") -> None:
     page.goto("about:blank")
     page.goto(f"{server.url}#{choice}")
     page.locator("nav [aria-current]").wait_for()
+
+
+def test_an_execution_is_noted_and_not_forgotten(browser: Browser, server: Server):
+    """That nothing was noted means something: what the hostile texts would do is."""
+    page = browser.new_page()
+    complaints = watched(page, server)
+    open_at(page, server)
+    page.evaluate("window.executed=1")
+    open_at(page, server)
+    assert complaints == ["a text was executed"]
+    page.close()
 
 
 def selected(page: Page, within: str = "#rollout") -> str | None:
@@ -196,6 +230,16 @@ def test_one_stop_of_tab_a_strip(page: Page, server: Server):
     page.locator("#rollout .strip-token[tabindex='0']").focus()
     page.keyboard.press("Tab")
     expect(page.locator("#rollout .strip-token:focus")).to_have_count(0)
+
+
+def test_a_token_reached_by_tab_shows_its_panel(page: Page, server: Server):
+    open_at(page, server, "rollout=0")
+    expect(page.locator("#rollout .strip-token")).to_have_count(LENGTH)
+    page.get_by_role("link", name="compare", exact=True).focus()
+    page.keyboard.press("Tab")
+    expect(page.locator("#rollout .strip-token:focus")).to_have_attribute("data-position", "0")
+    expect(page.locator("#token-panel dd").first).to_have_text("0")
+    assert selected(page) == "0"
 
 
 def test_every_part_can_be_reached_by_tab(page: Page, server: Server):
@@ -313,6 +357,62 @@ def test_comparing_two_checkpoints(page: Page, server: Server):
     assert page.locator("#strip-a").inner_text() == page.locator("#strip-b").inner_text()
 
 
+def test_comparing_runs_whose_prompts_differ(page: Page, server: Server):
+    """The same number is another prompt there: both are shown, and no token is taken for the other's."""
+    open_at(page, server, "view=compare&rollout=2")
+    expect(page.locator("#strip-b .strip-token")).to_have_count(LENGTH)
+    expect(page.locator("#compare-note")).to_be_hidden()
+    expect(page.locator("#view-compare .prompt").filter(visible=True)).to_have_count(0)
+    page.locator("#run-b").select_option("2")
+    expect(page.locator("#name-b")).to_have_text("other, step 10")
+    expect(page.locator("#compare-note")).to_have_text("The prompts differ, so tokens are not paired.")
+    here, there = page.locator("#view-compare .prompt").all_inner_texts()
+    assert here and there and here != there
+    for side, other in (("a", "b"), ("b", "a")):
+        page.locator(f"#strip-{side} .strip-token").nth(4).click()
+        assert selected(page, f"#strip-{side}") == "4"
+        expect(page.locator(f"#strip-{other} [aria-selected=true]")).to_have_count(0)
+        expect(page.locator("#compare-panels h3")).to_have_count(1)
+        page.locator(f"#strip-{other} .strip-token").nth(6).hover()
+        expect(page.locator("#compare-panels dd").first).to_have_text("6")
+        expect(page.locator("#compare-panels h3")).to_have_count(1)
+    page.reload()
+    expect(page.locator("#strip-b [aria-selected=true]")).to_have_attribute("data-position", "4")
+    expect(page.locator("#strip-a [aria-selected=true]")).to_have_count(0)
+
+
+def test_comparing_runs_whose_answers_differ(page: Page, server: Server):
+    def answer(route: Route) -> None:
+        strips = route.fetch().json()
+        strips[1]["tokens"][3]["token_id"] += 1
+        route.fulfill(json=strips)
+
+    page.route(re.compile("/api/compare"), answer)
+    open_at(page, server, "view=compare&rollout=2&position=4")
+    expect(page.locator("#compare-note")).to_have_text("The answers differ, so tokens are not paired.")
+    expect(page.locator("#compare-panels h3")).to_have_count(1)
+
+
+def test_rocks_say_which_prompts_their_numbers_are_of(page: Page, server: Server):
+    open_at(page, server, "view=rocks&run=2")
+    expect(page.locator("#rocks caption")).to_contain_text("are of the prompts that selected the rocks")
+    expect(page.locator("#rocks caption")).to_contain_text("Verdicts by the paper's rule")
+    expect(page.locator("#rocks .muted")).to_contain_text("held-out half (45 prompts)")
+    titles = page.locator("#rocks th").all_inner_texts()
+    cells = page.locator("#rocks tbody tr").first.locator("td").all_inner_texts()
+    row = dict(zip(titles, cells, strict=True))
+    assert (row["mean kl"], row["held out"], row["change"]) == ("1.500", "1.250", "−12.5 %")
+    open_at(page, server, "view=rocks&run=0")
+    expect(page.locator("#rocks caption")).to_contain_text("All prompts selected the rocks")
+    assert "held out" not in page.locator("#rocks th").all_inner_texts()
+
+
+def test_a_ban_has_the_interval_it_was_given(page: Page, server: Server):
+    for run, level in ((0, "95 %"), (2, "90 %")):
+        open_at(page, server, f"view=knockout&run={run}")
+        expect(page.locator("#bans .side-note")).to_contain_text(f"with its {level} interval")
+
+
 def test_a_knock_out_marks_the_first_difference(page: Page, server: Server):
     open_at(page, server, "view=knockout")
     expect(page.locator("#bans a")).to_have_count(len(ROCK_IDS) + 1)
@@ -334,6 +434,17 @@ def test_a_run_in_training_is_followed(page: Page, server: Server):
     expect(page.locator("#live-status")).not_to_have_text(before, timeout=10_000)
     expect(page.locator("#live-status")).to_contain_text("4 steps")
     expect(page.locator("#curves figure").filter(has_text=re.compile("^kl")).locator("b")).to_have_text("0.250")
+
+
+def test_an_answer_after_a_silence_takes_the_alert_away(browser: Browser, server: Server):
+    page = browser.new_page()
+    page.route(re.compile("/live"), lambda route: route.abort())
+    open_at(page, server, "view=live")
+    expect(page.locator("#problem")).to_contain_text("does not answer")
+    page.unroute(re.compile("/live"))
+    expect(page.locator("#curves svg").first).to_be_visible(timeout=10_000)
+    expect(page.locator("#problem")).to_be_hidden()
+    page.close()
 
 
 @pytest.mark.parametrize("wish", ["light", "dark"])
@@ -393,7 +504,7 @@ def test_the_browser_refuses_markup_and_foreign_scripts(browser: Browser, server
 
 
 def test_hostile_texts_are_only_ever_text(page: Page, server: Server):
-    """Every hostile text through strip, panel, list, search, compare and type card: the page's hooks see the rest."""
+    """Every hostile text through strip, list and panel: the page's hooks see the rest."""
     open_at(page, server)
     for rollout in range(N_ROLLOUTS):
         page.evaluate("hash => { location.hash = hash }", f"rollout={rollout}&position={rollout % LENGTH}")
@@ -403,12 +514,61 @@ def test_hostile_texts_are_only_ever_text(page: Page, server: Server):
         assert not any(
             re.search("[\u0000-\u001f\u007f-\u009f\u200b-\u200f\u202a-\u202e\u2066-\u2069]", text) for text in texts
         )
+    assert page.locator(FOREIGN).count() == 0
+
+
+def test_hostile_texts_in_cards_and_comparisons(page: Page, server: Server):
+    for rollout in range(0, N_ROLLOUTS, 6):
+        hostile = 2 * (rollout // 6 % (LENGTH // 2)) + 1  # words stand at even positions
+        open_at(page, server, f"rollout={rollout}&position={hostile}")
+        expect(page.locator(".occurrences li").first).to_be_visible()
+        expect(page.locator(".tops td").first).to_be_visible()
+        assert page.locator(FOREIGN).count() == 0
+        open_at(page, server, f"view=compare&rollout={rollout}&run_b=2&position={hostile}")
+        expect(page.locator("#compare-panels h3")).to_have_count(1)
+        expect(page.locator("#view-compare .prompt").filter(visible=True)).to_have_count(2)
+        assert page.locator(FOREIGN).count() == 0
+
+
+def test_hostile_texts_in_tables_answers_and_searches(page: Page, server: Server):
     open_at(page, server, "view=rocks")
     expect(page.locator("#rocks tbody tr")).to_have_count(len(ROCK_IDS))
     for token_id in ROCK_IDS:
         open_at(page, server, f"view=knockout&ban={token_id}")
         expect(page.locator("#pairs h2 .chip")).to_be_visible()
+    assert page.locator(FOREIGN).count() == 0
     page.get_by_role("link", name="Rollouts").click()
     for text in VOCABULARY[9:40]:
         page.get_by_role("searchbox").fill(text[:200])
-    assert page.locator("#main :is(script, img, iframe, object, link, style, form:not(#filters))").count() == 0
+    assert page.locator(FOREIGN).count() == 0
+
+
+def test_hostile_texts_frozen_in_training(page: Page, server: Server):
+    open_at(page, server, "view=live&run=2")
+    expect(page.locator("#online .chip")).to_have_count(len(FROZEN_IDS))
+    assert page.locator("#online .chip").all_inner_texts() == [
+        page.evaluate("text => RockStrip.visible(text)", legible(VOCABULARY[token_id], 64)) for token_id in FROZEN_IDS
+    ]
+    assert page.locator(FOREIGN).count() == 0
+
+
+def test_texts_have_the_same_marks_here_and_in_the_terminal(page: Page, server: Server):
+    open_at(page, server)
+    texts = [*(text for text in HOSTILE if len(text) < 1000), " a\n\tb\r\n", "·⏎⇥␍", "↵→", "e\u0301", "\u0301", ""]
+    shown = page.evaluate(
+        "texts => texts.map((text) => RockStrip.visible(text, 1e6))", [legible(text, 10**6) for text in texts]
+    )
+    assert dict(zip(texts, shown, strict=True)) == {text: visible(text, 10**6) for text in texts}
+
+
+def test_a_line_breaks_only_where_the_text_does(page: Page, server: Server):
+    def answer(route: Route) -> None:
+        strip = route.fetch().json()
+        strip["tokens"] = [{**strip["tokens"][0], "text": text, "position": at} for at, text in enumerate(texts)]
+        route.fulfill(json=strip)
+
+    texts = ("a\n", "⏎", "↵", "b")
+    page.route(re.compile(r"/rollouts/0\?"), answer)
+    open_at(page, server, "rollout=0")
+    expect(page.locator("#rollout .strip-token")).to_have_count(len(texts))
+    expect(page.locator("#rollout br")).to_have_count(1)

@@ -262,7 +262,14 @@ def test_a_rollout_comes_in_order_of_position(tmp_path):
     write(tmp_path, table.take(list(reversed(range(40)))), rows_per_part=7)
     store = TraceStore(tmp_path)
     wanted = table.filter(pa.compute.equal(table["rollout_id"], 3))
-    assert store.rollout(3, 0).to_pylist() == wanted.to_pylist()
+    rollout = store.rollout(3, 0)
+    assert rollout.to_pylist() == wanted.to_pylist()
+    assert (len(rollout), rollout.num_rows) == (wanted.num_rows, wanted.num_rows)
+    assert rollout["kl"] == rollout.column("kl") == rollout.table["kl"]
+    assert pa.table(rollout).equals(rollout.table)
+    assert rollout._repr_html_().count("<span") == wanted.num_rows
+    with pytest.raises(AttributeError, match="nothing_like_it"):
+        _ = rollout.nothing_like_it
     with pytest.raises(RocktokensError, match="rollout 999 is not in the traces of checkpoint 0"):
         store.rollout(999, 0)
 

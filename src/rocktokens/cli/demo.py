@@ -40,13 +40,11 @@ from rocktokens.config import Config, parse_config
 from rocktokens.report.text import visible
 from rocktokens.run_dir import RunDir
 from rocktokens.studies.config import StudyConfig, make_study
-from rocktokens.types import RockSet
+from rocktokens.types import KEPT, RockSet
 
 if TYPE_CHECKING:
     import pandas as pd
 
-KEPT = 0.75
-"""A type that keeps more than this share of its kl has not been moved by training."""
 STUDY_SEEDS = 2
 LAST_STEPS = 5
 """One step's rollouts are few; the last steps together tell where the loss ended."""

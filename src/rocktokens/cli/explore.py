@@ -1,10 +1,13 @@
 """``rocktokens explore``: a local, read-only web page over runs, until Ctrl-C."""
 
+import html
 import socket
 import threading
 import webbrowser
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -56,10 +59,28 @@ def explore(
         else:
             output.print(f"explorer: {url}", soft_wrap=True, markup=False, highlight=False)
             output.print("Whoever has this link can read the runs. Ctrl-C ends it.", markup=False)
-        if browser:
-            # Beside the server, which answers it: some browsers do not return before they are closed.
-            threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
-        _serve(views, token, _hosts(host), listener)
+        with _browser_at(url) if browser else nullcontext():
+            _serve(views, token, _hosts(host), listener)
+
+
+@contextmanager
+def _browser_at(url: str) -> Iterator[None]:
+    """Open a browser by way of a file that only its owner can read, and that is there until the end.
+
+    What a browser is started with can be read by every user of the machine, and ``url`` holds the secret.
+    """
+    with TemporaryDirectory(prefix="rocktokens-") as folder:
+        door = Path(folder) / "explorer.html"
+        door.touch(mode=0o600)
+        link = html.escape(url)
+        door.write_text(
+            f'<!DOCTYPE html><meta charset="utf-8"><meta http-equiv="refresh" content="0; url={link}">'
+            f'<title>rocktokens explorer</title><a href="{link}">Open the explorer</a>\n',
+            encoding="utf-8",
+        )
+        # Beside the server, which answers it: some browsers do not return before they are closed.
+        threading.Thread(target=webbrowser.open, args=(door.as_uri(),), daemon=True).start()
+        yield
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -9,9 +9,9 @@ from rich.text import Text
 from rocktokens.cli.common import output, percent, percent_interval
 from rocktokens.cli.tables import WIDE, decimal, heading, p_value, plain_table
 from rocktokens.report.text import visible
-from rocktokens.types import RockSet, RockToken
+from rocktokens.report.wording import as_a_set
+from rocktokens.types import SURE, RockSet, RockToken
 
-SURE = 0.95
 GROUP_NAMES = {"rock": "rocks", "rare high-kl": "high mean kl", "random": "random types"}
 NOT_NARROW = ("category", "in", "mean kl", "95 %")
 """Columns of the rocks that only a screen at least so wide has room for."""
@@ -76,21 +76,14 @@ def print_summary(rocks: RockSet) -> None:
         output.print(
             f"kl from checkpoint {criterion['baseline']} to {criterion['reference']} on the same tokens: rocks "
             f"{_signed_share(summary['kl_change_rocks'], interval['kl_change_rocks'])}, the rest "
-            f"{_signed_share(summary['kl_change_rest'], interval['kl_change_rest'])}{_verdict(summary)}",
+            f"{_signed_share(summary['kl_change_rest'], interval['kl_change_rest'])}{_together(summary)}",
             highlight=False,
         )
 
 
-def _verdict(summary: dict[str, Any]) -> str:
-    """Whether the rocks, as a set, kept their loss better than the rest; by intervals, not by the numbers alone."""
-    rocks, rest = (summary["intervals"][f"kl_change_{name}"] for name in ("rocks", "rest"))
-    if rocks is None or rest is None:
-        return ""
-    if rocks[0] > rest[1]:
-        return ": as a set, the rocks kept more of their loss"
-    if rocks[1] < rest[0]:
-        return ": as a set, the rocks lost more of their loss than the rest; what each one did is in the table"
-    return ": as a set, the rocks moved no less than the rest, as far as these prompts tell"
+def _together(summary: dict[str, Any]) -> str:
+    verdict = as_a_set(summary["intervals"])
+    return f": {verdict}" if verdict else ""
 
 
 def _in_contexts(criterion: dict[str, Any]) -> str:
@@ -103,7 +96,7 @@ def _in_contexts(criterion: dict[str, Any]) -> str:
 
 def rock_table(rocks: RockSet, show: int, width: int | None = None) -> Table:
     """The first rocks with the numbers they were selected by, whitespace visible; fewer columns where it is narrow."""
-    is_split, is_context = _is_split(rocks), rocks.criterion["stage"] == "context"
+    is_split, is_context = rocks.is_split, rocks.criterion["stage"] == "context"
     where = "held out, change: on prompts that did not select them" if is_split else "no split: all on the same prompts"
     score = "min R" if rocks.criterion["joint"] else "R"
     cells: dict[str, Callable[[RockToken], str | Text]] = {
@@ -129,15 +122,10 @@ def rock_table(rocks: RockSet, show: int, width: int | None = None) -> Table:
     return table
 
 
-def _is_split(rocks: RockSet) -> bool:
-    share = rocks.criterion["split"]
-    return share is not None and share < 1
-
-
 def _print_certainty(rocks: RockSet) -> None:
     is_context = rocks.criterion["stage"] == "context"
     parts = ["in: prompts it occurs in", "R = freq × mean kl"]
-    if _is_split(rocks):
+    if rocks.is_split:
         parts += ["held out: mean kl on the other prompts", "change: of that, since the baseline checkpoint"]
     if is_context:
         parts += ["CCR: share of its occurrences that were hard at both checkpoints in a recurring context"]
@@ -183,7 +171,7 @@ def _print_persistence(rocks: RockSet, records: list[dict[str, Any]]) -> None:
     output.print(table)
     chosen = (
         "the groups were chosen on the selection half: a difference between halves includes regression to the mean; "
-        if _is_split(rocks)
+        if rocks.is_split
         else "the groups were chosen on these very prompts, which flatters them; "
     )
     unit = "prompt" if rocks.summary["n_clusters"] == rocks.summary["n_prompts"] else "group of prompts"

@@ -2,17 +2,15 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from rich.text import Text
 
 from rocktokens.cli.common import AsJson, notes, output, print_json
 from rocktokens.errors import RocktokensError
 from rocktokens.report.text import printable
 from rocktokens.run_dir import write_atomically
-
-if TYPE_CHECKING:
-    pass
 
 RunPaths = Annotated[
     list[Path],
@@ -39,7 +37,7 @@ def report(
     if as_json:
         return print_json(record)
     for own in record["runs"]:
-        output.rule(printable(own["name"]), align="left")
+        output.rule(Text(printable(own["name"])), align="left")
         for answer in own["answers"]:
             output.print(f"[bold]{answer['question']}[/bold]", highlight=False)
             output.print(answer["sentence"], highlight=False, markup=False)

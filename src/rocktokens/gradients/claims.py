@@ -34,11 +34,10 @@ from typing import Any
 import numpy as np
 
 from rocktokens.gradients.verdicts import ALPHA, UNKNOWN, Interval, Tally, Verdict, above, below, both, p_text
+from rocktokens.types import KEPT
 
 LEAST_BATCHES = 4
 """For a verdict by an interval over batches."""
-KEPT = 0.75
-"""Who keeps more than this share of its kl has not moved."""
 HALF_LEFT = 0.5
 """The alignment at which the mean of many gradients is half as long as they are."""
 ALONG = 0.1

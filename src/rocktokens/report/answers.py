@@ -14,10 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rocktokens.report.ban_answer import matter
 from rocktokens.report.runs import RunView
 from rocktokens.report.text import printable, visible
 from rocktokens.report.wording import (
-    ban_name,
+    as_a_set,
     counted,
     decimal,
     hundredths,
@@ -29,14 +30,11 @@ from rocktokens.report.wording import (
     signed_percent,
     with_interval,
 )
-from rocktokens.types import RockSet, RockToken
+from rocktokens.stats.cutoff import BAND
+from rocktokens.types import KEPT, SURE, RockSet
 
-KEPT = 0.75
-"""A type that keeps more than this share of its kl has not been moved by training."""
-SURE = 0.95
-"""A rock that is one in this share of the resamples is a sure one."""
-NAMED, NAMED_PILLARS, NAMED_ARMS = 6, 4, 3
-"""How many tokens, pillars and arms a sentence names."""
+NAMED, NAMED_ARMS = 6, 3
+"""How many tokens and arms a sentence names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +58,7 @@ def five_answers(run: RunView) -> tuple[Answer, ...]:
         _answer("Which tokens?", which(run.rocks) if run.rocks else "", ("rocks.json",), "find"),
         _answer("How sure is that?", *_sureness(run), "find"),
         _answer("Did training move them?", moved(run.rocks) if run.rocks else "", ("rocks.json",), "find"),
-        _answer("Do they matter?", matter(run.knockout) if run.knockout else "", ("knockout.json",), "knockout"),
+        _answer("Do they matter?", *_mattering(run)),
         _answer("What do I gain?", gain(run.study) if run.study else "", ("study.json",), "study"),
     )
 
@@ -82,6 +80,8 @@ def which(rocks: RockSet) -> str:
 
 def sure(rocks: RockSet, found: dict[str, Any] | None) -> str:
     """How often the same rocks come up with other prompts and other settings."""
+    if not rocks.tokens:
+        return "There are no rocks whose place could be in doubt."
     known = [token.p_in_top_k for token in rocks.tokens if token.p_in_top_k is not None]
     parts = []
     if known:
@@ -89,7 +89,7 @@ def sure(rocks: RockSet, found: dict[str, Any] | None) -> str:
         share = percent(SURE, 0)
         parts.append(f"{certain} of the {len(rocks.tokens)} stay rocks in at least {share} of resamples of the prompts")
     if found:
-        parts += [*_repeats(found), *_depends(found["sensitivity"])]
+        parts += [*_uncut(rocks, found["cutoff"]), *_repeats(found["cutoff"]), *_depends(found["sensitivity"])]
     if not parts:
         return "Not known: the prompts were too few to resample."
     sentence = "; ".join(parts)
@@ -97,44 +97,26 @@ def sure(rocks: RockSet, found: dict[str, Any] | None) -> str:
 
 
 def moved(rocks: RockSet) -> str:
-    """The paired change of the kl of rocks and of the rest."""
+    """The paired change of the kl of rocks and of the rest, together and one by one."""
     summary, criterion = rocks.summary, rocks.criterion
+    if not rocks.tokens:
+        return "There are no rocks to follow through training."
     if summary.get("kl_change_rocks") is None:
         return "Not known: no earlier checkpoint scored the same tokens, so there is no before and after."
-    kept = [token for token in rocks.tokens if _keeps(token)]
     changes = {name: _change(summary, f"kl_change_{name}") for name in ("rocks", "rest")}
-    return (
+    whole = (
         f"From checkpoint {criterion['baseline']} to {criterion['reference']}, on the same tokens, the loss of the "
         f"rocks changed by {changes['rocks']} to {decimal(summary['mean_kl_rocks'], 3)} nats a token and that of all "
-        f"others by {changes['rest']} to {decimal(summary['mean_kl_rest'], 3)}; {len(kept)} of the "
-        f"{len(rocks.tokens)} rocks kept more than {percent(KEPT, 0)} of theirs."
+        f"others by {changes['rest']} to {decimal(summary['mean_kl_rest'], 3)}"
     )
-
-
-def matter(knockout: dict[str, Any]) -> str:
-    """What bans did, beside what placebos did."""
-    tested = [own for own in knockout["knockouts"] if own["ban"]["role"] == "tested"]
-    placebos = [own for own in knockout["knockouts"] if own["ban"]["role"] == "matched"]
-    baseline, margin = knockout["baseline"], 100 * knockout["settings"]["margin"]
-    kinds = {verdict: [own for own in tested if own["verdict"] == verdict] for verdict in VERDICTS}
-    said = [
-        f"{len(own)} {says.format(margin=f'{margin:g}')}{_named_pillars(own) if verdict == 'pillar' else ''}"
-        for (verdict, says), own in zip(VERDICTS.items(), kinds.values(), strict=True)
-        if own
-    ]
-    answers = counted(baseline["n_prompts"] * baseline["num_samples"], "answer")
-    return (
-        f"Of {counted(len(tested), 'ban')} while decoding, {listed(said) if said else 'none has a verdict'}, where "
-        f"{with_interval(percent(baseline['accuracy']), hundredths(baseline['interval']))} of {answers} are right "
-        f"without a ban; {_placebo_part(placebos)}."
-    )
+    verdict = as_a_set(summary.get("intervals") or {})
+    return f"{'; '.join(filter(None, (whole, verdict, _kept_part(rocks))))}."
 
 
 def gain(study: dict[str, Any]) -> str:
     """What other weights did to accuracy at equal steps, and what they saved."""
-    compared = [
-        own for own in study["comparisons"] if own["kind"] == "equal_steps" and own["second"] == study["baseline"]
-    ]
+    at_equal_steps = [own for own in study["comparisons"] if own["kind"] == "equal_steps"]
+    compared = [own for pair in at_equal_steps if (own := _against(study["baseline"], pair)) is not None]
     if not compared:
         return "Not known: the study compared no arm with its baseline at equal steps."
     arms = {arm["name"]: arm for arm in study["arms"]}
@@ -152,12 +134,7 @@ def gain(study: dict[str, Any]) -> str:
     )
 
 
-VERDICTS = {
-    "pillar": "cost accuracy",
-    "stumbling": "improve it",
-    "neutral": "change it by less than {margin} points either way",
-    "undecided": "cannot be told on these prompts",
-}
+TURNED = {"better": "worse", "worse": "better"}
 
 
 def _answer(question: str, sentence: str, sources: tuple[str, ...], verb: str) -> Answer:
@@ -172,6 +149,12 @@ def _sureness(run: RunView) -> tuple[str, tuple[str, ...]]:
     return sure(run.rocks, run.find), ("rocks.json", "find.json") if run.find else ("rocks.json",)
 
 
+def _mattering(run: RunView) -> tuple[str, tuple[str, ...], str]:
+    if run.knockout and run.rocks:
+        return matter(run.knockout, run.rocks), ("knockout.json", "rocks.json"), ""
+    return "", (), "find" if run.knockout else "knockout"
+
+
 def _share(summary: dict[str, Any], name: str) -> str:
     return with_interval(percent(summary.get(name)), hundredths((summary.get("intervals") or {}).get(name)))
 
@@ -181,16 +164,33 @@ def _change(summary: dict[str, Any], name: str) -> str:
     return with_interval(signed_percent(summary.get(name)), interval)
 
 
-def _keeps(token: RockToken) -> bool:
-    return token.held_out_change is not None and 1 + token.held_out_change > KEPT
+def _kept_part(rocks: RockSet) -> str:
+    measured = [token.kept for token in rocks.tokens if token.kept is not None]
+    if not measured:
+        return "what each of them did was not measured"
+    rest = len(rocks.tokens) - len(measured)
+    whose = f"the {len(rocks.tokens)} rocks" if not rest else f"the {len(measured)} rocks that could be measured"
+    return f"{sum(measured)} of {whose} kept more than {percent(KEPT, 0)} of theirs"
 
 
-def _repeats(found: dict[str, Any]) -> list[str]:
-    """How much of the set random subsets of the prompts have in common with it."""
-    at_k = [point for point in found["cutoff"]["curve"] if point["k"] == found["cutoff"]["k"]]
+def _uncut(rocks: RockSet, cutoff: dict[str, Any]) -> list[str]:
+    """That K was to be found and was not."""
+    crossing = cutoff["auto"]
+    if rocks.criterion["k"] != "auto" or crossing is None or crossing["crossed"]:
+        return []
     return [
-        f"random halves of the prompts agree with the set to {decimal(point['stability'], 2)} "
-        f"[{decimal(point['stability_low'], 2)}, {decimal(point['stability_high'], 2)}] (Jaccard)"
+        "K is all types with a score: no cut-off was found, so that it takes little more than a score to stay a rock"
+    ]
+
+
+def _repeats(cutoff: dict[str, Any]) -> list[str]:
+    """How much of the set random subsets of the prompts have in common with it."""
+    at_k = [point for point in cutoff["curve"] if point["k"] == cutoff["k"]]
+    share = percent(BAND[1] - BAND[0], 0)
+    return [
+        f"random halves of the prompts that selected them agree with the set to {decimal(point['stability'], 2)} "
+        f"(Jaccard; {share} of halves between {decimal(point['stability_low'], 2)} and "
+        f"{decimal(point['stability_high'], 2)})"
         for point in at_k
         if point.get("stability") is not None
     ]
@@ -208,24 +208,21 @@ def _depends(sensitivity: Sequence[dict[str, Any]]) -> list[str]:
     ]
 
 
-def _named_pillars(own: list[dict[str, Any]]) -> str:
-    """The pillars by name with what their bans cost, the costliest first."""
-    known = sorted((one for one in own if one["delta"] is not None), key=lambda one: one["delta"])
-    names = [
-        f"{quoted(ban_name(one['ban']))} {with_interval(points(one['delta']), signed_hundredths(one['interval']))}"
-        for one in known[:NAMED_PILLARS]
-    ]
-    if not names:
-        return ""
-    rest = len(own) - len(names)
-    return f" (points: {', '.join([*names, f'{rest} more'] if rest else names)})"
-
-
-def _placebo_part(placebos: list[dict[str, Any]]) -> str:
-    if not placebos:
-        return "no other type as frequent was banned to compare with"
-    pillars = sum(own["verdict"] == "pillar" for own in placebos)
-    return f"of {counted(len(placebos), 'other type')} as frequent, {pillars} cost accuracy"
+def _against(baseline: str, pair: dict[str, Any]) -> dict[str, Any] | None:
+    """A comparison as that of another arm with the baseline, whichever of them came first; None without baseline."""
+    if pair["second"] == baseline:
+        return pair
+    if pair["first"] != baseline:
+        return None
+    low, high = pair["interval"]
+    return {
+        **pair,
+        "first": pair["second"],
+        "second": baseline,
+        "difference": -pair["difference"],
+        "interval": [-high, -low],
+        "verdict": TURNED.get(pair["verdict"], pair["verdict"]),
+    }
 
 
 def _arm_part(own: dict[str, Any], arm: dict[str, Any]) -> str:

@@ -60,7 +60,7 @@ __all__ = [
 
 SORTS = ("rollout_id", "mean_kl", "max_kl", "n_rocks", "length")
 PREVIEW = 160
-WARMED_AT_ONCE = 64
+WARMED_AT_ONCE = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,11 +135,10 @@ def warm(run: RunView, is_wanted: Callable[[], bool] = lambda: True) -> None:
     run.categories_of(index.types)
     places = range(len(index.rollout_ids_R))
     for first in places[::WARMED_AT_ONCE]:
-        if not is_wanted():
-            return
-        some = places[first : first + WARMED_AT_ONCE]
-        run.response_texts(index, some)
-        for place in some:
+        if is_wanted():
+            run.response_texts(index, places[first : first + WARMED_AT_ONCE])
+    for place in places:
+        if is_wanted():
             run.correct(index, place)
 
 

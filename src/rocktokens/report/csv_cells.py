@@ -1,19 +1,21 @@
 """Records as CSV that a spreadsheet reads as data only.
 
 1. Numbers stay numbers, what is missing is an empty cell, and the columns are those of all records, first seen first.
-2. A text that begins as a formula would (= + - @, tab, carriage return) gets a leading apostrophe
-   (https://owasp.org/www-community/attacks/CSV_Injection).
+2. A text that begins as a formula would (= + - @, in full width too, after spaces or not; tab, carriage return) gets a
+   leading apostrophe (https://owasp.org/www-community/attacks/CSV_Injection), and another one stands wherever a
+   spreadsheet that separates by semicolons or tabs would see a cell begin so.
 3. Characters that cannot be printed are written as their code points: control and bidi characters, lone surrogates.
 """
 
 import csv
 import io
+import re
 from typing import Any
 
 from rocktokens.report.look import Records, finite
 from rocktokens.report.text import printable
 
-FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
+_FORMULA_START = re.compile(r"(^|[;\t])(?=\s*[=+\-@＝＋－＠])|^(?=[\t\r])")
 LONGEST = 1_000
 """Characters of a text; what is longer is cut, as spreadsheets do themselves further on."""
 
@@ -33,5 +35,5 @@ def safe_cell(value: Any) -> Any:
     """A cell that no spreadsheet evaluates."""
     if not isinstance(value, str):
         return value
-    shown = printable(value[:LONGEST]) + ("…" if len(value) > LONGEST else "")
-    return f"'{shown}" if value.startswith(FORMULA_STARTS) else shown
+    inert = _FORMULA_START.sub(r"\1'", value[:LONGEST])
+    return printable(inert) + ("…" if len(value) > LONGEST else "")

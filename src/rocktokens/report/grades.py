@@ -1,13 +1,14 @@
 """Whether answers were right, found out again from what a run recorded: no model, no network.
 
-1. What was recorded of a replay or a knock-out (task, number of prompts, seed) makes the same prompts again.
+1. What was recorded of a replay or a knock-out (task, number of prompts, seed) makes the same prompts again: the first
+   of them, and the rest when one is asked for, because a page of a large run should not wait for all.
 2. A prompt whose text is no longer in what the model was given (a file of prompts that was changed) is not graded.
 3. Where the prompts cannot be made again, or have no answer, nothing is known: None.
 """
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -18,10 +19,7 @@ from rocktokens.tasks import make_task
 from rocktokens.tasks.base import Task
 from rocktokens.types import Prompt
 
-
-class _Questions(NamedTuple):
-    task: Task
-    prompts: dict[str, Prompt]
+FIRST_PROMPTS = 256
 
 
 class Grades:
@@ -37,20 +35,34 @@ class Grades:
 
     def is_right(self, prompt_id: str, prompt_text: str, response_text: str) -> bool | None:
         """Whether a response is right; None where that is not known."""
-        prompt = self._questions.prompts.get(prompt_id) if self._questions else None
-        if not self._questions or not prompt or prompt.answer is None or prompt.text not in prompt_text:
+        prompt = self._first_prompts.get(prompt_id) or self._prompts.get(prompt_id)
+        if not self._task or not prompt or prompt.answer is None or prompt.text not in prompt_text:
             return None
-        return self._questions.task.grade(prompt, response_text)
+        return self._task.grade(prompt, response_text)
 
     @cached_property
-    def _questions(self) -> _Questions | None:
+    def _task(self) -> Task | None:
         try:
             section = TypeAdapter(TaskSection).validate_python(self._recorded["task"])
-            if isinstance(section, HubTask):
-                return None
-            task = make_task(section)
-            seed = derive_seed(self._recorded["seed"], self._seed_label)
-            prompts = task.prompts(self._recorded["num_prompts"], seed)
+            return None if isinstance(section, HubTask) else make_task(section)
         except (KeyError, ValidationError, RocktokensError):
             return None
-        return _Questions(task, {prompt.id: prompt for prompt in prompts})
+
+    @cached_property
+    def _first_prompts(self) -> dict[str, Prompt]:
+        return self._make(FIRST_PROMPTS)
+
+    @cached_property
+    def _prompts(self) -> dict[str, Prompt]:
+        return self._make(None)
+
+    def _make(self, at_most: int | None) -> dict[str, Prompt]:
+        """The first prompts of all, by id: tasks draw them in an order that does not depend on their number."""
+        if not self._task:
+            return {}
+        try:
+            count, seed = self._recorded["num_prompts"], derive_seed(self._recorded["seed"], self._seed_label)
+            prompts = self._task.prompts(count if at_most is None else min(count, at_most), seed)
+        except (KeyError, RocktokensError):
+            return {}
+        return {prompt.id: prompt for prompt in prompts}

@@ -30,12 +30,12 @@ from rocktokens.report.runs import RunView, to_json
 from rocktokens.report.sections import Section, sections
 from rocktokens.report.strips import Strip, interesting_rollouts, rollout_strip
 from rocktokens.report.tables import Table, runs_table
-from rocktokens.report.text import legible, printable
+from rocktokens.report.text import MARKS_LEGEND, legible, printable
 from rocktokens.report.wording import listed
 from rocktokens.run_dir import write_atomically
 
-STRIPS = 4
-"""Rollouts shown of each run."""
+STRIPS, STRIP_TOKENS = 4, 1_000
+"""Rollouts shown of each run, and tokens of each: a page must not grow with the length of answers."""
 ROOM = 20
 """Pixels."""
 RESULT_FILES = ("rocks.json", "find.json", "gradients.json", "knockout.json", "evaluations.json")
@@ -105,6 +105,7 @@ def report_html(runs: Sequence[RunView]) -> str:
         data=to_json({"files": files, "strips": [part.strips for part in parts]}),
         parts=parts,
         comparison=comparison,
+        marks=MARKS_LEGEND,
         method=METHOD,
         verdicts=VERDICTS,
         version=metadata.version("rocktokens"),
@@ -178,7 +179,7 @@ def _part(run: RunView, part_id: str) -> Part:
             for section in shown
             for exhibit in section.exhibits
         },
-        strips=[rollout_strip(run, rollout_id) for rollout_id in interesting_rollouts(run, STRIPS)],
+        strips=[rollout_strip(run, own).first(STRIP_TOKENS) for own in interesting_rollouts(run, STRIPS)],
         facts=_facts(run),
         config=legible(run.config_text),
     )

@@ -150,7 +150,7 @@ ANSWERS: dict[str, tuple[type[Query], Answer]] = {
         TypeQuery,
         lambda runs, asked: browse.type_card(_run(runs, asked.run), asked.token_id),
     ),
-    "/api/runs/{run}/knockouts": (RunQuery, lambda runs, asked: browse.knockouts(_run(runs, asked.run))),
+    "/api/runs/{run}/knockouts": (RunQuery, lambda runs, asked: _bans(_run(runs, asked.run))),
     "/api/runs/{run}/knockouts/{token_id}": (
         PairsQuery,
         lambda runs, asked: browse.knockout_pairs(_run(runs, asked.run), asked.token_id, asked.page),
@@ -242,6 +242,11 @@ def _run(runs: Runs, index: int) -> RunView:
     return runs[index]
 
 
+def _bans(run: RunView) -> dict[str, Any]:
+    """The bans, and what their intervals leave out."""
+    return {"alpha": run.knockout and run.knockout["settings"]["alpha"], "bans": browse.knockouts(run)}
+
+
 def _overview(run: RunView) -> dict[str, Any]:
     rocks = run.rocks.tokens if run.rocks else ()
     return {
@@ -249,6 +254,8 @@ def _overview(run: RunView) -> dict[str, Any]:
         "checkpoints": run.checkpoints,
         "reference": run.reference,
         "summary": run.summary,
+        "is_split": run.rocks is not None and run.rocks.is_split,
+        "rule": run.rocks and run.rocks.source.get("verdicts", {}).get("rule"),
         "rocks": [replace(rock, text=legible(rock.text, MAX_TOKEN_TEXT)) for rock in rocks],
     }
 

@@ -6,7 +6,7 @@ form; a token that was not scored has None.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, zip_longest
 from typing import Any
 
@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from rocktokens.errors import RocktokensError
 from rocktokens.report.index import TokenIndex
-from rocktokens.report.notebook import strip_html
+from rocktokens.report.notebook import rollout_html
 from rocktokens.report.runs import RunView
 from rocktokens.report.text import legible
 
@@ -64,10 +64,17 @@ class Strip:
     correct: bool | None
     """None where it is not known."""
     tokens: tuple[StripToken, ...]
+    more: int = 0
+    """Tokens after these that were left out."""
+
+    def first(self, count: int) -> "Strip":
+        """The strip with its first tokens only."""
+        kept = self.tokens[:count]
+        return replace(self, tokens=kept, more=self.more + len(self.tokens) - len(kept))
 
     def _repr_html_(self) -> str:
         """The strip in a notebook."""
-        return strip_html(self)
+        return rollout_html(self)
 
 
 def rollout_strip(run: RunView, rollout_id: int, checkpoint: int | None = None) -> Strip:
@@ -75,7 +82,7 @@ def rollout_strip(run: RunView, rollout_id: int, checkpoint: int | None = None) 
     step = run.checkpoint(checkpoint) if checkpoint is not None else _scoring_checkpoint(run, rollout_id)
     index = run.index(step)
     place = index.place(rollout_id)
-    rows = run.query(lambda store: store.rollout(rollout_id, step))
+    rows = run.query(lambda store: store.rollout(rollout_id, step).table)
     own = run.rollout(rollout_id)
     return Strip(
         run=run.name,

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rocktokens.report.answers import KEPT
 from rocktokens.report.look import Records
 from rocktokens.report.runs import RunView
 from rocktokens.report.text import printable, visible
@@ -21,10 +20,14 @@ from rocktokens.report.wording import (
     significant,
     with_interval,
 )
-from rocktokens.types import RockSet, RockToken
+from rocktokens.types import KEPT, RockSet, RockToken
 
 KINDS = ("pillar", "stumbling", "neutral", "undecided")
 ROLES = {"tested": "tested", "matched": "placebo, as frequent", "never": "placebo, never written"}
+VERDICT_RULES = {
+    "method": "Verdicts by our rule.",
+    "paper": "Verdicts by the paper's rule, which calls neutral whatever the prompts cannot tell.",
+}
 RULES = {"method": "ours", "corrected": "ours, corrected for the number of bans", "paper": "the paper's"}
 COMPARED = {
     "equal_steps": "equal steps",
@@ -62,13 +65,16 @@ class Table:
 
 
 def rock_table(rocks: RockSet) -> Table:
-    """Every rock with its scores, its change on prompts that did not select it, and its verdict."""
+    """Every rock with its scores, its kl and change on prompts that did not select it, and its verdict."""
     columns: dict[str, Callable[[RockToken], Cell]] = {
         "rank": lambda own: _number(own.rank, str(own.rank)),
         "token": lambda own: Cell(visible(own.text), token=True),
         "category": lambda own: Cell(own.category.replace("_", " ")),
         "occurrences": lambda own: _number(own.freq, f"{own.freq:,}"),
         "mean kl": lambda own: _number(own.mean_kl, decimal(own.mean_kl, 3)),
+        "held out" if rocks.is_split else "again": lambda own: _number(
+            own.held_out_mean_kl, decimal(own.held_out_mean_kl, 3)
+        ),
         "change": lambda own: _number(own.held_out_change, signed_percent(own.held_out_change)),
         "R": lambda own: _number(own.score, with_interval(significant(own.score), _span(own.score_interval))),
         "CCR": lambda own: _number(own.ccr, decimal(own.ccr, 2)),
@@ -79,13 +85,29 @@ def rock_table(rocks: RockSet) -> Table:
         "verdict": lambda own: Cell(own.verdict),
     }
     rows = tuple(tuple(cell(own) for cell in columns.values()) for own in rocks.tokens)
-    caption = (
-        f"{counted(len(rocks.tokens), 'rock')}. R: occurrences × mean kl, in nats, with its 95 % interval. CCR: share "
-        "of the occurrences that stay hard in contexts that recur. Ranked by R · CCR. Change: of the kl over training, "
-        "on prompts that did not select the rocks."
-    )
+    caption = " ".join(
+        (
+            f"{counted(len(rocks.tokens), 'rock')}. R: occurrences × mean kl, in nats, with its 95 % interval. CCR: "
+            "share of the occurrences that stay hard in contexts that recur. Ranked by R · CCR.",
+            _whose_numbers(rocks),
+            VERDICT_RULES.get(rocks.source.get("verdicts", {}).get("rule"), ""),
+        )
+    ).rstrip()
     records = [{**asdict(own), "text": visible(own.text)} for own in rocks.tokens]
     return Table("rocks", caption, tuple(columns), rows, [_flat(record) for record in records], searchable=True)
+
+
+def _whose_numbers(rocks: RockSet) -> str:
+    """Which prompts the columns were measured on."""
+    if not rocks.is_split:
+        return (
+            "All prompts selected the rocks, so every number is of prompts that selected them, which flatters it. "
+            "Change: of the kl over training."
+        )
+    return (
+        "Occurrences, mean kl, R, CCR and P(top K) are of the prompts that selected the rocks; held out is the mean kl "
+        "on the other prompts, change that of it over training."
+    )
 
 
 def accuracy_table(evaluations: Sequence[dict[str, Any]]) -> Table:
@@ -222,8 +244,8 @@ def _run_record(run: RunView, first: RunView) -> dict[str, Any]:
         "kl_share": summary.get("kl_share"),
         "grad_share": summary.get("grad_share"),
         "kl_change": summary.get("kl_change_rocks"),
-        "kept": tokens and sum(1 + own.held_out_change > KEPT for own in tokens if own.held_out_change is not None),
-        **{kind: tokens and sum(own.verdict == kind for own in tokens) for kind in KINDS},
+        "kept": None if tokens is None else sum(own.kept is True for own in tokens),
+        **{kind: None if tokens is None else sum(own.verdict == kind for own in tokens) for kind in KINDS},
         "accuracy": run.evaluations[-1]["accuracy"] if run.evaluations else None,
     }
 

@@ -16,8 +16,11 @@ _LAYOUT = " \t\n"
 _MARKS = {" ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍"}
 _FILLERS = (0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x2800, 0x3164, 0xFFA0)
 _VARIATION_SELECTORS = (*range(0x180B, 0x1810), *range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0))
-_NOT_SEEN = frozenset(map(chr, (*_FILLERS, *_VARIATION_SELECTORS, ord("·"))))
-"""Printable by the book, but they show nothing; a middle dot would be taken for a space."""
+_NOT_SEEN = frozenset((*map(chr, (*_FILLERS, *_VARIATION_SELECTORS)), *_MARKS.values()))
+"""Printable by the book, but they show nothing, or would be taken for what they mark."""
+MARKS_LEGEND = (
+    "In tokens, {} is a space, {} a line end and {} a tab; \\u and digits stand for a character that could not be seen."
+).format(*(_MARKS[character] for character in " \n\t"))
 
 
 def visible(text: str, max_length: int = MAX_LENGTH) -> str:

@@ -1,6 +1,6 @@
-"""Numbers and lists as the report writes them in its sentences and tables; a dash stands for what is not known."""
+"""Numbers, lists and verdicts as sentences and tables have them; a dash stands for what is not known."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rocktokens.report.text import printable, visible
@@ -76,6 +76,18 @@ def quoted(text: str) -> str:
 def ban_name(ban: dict[str, Any]) -> str:
     """What a knock-out banned: a token with its spaces visible, a set by its name."""
     return visible(ban["name"]) if len(ban["ids"]) == 1 else printable(ban["name"])
+
+
+def as_a_set(intervals: Mapping[str, Sequence[float] | None]) -> str:
+    """Whether the rocks, as a set, kept their loss better than the rest; by intervals, empty where there are none."""
+    rocks, rest = (intervals.get(f"kl_change_{name}") for name in ("rocks", "rest"))
+    if rocks is None or rest is None:
+        return ""
+    if rocks[0] > rest[1]:
+        return "as a set, the rocks kept more of their loss than the rest"
+    if rocks[1] < rest[0]:
+        return "as a set, the rocks lost more of their loss than the rest; what each one did is in the table"
+    return "as a set, the rocks moved no less than the rest, as far as these prompts tell"
 
 
 def _signed(value: float, digits: int) -> str:

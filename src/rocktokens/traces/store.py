@@ -22,6 +22,7 @@ from tokenizers import Tokenizer
 from rocktokens.errors import RocktokensError, RunDirError
 from rocktokens.run_dir import FileEntry, RunDir
 from rocktokens.traces.engines import DEFAULT_MEMORY, open_engine
+from rocktokens.traces.rollout_table import RolloutTable
 from rocktokens.traces.schema import require_readable
 from rocktokens.traces.token_text import Vocabulary
 from rocktokens.traces.writer import Source, parts_folder
@@ -98,13 +99,13 @@ class TraceStore:
             )
         return self._tables[folder]
 
-    def rollout(self, rollout_id: int, checkpoint: int | None = None) -> pa.Table:
-        """One rollout's rows in order of position."""
+    def rollout(self, rollout_id: int, checkpoint: int | None = None) -> RolloutTable:
+        """One rollout's rows in order of position; a token strip in a notebook."""
         rows = self.table(checkpoint)
         found = rows.filter(rows.rollout_id == rollout_id).order_by("position").to_pyarrow()
         if not found.num_rows:
             raise RocktokensError(f"rollout {rollout_id} is not in the traces of checkpoint {checkpoint}")
-        return found
+        return RolloutTable(found, self.vocabulary)
 
     def token_texts(self, ids: Iterable[int]) -> list[str]:
         """The text of each id as it stands inside a text; ``<id>`` where there is nothing to decode with."""

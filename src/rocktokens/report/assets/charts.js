@@ -34,7 +34,7 @@ const RockCharts = (() => {
     const known = points.filter(([, y]) => Number.isFinite(y));
     if (!known.length) return picture(300, 76, `${label}: nothing was measured`);
     const x = scale(range(known.map(([at]) => at)), [8, 292]);
-    const y = scale([0, Math.max(...known.map(([, value]) => value)) || 1], [52, 14]);
+    const y = scale([0, Math.max(...known.map(([, value]) => value)) || 1], [52, 18]);
     const drawn = known.map(([at, value]) => `${x(at).toFixed(1)},${y(value).toFixed(1)}`).join(" ");
     const dots = known.map(([at, value]) =>
       shape(
@@ -51,7 +51,7 @@ const RockCharts = (() => {
         shape("text", { x: x(at), y: 70, "text-anchor": anchor, class: "axis" }, `step ${at}`),
         shape(
           "text",
-          { x: x(at), y: Math.max(10, y(value) - 6), "text-anchor": anchor, class: "value" },
+          { x: x(at), y: Math.max(10, y(value) - 8), "text-anchor": anchor, class: "value" },
           number(value),
         ),
       ];

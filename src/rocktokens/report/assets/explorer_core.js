@@ -10,6 +10,7 @@
 const Explorer = (() => {
   const { element, number } = RockStrip;
   const VIEWS = ["rollouts", "rocks", "compare", "knockout", "live"];
+  const SIDES = ["a", "b"]; // of a comparison: of two tokens that are not paired, which one the position is of
   const FILTERS = ["text", "rock", "correct", "category", "banned", "kl_low", "kl_high", "token_id", "sort"];
   const DEFAULTS = {
     view: "rollouts",
@@ -17,6 +18,7 @@ const Explorer = (() => {
     checkpoint: "",
     rollout: "",
     position: "",
+    side: "a",
     measure: "kl",
     theme: "",
     text: "",
@@ -57,6 +59,7 @@ const Explorer = (() => {
     for (const name of Object.keys(DEFAULTS)) if (said.has(name)) next[name] = said.get(name);
     if (!VIEWS.includes(next.view)) next.view = DEFAULTS.view;
     if (!Object.keys(RockStrip.MEASURES).includes(next.measure)) next.measure = DEFAULTS.measure;
+    if (!SIDES.includes(next.side)) next.side = DEFAULTS.side;
     if (!Object.keys(SORTS).includes(next.sort)) next.sort = DEFAULTS.sort;
     if (!isRun(next.run)) next.run = DEFAULTS.run;
     if (!isRun(next.run_b)) next.run_b = DEFAULTS.run_b;
@@ -203,7 +206,18 @@ const Explorer = (() => {
   const position = () => (state.position === "" ? null : Number(state.position));
 
   function points(delta) {
-    return Number.isFinite(delta) ? `${delta > 0 ? "+" : ""}${number(100 * delta, 1)} points` : "—";
+    return Number.isFinite(delta) ? `${hundredths(delta)} points` : "—";
+  }
+
+  function change(share) {
+    return Number.isFinite(share) ? `${hundredths(share)} %` : "—";
+  }
+
+  // With its sign, unless it rounds to 0.
+  function hundredths(share) {
+    const text = (100 * share).toFixed(1);
+    if (Number(text) === 0) return "0.0";
+    return share > 0 ? `+${text}` : text.replace("-", "−");
   }
 
   function intervalText(ends) {
@@ -219,10 +233,12 @@ const Explorer = (() => {
     COUNT,
     DEFAULTS,
     FILTERS,
+    SIDES,
     SORTS,
     address,
     ask,
     attempt,
+    change,
     changed,
     checkpointOf,
     cleared,

@@ -8,7 +8,7 @@
 
   async function drawKnockout() {
     if (changed("bans", state.run)) {
-      bans = await ask("bans", `runs/${state.run}/knockouts`);
+      ({ alpha, bans } = await ask("bans", `runs/${state.run}/knockouts`));
     }
     if (!bans.length) {
       $("bans").replaceChildren();
@@ -22,6 +22,7 @@
     return undefined;
   }
 
+  let alpha = null;
   let bans = [];
 
   // The id that stands for a ban: its own, or for a set one that was not banned alone; null where there is none.
@@ -60,7 +61,8 @@
       element(
         "p",
         { class: "side-note" },
-        "Change in accuracy, in points, when a token is banned at every step of decoding, with its 95 % interval.",
+        "Change in accuracy, in points, when a token is banned at every step of decoding, with its " +
+          `${Number((100 * (1 - alpha)).toPrecision(4))} % interval.`,
       ),
       ...rows,
     );

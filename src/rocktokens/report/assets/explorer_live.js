@@ -4,7 +4,7 @@
 
 (() => {
   const { chip, element, number } = RockStrip;
-  const { $, COUNT, ask, attempt, changed, state } = Explorer;
+  const { $, COUNT, ask, attempt, changed, complain, forget, state } = Explorer;
 
   const POLL = 2000; // milliseconds
   let polling = 0;
@@ -17,10 +17,12 @@
   function leave() {
     clearInterval(polling);
     polling = 0;
+    forget("live");
   }
 
   async function drawLive() {
     const now = await ask("live", `runs/${state.run}/live`);
+    complain("");
     if (!changed("live", state.run, now)) return;
     $("live-status").textContent = progress(now);
     $("online").replaceChildren(

@@ -37,7 +37,7 @@
     "content_word",
     "other",
   ];
-  const REST = 200; // milliseconds before what is typed is searched for
+  const REST = 120; // milliseconds before what is typed is searched for
   let list = null;
   let strip = null;
 

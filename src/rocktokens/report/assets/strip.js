@@ -4,7 +4,7 @@
 //    class, so that the colours of both themes and the thickness of the underline are the style sheet's.
 // 2. Model output is hostile: text reaches the page only as text nodes, whitespace gets a mark, and what cannot be seen
 //    or moves other text about is written as its code point.
-// 3. One token can be reached by Tab; arrow keys, Home and End move on from there.
+// 3. One token can be reached by Tab; arrow keys, Home and End move on from there. What has the focus is selected.
 
 "use strict";
 
@@ -19,12 +19,13 @@ const RockStrip = (() => {
   };
   const LEVELS = 10;
   const LONGEST = 48;
-  const MARKS = { " ": "·", "\n": "↵", "\t": "→", "\r": "␍" };
-  // Control and format characters, lone surrogates, odd spaces, fillers and variation selectors: report/text.py.
+  const MARKS = { " ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍" };
+  // Control and format characters, lone surrogates, odd spaces, fillers, variation selectors, and what would be taken
+  // for a mark: report/text.py, which has written carriage returns as their mark already.
   const UNSEEN = new RegExp(
     "[\\p{C}\\p{Zl}\\p{Zp}\\u00a0\\u1680\\u2000-\\u200a\\u202f\\u205f\\u3000" +
       "\\u034f\\u115f\\u1160\\u17b4\\u17b5\\u2800\\u3164\\uffa0" +
-      "\\u180b-\\u180f\\ufe00-\\ufe0f\\u{e0100}-\\u{e01ef}]",
+      "\\u180b-\\u180f\\ufe00-\\ufe0f\\u{e0100}-\\u{e01ef}·⏎⇥]",
     "u",
   );
 
@@ -135,7 +136,7 @@ const RockStrip = (() => {
     const spans = strip.tokens.map((token) => tokenElement(token, measure, scale));
     spans.forEach((span, index) => {
       list.append(span);
-      if (/[\n⏎↵]/.test(strip.tokens[index].text)) list.append(element("br"));
+      if (strip.tokens[index].text.includes("\n")) list.append(element("br"));
     });
     const indexOf = new Map(strip.tokens.map((token, index) => [token.position, index]));
     let current = -1;
@@ -151,7 +152,7 @@ const RockStrip = (() => {
     }
 
     function choose(index) {
-      if (index < 0 || index >= spans.length) return;
+      if (index === current || index < 0 || index >= spans.length) return;
       mark(index, true);
       if (options.onSelect) options.onSelect(strip.tokens[index]);
     }
@@ -167,10 +168,12 @@ const RockStrip = (() => {
       const span = event.target.closest?.(".strip-token");
       return span ? Number(span.dataset.position) : null;
     };
-    list.addEventListener("click", (event) => {
-      const position = tokenAt(event);
-      if (position !== null) choose(indexOf.get(position));
-    });
+    for (const kind of ["focusin", "click"]) {
+      list.addEventListener(kind, (event) => {
+        const position = tokenAt(event);
+        if (position !== null) choose(indexOf.get(position));
+      });
+    }
     list.addEventListener("keydown", (event) => {
       const focused = indexOf.get(tokenAt(event));
       const target = focused === undefined ? undefined : keyTarget(event.key, focused, spans);
@@ -240,8 +243,7 @@ const RockStrip = (() => {
     return element(
       "span",
       { class: "legend", title: MEASURES[measure].hint },
-      element("span", {}, MEASURES[measure].label),
-      element("span", {}, number(scale.low)),
+      element("span", {}, number(scale.low && Math.abs(scale.low) < 5e-4 ? 0 : scale.low)),
       element("span", { class: "legend-scale", "aria-hidden": "true" }, ...steps),
       element("span", {}, number(scale.high)),
       element("span", {}, element("span", { class: "legend-rock", "aria-hidden": "true" }), "rock"),

@@ -1,0 +1,60 @@
+"""The tables of the report: whose numbers they show is said, and what is not known is a dash."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from report_run import make_rocks
+
+from rocktokens.report.runs import RunView
+from rocktokens.report.tables import rock_table, runs_table
+from rocktokens.run_dir import RunDir
+from rocktokens.types import RockSet
+
+
+def test_rocks_are_shown_on_the_prompts_that_selected_them_and_on_the_others():
+    table = rock_table(make_rocks(("a",)))
+    (row,) = table.rows
+    shown = dict(zip(table.titles, row, strict=True))
+    assert (shown["mean kl"].value, shown["held out"].value) == (1.5, 1.25)
+    assert "Occurrences, mean kl, R, CCR and P(top K) are of the prompts that selected the rocks" in table.caption
+    assert "held out is the mean kl on the other prompts" in table.caption
+
+
+@pytest.mark.parametrize("split", [None, 1.0])
+def test_without_a_split_no_column_is_called_held_out(split: float | None):
+    rocks = make_rocks(("a",))
+    table = rock_table(replace(rocks, criterion={**rocks.criterion, "split": split}))
+    assert "held out" not in table.titles and "again" in table.titles
+    assert "every number is of prompts that selected them" in table.caption
+
+
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        ("paper", "Verdicts by the paper's rule, which calls neutral whatever the prompts cannot tell."),
+        ("method", "Verdicts by our rule."),
+    ],
+)
+def test_the_rule_of_the_verdicts_is_named(rule: str, said: str):
+    rocks = make_rocks(("a",))
+    assert rock_table(replace(rocks, source={"verdicts": {"rule": rule}})).caption.endswith(said)
+    assert "Verdicts by" not in rock_table(rocks).caption
+
+
+def test_a_run_without_rocks_stands_beside_others(tmp_path: Path):
+    table = runs_table([_run(tmp_path / "some", make_rocks(("a", "b"))), _run(tmp_path / "none", make_rocks(()))])
+    some, none = table.records
+    assert (some["rocks"], some["kept"], some["pillar"]) == (2, 1, 1)
+    assert (none["rocks"], none["kept"], none["pillar"], none["jaccard"]) == (0, 0, 0, 0.0)
+
+
+def test_a_rock_that_was_not_measured_is_neither_kept_nor_moved():
+    (token,) = make_rocks(("a",)).tokens
+    changes = {None: None, -0.25: False, -0.24: True, 0.5: True}
+    assert {change: replace(token, held_out_change=change).kept for change in changes} == changes
+
+
+def _run(path: Path, rocks: RockSet) -> RunView:
+    RunDir(path).commit("rocks.json", rocks.save)
+    return RunView.open(path)
