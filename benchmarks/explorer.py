@@ -8,8 +8,8 @@
 3. In the page, every action is timed from the event to the frame after its result is there. What is typed includes the
    rest of 120 ms that the explorer waits for more.
 
-Explorer, browser and this script share two cores. ``python benchmarks/explorer.py`` takes little more than a minute, and
-200 MB of disk.
+Explorer, browser and this script share two cores. ``python benchmarks/explorer.py`` takes little more than a minute
+and 200 MB of disk.
 """
 
 import argparse
