@@ -60,7 +60,7 @@ class ScoringSection(Section):
     tokens_per_batch: int = Field(default=16384, ge=1, description="padded tokens of one forward without gradient")
     round_logits: bool = Field(
         default=False,
-        description="while training on a GPU, keep logits in the models' half width: a tenth faster, scores less exact",
+        description="while training on a GPU, keep logits in the models' half width: faster, scores less exact",
     )
 
 
