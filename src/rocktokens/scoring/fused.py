@@ -1,9 +1,10 @@
-"""The scores and the weighted sum on a GPU: cuBLAS products a chunk at a time, and one Triton kernel between them.
+"""The scores and the weighted sum on a GPU: cuBLAS products a chunk at a time, and Triton kernels between them.
 
 1. Two products give both models' logits of a chunk. ``row_kernels.py`` turns them into scores and into the gradient
    with respect to the student's product: over the student's logits where they have the operands' dtype, else beside.
 2. The gradients of several chunks are kept, a span. Two more products then give its ∂h and add to ∂W, summed in float32
-   by the product itself: the fewer spans, the less often ∂W is read and written.
+   by the product itself: the fewer spans, the less often ∂W is read and written. Where the gradient takes the place of
+   the student's logits, the room of a span is there anyway, and one product fills it with them.
 3. Chunks and spans are as large as ``SCRATCH_BYTES`` or ``SCORING_BYTES`` allows, and all share the same scratch.
 4. The backward pass only multiplies by the gradient of the sum, in place where the dtype allows.
 
@@ -28,12 +29,15 @@ SCRATCH_BYTES, SCORING_BYTES = 793 << 20, 1000 << 20
 """For logits and their gradient, and for logits alone. Of a bf16 head of 151,936 × 2560 the float32 ∂W takes 0.72 GiB
 more than the bf16 one that is returned: 1.5 GiB in all."""
 CHUNKS_PER_SPAN = 4
-TILE = 128
+"""At least: the span takes what the chunk leaves."""
+TILE = 256
 """Rows that a matrix product takes at once."""
 OPERAND_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 N_COLUMNS = len(STANDARD_COLUMNS) + 1
 BLOCK, NUM_WARPS = 1024, 8
 """Columns that a program takes at once, and the warps it has; rows of logits are a multiple of ``BLOCK`` long."""
+LOADED_AT_ONCE = 16
+"""Bytes that a thread of ``reverse_rows`` loads at once: that says how many threads share a block."""
 SCALED_AT_ONCE = 2048
 FILLER = -(2.0**101)
 """Behind the last column: below any logit, and the same number in each of ``FILLED_DTYPES``."""
@@ -197,14 +201,17 @@ class _Scorer:
         scratch = _Scratch(self, h_s_ND, with_gradient=any(gradient is not None for gradient in gradients))
         with torch.cuda.device_of(h_s_ND), torch.autocast(h_s_ND.device.type, enabled=False):
             for span in _slices(0, len(h_s_ND), scratch.span_rows):
+                if scratch.in_place:
+                    _multiply(h_s_ND[span].to(weight_VD.dtype), weight_VD.T, scratch.of_span(span))
                 for here in _slices(span.start, span.stop, scratch.chunk_rows):
                     z_s_nV, z_t_nV, gradient_nV = scratch.of_chunk(here, span)
-                    _multiply(h_s_ND[here].to(weight_VD.dtype), weight_VD.T, z_s_nV)
+                    if not scratch.in_place:
+                        _multiply(h_s_ND[here].to(weight_VD.dtype), weight_VD.T, z_s_nV)
                     _multiply(h_t_NE[here].to(teacher_VE.dtype), teacher_VE.T, z_t_nV)
                     weights_n = None if weights_N is None else weights_N[here]
                     self.score(z_s_nV, z_t_nV, token_ids_N[here], weights_n, gradient_nV, table_CN[:, here])
                 if scratch.gradient_RV is not None:
-                    self._add(gradients, span, scratch.gradient_RV[: span.stop - span.start], h_s_ND[span])
+                    self._add(gradients, span, scratch.of_span(span), h_s_ND[span])
         return table_CN
 
     def score(
@@ -216,7 +223,7 @@ class _Scorer:
         gradient_nV: torch.Tensor | None,
         table_Cn: torch.Tensor,
     ) -> None:
-        """One launch: products of both heads to a table and, where there is room for it, the weighted gradient."""
+        """Products of both heads to a table and, where there is room for it, the weighted gradient."""
         from rocktokens.scoring import row_kernels
 
         score_rows: Any = row_kernels.score_rows
@@ -225,24 +232,29 @@ class _Scorer:
             (z_nV, z_nV.stride(0), head.bias_V, None if head.scale == 1.0 else head.scale, head.softcap)
             for z_nV, head in ((z_s_nV, self.student), (z_t_nV, self.teacher))
         ]
+        stride_gradient = None if gradient_nV is None else gradient_nV.stride(0)
         rest = (table_Cn, table_Cn.stride(0), z_s_nV.shape[1], self.inverse_temperature)
         settled_n = None
-        if (
-            gradient_nV is None
-            and is_filled
-            and self.is_reverse
-            and all(head[2:] == (None, None, None) for head in heads)
-        ):
+        if is_filled and self.is_reverse and all(head[2:] == (None, None, None) for head in heads):
             settled_n = torch.empty(len(z_s_nV), dtype=torch.int8, device=z_s_nV.device)
-            estimate_rows: Any = row_kernels.estimate_rows
-            products = (argument for head in heads for argument in head[:2])
-            estimate_rows[(len(z_s_nV),)](*products, token_ids_n, settled_n, *rest, BLOCK=BLOCK, num_warps=NUM_WARPS)
+            reverse_rows: Any = row_kernels.reverse_rows
+            reverse_rows[(len(z_s_nV),)](
+                *(argument for head in heads for argument in head[:2]),
+                token_ids_n,
+                weights_n,
+                gradient_nV,
+                stride_gradient,
+                settled_n,
+                *rest,
+                BLOCK=BLOCK,
+                num_warps=BLOCK * z_s_nV.itemsize // (32 * LOADED_AT_ONCE),
+            )
         score_rows[(len(z_s_nV),)](
             *(argument for head in heads for argument in head),
             token_ids_n,
             weights_n,
             gradient_nV,
-            None if gradient_nV is None else gradient_nV.stride(0),
+            stride_gradient,
             settled_n,
             *rest,
             **self.settings,
@@ -269,8 +281,8 @@ class _Scratch:
         operands, (student_dtype, teacher_dtype) = scorer.student.weight_VD.dtype, scorer.logits_dtypes
         width = scorer.student.width
         stride = math.ceil(width / BLOCK) * BLOCK
-        in_place = with_gradient and student_dtype == operands
-        chunk_bytes = teacher_dtype.itemsize + (0 if in_place else student_dtype.itemsize)
+        self.in_place = with_gradient and student_dtype == operands
+        chunk_bytes = teacher_dtype.itemsize + (0 if self.in_place else student_dtype.itemsize)
         span_bytes = operands.itemsize if with_gradient else 0
         room = SCRATCH_BYTES if with_gradient else SCORING_BYTES
         self.span_rows, self.chunk_rows = _sizes(len(h_ND), stride * span_bytes, stride * chunk_bytes, room)
@@ -282,8 +294,13 @@ class _Scratch:
             return buffer[:, :width]
 
         self.z_t_nV = matrix(self.chunk_rows, teacher_dtype)
-        self.z_s_nV = None if in_place else matrix(self.chunk_rows, student_dtype)
+        self.z_s_nV = None if self.in_place else matrix(self.chunk_rows, student_dtype)
         self.gradient_RV = matrix(self.span_rows, operands) if with_gradient else None
+
+    def of_span(self, span: slice) -> torch.Tensor:
+        """The gradient, and before it the student's logits if it takes their place."""
+        assert self.gradient_RV is not None
+        return self.gradient_RV[: span.stop - span.start]
 
     def of_chunk(self, here: slice, span: slice) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """The student's logits, the teacher's, and the gradient, which may be the student's logits."""
@@ -295,21 +312,26 @@ class _Scratch:
 
 
 def _sizes(n_rows: int, span_bytes: int, chunk_bytes: int, room: int) -> tuple[int, int]:
-    """Rows of a span and of a chunk, given what a row of each takes: as equal as can be, and within ``room``."""
+    """Rows of a span and of a chunk, given what a row of each takes: few of both, in whole tiles, within ``room``."""
     if n_rows * (span_bytes + chunk_bytes) <= room:
         return n_rows, n_rows
+    most = _in_tiles(room // (CHUNKS_PER_SPAN * span_bytes + chunk_bytes))
     if not span_bytes:
-        return n_rows, _even_part(n_rows, room // chunk_bytes)
-    most = room // (CHUNKS_PER_SPAN * span_bytes + chunk_bytes)
-    span_rows = _even_part(n_rows, CHUNKS_PER_SPAN * most)
-    return span_rows, _even_part(span_rows, most)
+        return n_rows, _even_part(n_rows, most)
+    chunks = max(1, (room - most * chunk_bytes) // (most * span_bytes))
+    span_rows = _even_part(n_rows, chunks * most)
+    return span_rows, min(span_rows, most)
+
+
+def _in_tiles(rows: int) -> int:
+    """At most so many rows: a multiple of ``TILE``, or a power of two that is less."""
+    return rows // TILE * TILE or 1 << max(0, rows.bit_length() - 1)
 
 
 def _even_part(total: int, most: int) -> int:
-    """The size of parts of ``total``: as few as can be, about equal, multiples of ``TILE`` if that fits in ``most``."""
-    even = math.ceil(total / math.ceil(total / max(1, most)))
-    whole_tiles = math.ceil(even / TILE) * TILE
-    return whole_tiles if whole_tiles <= min(most, total) else even
+    """The size of parts of ``total``: as few as can be, about equal, and in tiles where ``most`` is."""
+    tile, even = min(TILE, most), math.ceil(total / math.ceil(total / most))
+    return min(total, most, math.ceil(even / tile) * tile)
 
 
 def _slices(start: int, stop: int, size: int) -> Iterator[slice]:
