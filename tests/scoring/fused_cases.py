@@ -18,8 +18,8 @@ from rocktokens.models import pebbles
 from rocktokens.models.head import LMHead, hidden_states, lm_head
 from rocktokens.models.load import load_model
 from rocktokens.scoring import fused
-from rocktokens.scoring.divergence import token_scores, weighted_kl
-from rocktokens.types import STANDARD_COLUMNS
+from rocktokens.scoring.divergence import require_sound_scores, token_scores, weighted_kl
+from rocktokens.types import STANDARD_COLUMNS, TokenScores
 
 DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
 on_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
@@ -446,6 +446,9 @@ def test_a_broken_model_is_named_with_its_row(fused_path, value):
         pair[broken][9, 0] = value
         with pytest.raises(NonFiniteLossError, match=f"the {model}'s logits at row 9"):
             token_scores(*pair)
+        unseen = token_scores(*pair, unseen=True)
+        with pytest.raises(NonFiniteLossError, match=f"the {model}'s logits at row 9"):
+            require_sound_scores(TokenScores(*(column.cpu().numpy() for _, column in unseen.items())))
         weights = torch.ones(T)
         weights[:5] = 0
         with pytest.raises(NonFiniteLossError, match=f"the {model}'s logits at row 9"):
@@ -469,6 +472,9 @@ def test_an_infinite_divergence_is_named_with_its_remedy(fused_path):
     ids, ruled_out = ids.clamp(min=1), with_bias(w_s, 0, -math.inf)
     with pytest.raises(NonFiniteLossError, match=r'row 0 is infinite.*"jsd"'):
         token_scores(h_s, w_s, h_t, with_bias(w_t, 0, -math.inf), ids)
+    unseen = token_scores(h_s, w_s, h_t, with_bias(w_t, 0, -math.inf), ids, unseen=True)
+    with pytest.raises(NonFiniteLossError, match=r'row 0 is infinite.*"jsd"'):
+        require_sound_scores(unseen)
     scores = token_scores(h_s, ruled_out, h_t, w_t, ids)
     underrated = (scores.logp_teacher > scores.logp_student).float()
     arrays = (h_s, ruled_out, h_t, w_t, ids)

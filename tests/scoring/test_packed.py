@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+from contextlib import contextmanager, nullcontext
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ from transformers import (
 from rocktokens.errors import RocktokensError
 from rocktokens.gradients.backward import _without_dropout
 from rocktokens.scoring import batch as batches
-from rocktokens.scoring import packed
+from rocktokens.scoring import layers, packed
 from rocktokens.scoring.batch import collate, response_states
 from rocktokens.types import Rollout
 
@@ -216,6 +217,22 @@ def test_the_own_attention_is_back_after_an_error(any_device):
     assert implementation(model) == "sdpa"
 
 
+def test_a_row_runs_with_quick_layers(monkeypatch, any_device):
+    opened = []
+
+    @contextmanager
+    def noting(model):
+        opened.append(model)
+        hook = model.model.layers[0].register_forward_hook(lambda *_: opened.append("ran"))
+        yield
+        hook.remove()
+
+    monkeypatch.setattr(packed, "quick_layers", noting)
+    model = llama().eval()
+    response_states(model, collate(ROLLOUTS, 0, "cpu"))
+    assert opened == [model, "ran"]
+
+
 def mistral(window):
     return MistralForCausalLM(MistralConfig(**TINY, num_key_value_heads=2, vocab_size=V, sliding_window=window))
 
@@ -302,6 +319,29 @@ def test_packed_and_padded_agree_on_a_gpu(monkeypatch, mode, head_dim):
     assert relative(h_TD, exact_h) <= 1.5 * relative(padded_h, exact_h)
     for name, gradient in exact.items():
         assert relative(found[name], gradient) <= 1.5 * relative(padded_found[name], gradient) + 1e-3, name
+
+
+@needs_gpu
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", packed.HALF)
+def test_a_replay_with_quick_layers_is_that_of_the_plain_model(monkeypatch, dtype):
+    model = llama(**GPU_SIZES).cuda().to(dtype).eval()
+    batch = collate(GPU_ROLLOUTS, 0, "cuda")
+    launched = []
+    for kernel in (layers.normed, layers.rotated):
+        name = kernel.__name__
+        monkeypatch.setattr(layers, name, lambda *a, f=kernel, n=name: launched.append(n) or f(*a))
+    response_states(model, batch)  # with its trials
+    launched.clear()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        quick = response_states(model, batch)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert (launched.count("normed"), launched.count("rotated")) == (5, 2)
+    monkeypatch.setattr(packed, "quick_layers", lambda _: nullcontext())
+    plain = response_states(model, batch)
+    assert relative(quick, plain) < 2 * torch.finfo(dtype).eps
 
 
 @needs_gpu

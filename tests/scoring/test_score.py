@@ -3,8 +3,10 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
+from rocktokens.errors import NonFiniteLossError, RocktokensError
 from rocktokens.models.load import LoadedModel
-from rocktokens.scoring.score import score_rollouts
+from rocktokens.scoring.score import score_pass, score_rollouts
+from rocktokens.scoring.teacher_pass import TeacherPass
 from rocktokens.types import EXTRA_COLUMNS, Rollout
 
 V = 37
@@ -114,3 +116,27 @@ def test_loaded_models_and_bare_ones_score_alike_and_nothing_scores_as_nothing()
     loaded = [LoadedModel(model, None, "tiny", frozenset()) for model in (student, teacher)]
     np.testing.assert_array_equal(score_rollouts(*loaded, rollouts).kl, score_rollouts(student, teacher, rollouts).kl)
     assert score_rollouts(student, teacher, []).kl.shape == (0,)
+
+
+@pytest.mark.parametrize("bad", [-1, V])
+def test_a_token_that_one_model_lacks_is_named_before_anything_is_scored(bad):
+    student, teacher = student_and_teacher()
+    rollouts = random_rollouts()
+    rollouts[4].token_ids[0] = bad
+    done = []
+    with pytest.raises(RocktokensError, match=rf"token id {bad} is outside the {V} logits"):
+        score_rollouts(student, teacher, rollouts, on_done=done.append)
+    assert not done
+
+
+def test_scores_that_arrive_broken_are_refused_with_their_row():
+    student, teacher = student_and_teacher()
+    pending = score_pass(student, TeacherPass(teacher, random_rollouts()))
+    pending.wait()
+    table_CT = pending.tables_CT[0][1]
+    row = sum(pending.lengths[: pending.tables_CT[0][0][0]])
+    for column, value, message in ((4, np.nan, "the teacher's logits"), (0, np.inf, "the divergence")):
+        table_CT.numpy()[column, 0] = value
+        with pytest.raises(NonFiniteLossError, match=f"{message} at row {row} "):
+            pending.wait()
+        table_CT.numpy()[column, 0] = 0.0

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, Literal, get_args
 
+import numpy as np
 import torch
 from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor, Partial
@@ -38,6 +39,8 @@ ASYMMETRIC_PARTS: tuple[Divergence, Divergence] = ("reverse", "forward")
 """Where the teacher gives the sampled token more than the student does, and elsewhere."""
 FINITE_REMEDY = 'use scoring.divergence = "jsd", which is always finite'
 ASYMMETRIC_REMEDY = "use another policy than asymmetric"
+LOOKED_AT = (3, 4, 0, 6)
+"""Columns of the fused table that show what is wrong: both entropies, the divergence, the term."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,7 @@ def token_scores(
     extras: Collection[str] = (),
     *,
     round_logits: bool = False,
+    unseen: bool = False,
 ) -> TokenScores:
     """Score every position, without gradient.
 
@@ -89,6 +93,8 @@ def token_scores(
             of a GPU goes by bytes instead (``fused.SCRATCH_BYTES``) and does not look at it.
         extras: Which of the optional columns to fill as well.
         round_logits: On a GPU, keep logits in the dtype of the models, not in float32 (without extras).
+        unseen: On a GPU, do not wait to refuse what is not finite, nor ids outside the vocabulary: the caller knows the
+            ids, and will give the scores to ``require_sound_scores``.
 
     Returns:
         Columns of shape (T,). ``grad_norm`` is the norm of the divergence's gradient with respect to the logits.
@@ -96,7 +102,7 @@ def token_scores(
     pair = _Pair.of(w_s_VD, w_t_VE, divergence, temperature)
     pair = replace(pair, extras=require_extras(extras), round_logits=round_logits)
     if pair.is_fused(h_s_TD, h_t_TE):
-        return _fused_scores(pair, h_s_TD, h_t_TE, token_ids_T)
+        return _fused_scores(pair, h_s_TD, h_t_TE, token_ids_T, unseen)
     arrays = (h_s_TD, w_s_VD, h_t_TE, w_t_VE, token_ids_T)
     chunks = scored_chunks(*arrays, divergence, temperature, tokens_per_chunk, extras)
     # map lets go of a chunk before it asks for the next: two of them are never in memory
@@ -173,9 +179,9 @@ def weighted_kl(
     pair = replace(pair, term=_known_term(term), round_logits=round_logits)
     is_fused, device = pair.is_fused(h_s_TD, h_t_TE), h_s_TD.device
     token_ids_T = pair.checked_ids(h_s_TD, h_t_TE, token_ids_T, deferred=is_fused)
-    weights_T = _checked_weights(weights_T, denominator, h_s_TD)
-    rows_N = torch.nonzero(weights_T).flatten()
-    weights_N, rows_N = (_beside(array_N, device) for array_N in (weights_T[rows_N], rows_N))
+    checked_T = _checked_weights(weights_T, denominator, h_s_TD)
+    kept_N = np.flatnonzero(checked_T)
+    weights_N, rows_N = (_beside(torch.from_numpy(array_N), device) for array_N in (checked_T[kept_N], kept_N))
 
     def kept(array_T: torch.Tensor) -> torch.Tensor:
         return array_T if len(rows_N) == len(array_T) else array_T[rows_N]
@@ -190,7 +196,7 @@ def weighted_kl(
         head = (pair.student.weight_VD, pair.student.bias_V)
         total, *columns = _WeightedSum.apply(arrays_N[0], *head, *arrays_N[1:], rows_N, pair, tokens_per_chunk)
     loss = total / denominator if len(rows_N) else total
-    return loss, TokenScores(*(_spread(column_N, rows_N, len(weights_T)) for column_N in columns))
+    return loss, TokenScores(*(_spread(column_N, rows_N, len(checked_T)) for column_N in columns))
 
 
 @torch.no_grad()
@@ -266,10 +272,7 @@ class _Pair:
         """Refuse ids outside the common width."""
         outside = token_ids_T[self.outside(token_ids_T)]
         if len(outside):
-            raise RocktokensError(
-                f"token id {int(outside[0])} is outside the {self.student.width} logits that student and teacher "
-                "share: use rollouts that were made with their tokenizer"
-            )
+            raise outside_error(int(outside[0]), self.student.width)
 
     def is_fused(self, h_s_TD: torch.Tensor, h_t_TE: torch.Tensor) -> bool:
         """Whether ``fused.py`` computes this."""
@@ -295,17 +298,11 @@ class _Pair:
 
     def require_sound(self, table_CN: torch.Tensor, rows_N: torch.Tensor, token_ids_T: torch.Tensor) -> None:
         """Refuse what the torch path refuses; all of it is looked at together, so that the host waits once."""
-        divergence_N, _, _, entropy_s_N, entropy_t_N, _, term_N = table_CN
-        broken_4N = torch.stack(
-            [entropy_s_N.isnan(), entropy_t_N.isnan(), ~divergence_N.isfinite(), ~term_N.isfinite()]
-        )
+        broken_4N = _broken(*(table_CN[column] for column in LOOKED_AT))
         if not (broken_4N.any() | self.outside(token_ids_T).any()).item():
             return
         self.require_ids(token_ids_T)
-        for model, broken_N in zip(("student", "teacher"), broken_4N, strict=False):
-            _require_logits(broken_N, model, rows_N)
-        _require_finite(divergence_N, rows_N, FINITE_REMEDY)
-        _require_finite(term_N, rows_N, ASYMMETRIC_REMEDY)
+        _refuse(broken_4N, rows_N)
 
     @torch.no_grad()
     def scored_chunk(self, here: slice, *arrays_n: torch.Tensor) -> ScoredChunk:
@@ -325,7 +322,7 @@ class _Pair:
         log_q = _log_softmax(self.teacher.logits(h_t_nE), self.temperature, "teacher", rows_n)
         distributions = (log_p.exp(), log_p, log_q.exp(), log_q)
         scored = self._scored(self.divergence, distributions)
-        _require_finite(scored[0], rows_n, FINITE_REMEDY)
+        _require_finite(~scored[0].isfinite(), rows_n, FINITE_REMEDY)
         ids = token_ids_n.long().unsqueeze(-1)
         logp_s_n, logp_t_n = (log.gather(-1, ids).squeeze(-1) for log in (log_p, log_q))
         entropies = entropy(*distributions[:2]), entropy(*distributions[2:])
@@ -333,7 +330,7 @@ class _Pair:
         columns = (scored[0], logp_s_n, logp_t_n, *entropies, scored[1].norm(dim=-1), *extras)
         if self.term == "asymmetric":
             scored = self._asymmetric(scored, distributions, logp_t_n > logp_s_n)
-            _require_finite(scored[0], rows_n, ASYMMETRIC_REMEDY)
+            _require_finite(~scored[0].isfinite(), rows_n, ASYMMETRIC_REMEDY)
         return columns, scored, z_nV
 
     def _scored(self, divergence: Divergence, distributions: Columns) -> Scored:
@@ -350,11 +347,42 @@ class _Pair:
         return term_n, torch.where(underrated_n.unsqueeze(-1), reverse[1], forward[1])
 
 
-def _fused_scores(pair: _Pair, h_s_TD: torch.Tensor, h_t_TE: torch.Tensor, token_ids_T: torch.Tensor) -> TokenScores:
+def _fused_scores(
+    pair: _Pair, h_s_TD: torch.Tensor, h_t_TE: torch.Tensor, token_ids_T: torch.Tensor, unseen: bool
+) -> TokenScores:
     token_ids_T = pair.checked_ids(h_s_TD, h_t_TE, token_ids_T, deferred=True)
     table_CT = pair.fused_table(h_s_TD, h_t_TE, token_ids_T)
-    pair.require_sound(table_CT, torch.arange(len(token_ids_T), device=token_ids_T.device), token_ids_T)
+    if not unseen:
+        pair.require_sound(table_CT, torch.arange(len(token_ids_T), device=token_ids_T.device), token_ids_T)
     return TokenScores(*table_CT[: len(STANDARD_COLUMNS)].unbind())
+
+
+def require_sound_scores(scores: TokenScores) -> None:
+    """Refuse what ``token_scores`` refuses, of positions that it scored ``unseen``; rows are counted from the first."""
+    columns = (scores.kl, scores.entropy_student, scores.entropy_teacher)
+    divergence_T, entropy_s_T, entropy_t_T = map(torch.as_tensor, columns)
+    _refuse(_broken(entropy_s_T, entropy_t_T, divergence_T, divergence_T), torch.arange(len(divergence_T)))
+
+
+def outside_error(token_id: int, width: int) -> RocktokensError:
+    """What to raise for an id that is not among the logits of both models."""
+    return RocktokensError(
+        f"token id {token_id} is outside the {width} logits that student and teacher share: use rollouts that were "
+        "made with their tokenizer"
+    )
+
+
+def _broken(*columns: torch.Tensor) -> torch.Tensor:
+    """Which positions of both entropies, the divergence and the term (in this order) show that something is wrong."""
+    entropy_s_N, entropy_t_N, divergence_N, term_N = columns
+    return torch.stack([entropy_s_N.isnan(), entropy_t_N.isnan(), ~divergence_N.isfinite(), ~term_N.isfinite()])
+
+
+def _refuse(broken_4N: torch.Tensor, rows_N: torch.Tensor) -> None:
+    for model, broken_N in zip(("student", "teacher"), broken_4N, strict=False):
+        _require_logits(broken_N, model, rows_N)
+    for broken_N, remedy in zip(broken_4N[2:], (FINITE_REMEDY, ASYMMETRIC_REMEDY), strict=True):
+        _require_finite(broken_N, rows_N, remedy)
 
 
 class _WeightedSum(torch.autograd.Function):
@@ -427,8 +455,7 @@ def _require_logits(bad_n: torch.Tensor, model: str, rows_n: torch.Tensor) -> No
         )
 
 
-def _require_finite(divergence_n: torch.Tensor, rows_n: torch.Tensor, remedy: str) -> None:
-    bad_n = ~divergence_n.isfinite()
+def _require_finite(bad_n: torch.Tensor, rows_n: torch.Tensor, remedy: str) -> None:
     if bad_n.any():
         raise NonFiniteLossError(
             f"the divergence at row {int(rows_n[bad_n][0])} is infinite, since one model rules out a token that the "
@@ -449,16 +476,19 @@ def _known_term(term: Term | None) -> Term | None:
     return term
 
 
-def _checked_weights(weights_T: torch.Tensor, denominator: float, h_TD: torch.Tensor) -> torch.Tensor:
-    """The weights as constants in the dtype of the loss, on the CPU, where looking at them waits for nothing."""
-    weights_T = torch.as_tensor(weights_T, dtype=_wide(h_TD), device="cpu").detach()
-    if len(weights_T) != len(h_TD):
-        raise RocktokensError(f"weights_T has {len(weights_T)} entries for {len(h_TD)} positions: give one of each")
-    if not weights_T.isfinite().all():
+def _checked_weights(weights_T: torch.Tensor, denominator: float, h_TD: torch.Tensor) -> np.ndarray:
+    """The weights as constants in the dtype of the loss.
+
+    In numpy: to select among a few thousand numbers torch may wake all its threads, which takes milliseconds.
+    """
+    checked_T = torch.as_tensor(weights_T, dtype=_wide(h_TD), device="cpu").detach().numpy()
+    if len(checked_T) != len(h_TD):
+        raise RocktokensError(f"weights_T has {len(checked_T)} entries for {len(h_TD)} positions: give one of each")
+    if not np.isfinite(checked_T).all():
         raise NonFiniteLossError("weights_T holds NaN or infinite weights: mend the weight policy that made them")
-    if weights_T.any() and not 0 < denominator < math.inf:
+    if checked_T.any() and not 0 < denominator < math.inf:
         raise RocktokensError(f"the loss's denominator is {denominator}: it must be a positive number of tokens")
-    return weights_T
+    return checked_T
 
 
 def _whole(head: LMHead) -> LMHead:
@@ -493,6 +523,8 @@ def _concatenate(chunks: list[Columns], h_TD: torch.Tensor, count: int) -> list[
 
 def _spread(column_N: torch.Tensor, rows_N: torch.Tensor, n_rows: int) -> torch.Tensor:
     """Put the kept rows back among all rows; the dropped ones are NaN."""
+    if len(rows_N) == n_rows:
+        return column_N
     spread_T = column_N.new_full((n_rows,), torch.nan)
     spread_T[rows_N] = column_N
     return spread_T

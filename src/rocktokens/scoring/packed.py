@@ -4,7 +4,8 @@
 2. Torch's variable-length flash attention keeps the sequences apart: it is told where each begins, and no mask is made.
    transformers finds it under ``PACKED`` (https://huggingface.co/docs/transformers/attention_interface) and hands it
    the arguments that the model was called with. The model's own attention is back when the call ends.
-3. ``packs`` says for which models: plain attention everywhere, in bfloat16 or float16 on a GPU, of a head width that
+3. Without gradient, norms and rotary embeddings run by one kernel each (``layers.py``).
+4. ``packs`` says for which models: plain attention everywhere, in bfloat16 or float16 on a GPU, of a head width that
    the kernel has. All others are padded.
 
 A layer that is computed again in the backward pass (gradient checkpointing) must attend as it did the first time, when
@@ -24,6 +25,7 @@ from transformers import AttentionInterface
 from rocktokens.errors import RocktokensError
 from rocktokens.models.head import causal_lm, hidden_states
 from rocktokens.rollouts.slots import fits
+from rocktokens.scoring.layers import HALF, quick_layers
 
 try:
     from torch.nn.attention import varlen
@@ -31,7 +33,6 @@ except ImportError:  # torch 2.9 and older
     varlen = None
 
 PACKED = "rocktokens_packed"
-HALF = (torch.bfloat16, torch.float16)
 MAX_HEAD_WIDTH = 192
 """Above it some GPUs have no backward kernel."""
 ATTENTION_DROPOUT = ("attention_dropout", "attn_pdrop")
@@ -58,7 +59,7 @@ class PackedRow:
 
 def packed_states(model: Any, row: PackedRow) -> torch.Tensor:
     """The last hidden states (N, D) of a row, final norm included: no sequence sees another."""
-    with _attending(causal_lm(model).config.get_text_config(), PACKED):
+    with _attending(causal_lm(model).config.get_text_config(), PACKED), quick_layers(model):
         h_1ND = hidden_states(
             model,
             row.input_ids_N.unsqueeze(0),

@@ -2,7 +2,8 @@
 
 1. Rollouts are grouped by length and forced through the teacher (``TeacherPass``), once for all students.
 2. Each group is forced through the student, and scored where both predict the response tokens.
-3. Scores leave a GPU without the host waiting for them; whoever needs them waits, in a thread of its own if it likes.
+3. Scores leave a GPU without the host waiting for them; whoever needs them waits, in a thread of its own if it likes,
+   and sees then whether they are finite. So the host is always ahead of the GPU.
 4. They are put back in the order of the rollouts; they do not depend on the grouping.
 """
 
@@ -18,7 +19,7 @@ from rocktokens.config import Divergence
 from rocktokens.errors import RocktokensError
 from rocktokens.models.head import LMHead, lm_head
 from rocktokens.scoring.batch import response_states
-from rocktokens.scoring.divergence import token_scores
+from rocktokens.scoring.divergence import outside_error, require_sound_scores, token_scores
 from rocktokens.scoring.formulas import require_extras
 from rocktokens.scoring.teacher_pass import TeacherPass, bare_model, to_host
 from rocktokens.scoring.tops import TopTokens
@@ -45,10 +46,15 @@ class PendingScores:
     """After the last copy; None where nothing was copied."""
 
     def wait(self) -> TokenScores:
-        """The scores in numpy, rollout after rollout in the given order; may be called in any thread."""
+        """The scores in numpy, rollout after rollout in the given order; may be called in any thread.
+
+        Refuses scores that are not finite.
+        """
         empty_CT = np.zeros((len(self.names), 0), dtype=np.float32)
         table_CT = self._in_order(self.tables_CT) if self.lengths else empty_CT
-        return TokenScores(**dict(zip(self.names, table_CT, strict=True)))
+        scores = TokenScores(**dict(zip(self.names, table_CT, strict=True)))
+        require_sound_scores(scores)
+        return scores
 
     def wait_tops(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         """Ids (T, K) and log-probabilities (T, K) of the likeliest tokens, in the same order; none if not asked for."""
@@ -125,8 +131,9 @@ def score_pass(
     names = (*STANDARD_COLUMNS, *require_extras(extras))
     tables_CT: Tables = []
     found: dict[str, tuple[Tables, Tables]] = defaultdict(lambda: ([], []))
+    _require_ids(teacher_pass.rollouts, *map(bare_model, (student, teacher_pass.teacher)))
     for number, (group, states) in enumerate(_forced(student, teacher_pass)):
-        scores = token_scores(*states, divergence, temperature, tokens_per_chunk, extras)
+        scores = token_scores(*states, divergence, temperature, tokens_per_chunk, extras, unseen=True)
         table_CT = torch.stack([getattr(scores, name) for name in names]).to(torch.float32)
         tables_CT.append((group, to_host(table_CT)))
         for name, top in (tops.of_group(number, *states[:4]) if tops else {}).items():
@@ -161,6 +168,15 @@ def _forced(student: Any, teacher_pass: TeacherPass) -> Iterator[tuple[list[int]
         with torch.inference_mode():
             h_s_TD = response_states(student, group.batch)
         yield group.indices, (h_s_TD, heads[0], group.h_t_TE, heads[1], group.batch.token_ids_T)
+
+
+def _require_ids(rollouts: Sequence[Rollout], *models: Any) -> None:
+    """Refuse tokens that one of the models has no logit for."""
+    width = min(lm_head(model).width for model in models)
+    for rollout in rollouts:
+        outside = rollout.token_ids[(rollout.token_ids < 0) | (rollout.token_ids >= width)]
+        if len(outside):
+            raise outside_error(int(outside[0]), width)
 
 
 def _mark(device: torch.device) -> torch.cuda.Event | None:

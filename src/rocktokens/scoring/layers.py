@@ -1,0 +1,313 @@
+"""Norms and rotary embeddings of a model by one kernel each, for forwards without gradient.
+
+transformers computes an RMS norm in seven kernels and a rotary embedding in eight, which is most of the time a packed
+replay spends outside its matrix products. ``quick_layers`` puts the kernels of ``layer_kernels.py`` in their place:
+
+1. A class of norms, or the ``apply_rotary_pos_emb`` of a model's Python module, is tried once on random numbers: only
+   what the kernel reproduces, roundings included, is replaced. Gemma's 1 + weight, norms that round once, and
+   interleaved rotations are found different and stay.
+2. What is replaced is ``forward`` on each norm, and the name in the Python module. Both are back when the context ends.
+3. A call that is not what the kernels are for (a gradient, another dtype or device, other arguments) goes to the
+   replaced function.
+
+The result is that of the model as it is, but for the order in which a norm adds its squares.
+https://github.com/huggingface/transformers/blob/main/src/transformers/models/llama/modeling_llama.py
+"""
+
+import copy
+import math
+import sys
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cache, wraps
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from rocktokens.models.head import causal_lm
+
+HALF = (torch.bfloat16, torch.float16)
+ROTARY = "apply_rotary_pos_emb"
+MAX_WIDTH = 16_384
+"""Of a norm: a program holds a whole row."""
+AT_ONCE = 2048
+"""Numbers of short rows, or of half heads, that a program holds at once."""
+NUMBERS_PER_WARP, FEWEST_WARPS, MOST_WARPS = 512, 4, 16
+SAME_SHARE = 0.99
+"""Of the numbers in a trial that must have the same bits. Adding squares in another order changes less than one in ten
+thousand; a rounding more or less changes one in four."""
+
+_trials: dict[Hashable, bool] = {}
+
+
+@contextmanager
+def quick_layers(model: Any) -> Iterator[None]:
+    """While open, norms and rotary embeddings that the kernels reproduce run by them; not where gradients are made."""
+    lm = causal_lm(model)
+    with ExitStack() as replaced:
+        if not torch.is_grad_enabled() and on_gpu(lm) and lm.dtype in HALF and _has_triton():
+            for norm in _quick_norms(lm):
+                norm.forward = _quick_norm(norm)
+                replaced.callback(delattr, norm, "forward")
+            for namespace in _quick_rotaries(lm):
+                own = getattr(namespace, ROTARY)
+                setattr(namespace, ROTARY, _QuickRotary(own))
+                replaced.callback(setattr, namespace, ROTARY, own)
+        yield
+
+
+def on_gpu(x: Any) -> bool:
+    """Whether a tensor or a model is where kernels run."""
+    return x.device.type == "cuda"
+
+
+def normed(x: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Tensor:
+    """The RMS norm over the last dimension, as LlamaRMSNorm has it.
+
+    Args:
+        x: (…, D) of any half or full width, D ≤ ``MAX_WIDTH``; copied first unless its rows are evenly spaced.
+        weight_D: Of the same dtype.
+        eps: Added to the mean square.
+    """
+    from rocktokens.scoring import layer_kernels
+
+    x_RD = x.reshape(-1, x.shape[-1])
+    x_RD = x_RD if x_RD.stride(1) == 1 else x_RD.contiguous()
+    n_rows, width = x_RD.shape
+    out_RD = torch.empty((n_rows, width), dtype=x.dtype, device=x.device)
+    block = _power_of_2(width)
+    rows = max(1, AT_ONCE // block)
+    sizes = {"WIDTH": width, "ROWS": rows, "BLOCK": block, "num_warps": _warps(rows * block)}
+    if n_rows:
+        rms_norm: Any = layer_kernels.rms_norm
+        with torch.cuda.device_of(x):
+            rms_norm[(math.ceil(n_rows / rows),)](
+                x_RD, x_RD.stride(0), weight_D, out_RD, n_rows, eps, **sizes, enable_fp_fusion=False
+            )
+    return out_RD.view(x.shape)
+
+
+def rotated(
+    q_1HNd: torch.Tensor, k_1GNd: torch.Tensor, cos_1Nd: torch.Tensor, sin_1Nd: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The rotary embedding of Llama, in which the first half of a head turns with the second; strides are kept.
+
+    Args:
+        q_1HNd: N tokens of H heads, in any order in memory but each head's d numbers side by side.
+        k_1GNd: Likewise, of G heads.
+        cos_1Nd: Of the same dtype.
+        sin_1Nd: Likewise.
+    """
+    from rocktokens.scoring import layer_kernels
+
+    q_out_1HNd, k_out_1GNd = torch.empty_like(q_1HNd), torch.empty_like(k_1GNd)
+    n_tokens, width = q_1HNd.shape[2:]
+    block = _power_of_2(width // 2)
+    at_once = [min(_power_of_2(x.shape[1]), max(1, AT_ONCE // block)) for x in (q_1HNd, k_1GNd)]
+    if n_tokens:
+        rotate: Any = layer_kernels.rotate
+        with torch.cuda.device_of(q_1HNd):
+            rotate[(n_tokens,)](
+                *_strided(q_1HNd),
+                *_strided(q_out_1HNd),
+                *_strided(k_1GNd),
+                *_strided(k_out_1GNd),
+                *(cos_1Nd, cos_1Nd.stride(1)),
+                *(sin_1Nd, sin_1Nd.stride(1)),
+                Q_HEADS=q_1HNd.shape[1],
+                Q_AT_ONCE=at_once[0],
+                K_HEADS=k_1GNd.shape[1],
+                K_AT_ONCE=at_once[1],
+                HALF=width // 2,
+                BLOCK=block,
+                num_warps=_warps(max(at_once) * block),
+                enable_fp_fusion=False,
+            )
+    return q_out_1HNd, k_out_1GNd
+
+
+def _strided(x_1HNd: torch.Tensor) -> tuple[torch.Tensor, int, int]:
+    """The heads, and how far apart heads and tokens are."""
+    return x_1HNd, x_1HNd.stride(1), x_1HNd.stride(2)
+
+
+def _power_of_2(n: int) -> int:
+    """The smallest that is n or more."""
+    return 1 << (n - 1).bit_length()
+
+
+def _warps(numbers: int) -> int:
+    return min(MOST_WARPS, max(FEWEST_WARPS, numbers // NUMBERS_PER_WARP))
+
+
+# What is replaced
+
+
+def _quick_norms(lm: torch.nn.Module) -> list[Any]:
+    """The norms that the kernel reproduces and that nobody else has given a forward of their own."""
+    named = (module for module in lm.modules() if type(module).__name__.endswith("RMSNorm"))
+    return [norm for norm in named if _looks_like_a_norm(norm) and _passes_as_norm(norm)]
+
+
+def _looks_like_a_norm(module: Any) -> bool:
+    weight = module._parameters.get("weight")
+    has_only_a_weight = len(module._parameters) == 1 and not module._buffers and not module._modules
+    return (
+        "forward" not in vars(module)
+        and has_only_a_weight
+        and weight is not None
+        and weight.ndim == 1
+        and 0 < len(weight) <= MAX_WIDTH
+        and weight.dtype in HALF
+        and on_gpu(weight)
+        and _eps(module) is not None
+    )
+
+
+def _eps(norm: Any) -> Any:
+    """What the norm adds to the mean square; None if it does not say."""
+    return getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
+
+
+def _quick_norm(norm: Any) -> Callable[..., torch.Tensor]:
+    """A forward for one norm."""
+    own, eps = norm.forward, _eps(norm)
+
+    @wraps(own)
+    def forward(*arguments: Any, **named: Any) -> torch.Tensor:
+        if named or len(arguments) != 1 or not _takes_norm(arguments[0], norm.weight):
+            return own(*arguments, **named)
+        return normed(arguments[0], norm.weight, eps)
+
+    return forward
+
+
+def _takes_norm(x: torch.Tensor, weight_D: torch.Tensor) -> bool:
+    """Whether the kernel is for this call: sharded weights, for one, may be whole only by now, or not at all."""
+    return _take(x, weight_D) and x.ndim > 1 and x.shape[-1:] == weight_D.shape
+
+
+def _quick_rotaries(lm: torch.nn.Module) -> list[ModuleType]:
+    """The Python modules of the model's classes that have a rotary embedding which the kernel reproduces."""
+    names = sorted({type(module).__module__ for module in lm.modules()})
+    namespaces = (sys.modules[name] for name in names if hasattr(sys.modules.get(name), ROTARY))
+    return [namespace for namespace in namespaces if _passes_as_rotary(getattr(namespace, ROTARY), lm)]
+
+
+@dataclass(frozen=True, slots=True)
+class _QuickRotary:
+    """Stands in for the function ``own``; a type, so that a second context knows the stand-in of the first."""
+
+    own: Callable[..., Any]
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        if named or len(arguments) != 4 or not _takes_rotary(*arguments):
+            return self.own(*arguments, **named)
+        return rotated(*arguments)
+
+
+def _takes_rotary(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> bool:
+    """Whether the kernel is for this call: one row of tokens, and angles for the whole width of a head."""
+    return (
+        _take(q, k, cos, sin)
+        and (q.ndim, k.ndim, cos.ndim) == (4, 4, 3)
+        and cos.shape == sin.shape == (1, *q.shape[2:])
+        and k.shape == (1, k.shape[1], *q.shape[2:])
+        and len(q) == 1
+        and q.shape[-1] % 2 == 0
+        and all(x.stride(-1) == 1 for x in (q, k, cos, sin))
+    )
+
+
+def _take(*tensors: torch.Tensor) -> bool:
+    """Whether these are plain tensors of one half-width dtype on a GPU, and no gradient is wanted."""
+    dtype = tensors[0].dtype
+    return (
+        not torch.is_grad_enabled()
+        and dtype in HALF
+        and all(type(x) in (torch.Tensor, torch.nn.Parameter) and x.dtype == dtype and on_gpu(x) for x in tensors)
+    )
+
+
+# Trials
+
+
+def _passes_as_norm(norm: Any) -> bool:
+    """Whether norms of this class and with these settings compute what the kernel does."""
+    cls = type(norm)
+    settings = {name: value for name, value in vars(norm).items() if isinstance(value, int | float | str)}
+    settings.pop("training", None)
+    return _tried((cls, cls.forward, norm.weight.dtype, *sorted(settings.items())), lambda: _try_norm(norm))
+
+
+def _try_norm(norm: Any) -> bool:
+    """Compare on rows of all sizes, some so small that eps decides, and a random weight."""
+    draw = _draws(norm.weight.device, norm.weight.dtype)
+    width = len(norm.weight)
+    weight_D, x_RD = draw(width), draw(8, width, scale=torch.logspace(-4, 1, 8).unsqueeze(1))
+    twin = copy.copy(norm)
+    vars(twin)["_parameters"] = {"weight": weight_D}
+    theirs = _or_none(lambda: type(norm).forward(twin, x_RD))
+    return _same([normed(x_RD, weight_D, _eps(norm))], [theirs])
+
+
+def _passes_as_rotary(function: Any, lm: Any) -> bool:
+    """Whether a function computes what the kernel does, and has not been replaced already."""
+    if isinstance(function, _QuickRotary):
+        return False
+    return _tried((function, lm.dtype), lambda: _try_rotary(function, lm))
+
+
+def _try_rotary(function: Callable[..., Any], lm: Any) -> bool:
+    """Compare on random heads and angles, whose two halves differ as those of no model do."""
+    draw = _draws(lm.device, lm.dtype)
+    q, k, cos, sin = draw(1, 4, 8, 64), draw(1, 2, 8, 64), draw(1, 8, 64), draw(1, 8, 64)
+    theirs = _or_none(lambda: function(q, k, cos, sin))
+    return isinstance(theirs, tuple) and len(theirs) == 2 and _same(rotated(q, k, cos, sin), theirs)
+
+
+def _tried(key: Hashable, trial: Callable[[], bool]) -> bool:
+    """What the trial says, or said the first time."""
+    if key not in _trials:
+        _trials[key] = trial()
+    return _trials[key]
+
+
+def _draws(device: torch.device, dtype: torch.dtype) -> Callable[..., torch.Tensor]:
+    """Random numbers that are not centred, without touching the generators that others draw from."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int, scale: torch.Tensor | float = 1.0) -> torch.Tensor:
+        return ((torch.randn(shape, generator=generator) + 0.5) * scale).to(device, dtype)
+
+    return draw
+
+
+def _or_none(call: Callable[[], Any]) -> Any:
+    """What somebody's function returns, None if it refuses such arguments in whatever way."""
+    try:
+        return call()
+    except Exception:
+        return None
+
+
+def _same(ours: Iterable[torch.Tensor], theirs: Iterable[Any]) -> bool:
+    """Whether all have the same bits, but for a few that were rounded to the neighbour."""
+    return all(
+        isinstance(b, torch.Tensor)
+        and (a.shape, a.dtype) == (b.shape, b.dtype)
+        and torch.allclose(a, b, rtol=2 * torch.finfo(a.dtype).eps, atol=0.0)
+        and (a == b).float().mean().item() >= SAME_SHARE
+        for a, b in zip(ours, theirs, strict=True)
+    )
+
+
+@cache
+def _has_triton() -> bool:
+    try:
+        from rocktokens.scoring import layer_kernels  # noqa: F401
+    except ImportError:
+        return False
+    return True
