@@ -1,7 +1,7 @@
-"""Norms and rotary embeddings by kernel against those of transformers; run by test_layers.py.
+"""Norms, rotary embeddings and gates by kernel against those of transformers; run by test_layers.py.
 
 On a GPU or, with TRITON_INTERPRET=1, on the CPU. The same bits are asked for; only a norm, which adds its squares in
-another order, may now and then be rounded to the neighbour.
+another order, and a gate, whose exponential may differ in the last bit, are now and then rounded to the neighbour.
 """
 
 import os
@@ -29,7 +29,7 @@ from transformers.models.llama import modeling_llama
 from transformers.models.qwen3 import modeling_qwen3
 
 from rocktokens.scoring import layer_kernels, layers
-from rocktokens.scoring.layers import normed, quick_layers, rotated
+from rocktokens.scoring.layers import gated, normed, quick_layers, rotated
 
 DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
 HALVES = (torch.bfloat16, torch.float16)
@@ -135,6 +135,22 @@ def test_nothing_beside_a_row_is_read(width):
         assert torch.equal(normed(view, weight, 1e-6), normed(view.clone().contiguous(), weight, 1e-6))
 
 
+# Gates
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 7, 48), (3, 1, 4099)])
+def test_a_gate_is_that_of_torch(shape, dtype):
+    x, u = 5 * randn(*shape, dtype=dtype), randn(*shape, dtype=dtype, seed=1)
+    assert_normed(gated(x, u), torch.nn.functional.silu(x) * u)
+
+
+def test_a_gate_at_the_ends():
+    x = torch.tensor([-200.0, -90.0, 0.0, 90.0, 200.0, torch.inf, torch.nan], device=DEVICE).to(torch.bfloat16)
+    found, wanted = gated(x, torch.ones_like(x)), torch.nn.functional.silu(x)
+    torch.testing.assert_close(found, wanted, rtol=2**-7, atol=1e-30, equal_nan=True)
+
+
 # Rotary embeddings
 
 
@@ -206,6 +222,7 @@ def test_without_rows_nothing_is_launched(launches):
     cos, sin = angles(0, 64, torch.bfloat16)
     q, k = rotated(heads_of(0, 4, 64, torch.bfloat16), heads_of(0, 2, 64, torch.bfloat16), cos, sin)
     assert q.shape == (1, 4, 0, 64) and k.shape == (1, 2, 0, 64)
+    assert gated(randn(1, 0, 48), randn(1, 0, 48)).shape == (1, 0, 48)
     assert launches.options == []
 
 
@@ -249,7 +266,7 @@ def states(model, ids=IDS):
 @pytest.fixture
 def calls(monkeypatch):
     """The shapes with which the kernels are called."""
-    seen = {"normed": [], "rotated": []}
+    seen = {"normed": [], "rotated": [], "gated": []}
 
     def noting(name, function):
         def noted(x, *rest):
@@ -278,9 +295,11 @@ def test_a_model_runs_by_the_kernels_and_agrees_with_itself(calls, name, dtype):
     model = make(dtype)
     wanted = states(model)
     with quick_layers(model):
-        calls["normed"].clear(), calls["rotated"].clear()
+        for seen in calls.values():
+            seen.clear()
         found = states(model)
     assert (len(calls["normed"]), calls["rotated"]) == (n_norms, 2 * [(1, 4, 9, 16)])
+    assert calls["gated"] == 2 * [(1, 9, 48)]
     assert is_untouched(model, namespace)
     # one number rounded to its neighbour lets many that follow be rounded to theirs
     torch.testing.assert_close(found, wanted, rtol=0, atol=4 * torch.finfo(dtype).eps * wanted.abs().max().item())
@@ -333,6 +352,23 @@ def test_rotary_embeddings_of_another_kind_are_left_alone(name):
         states(model)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["another activation", "another order"])
+def test_gates_of_another_kind_are_left_alone(name):
+    class UpsideDown(modeling_llama.LlamaMLP):
+        def forward(self, x):
+            return self.down_proj(self.act_fn(self.up_proj(x)) * self.gate_proj(x))
+
+    model = llama(hidden_act="gelu") if name == "another activation" else llama()
+    for layer in model.model.layers:
+        layer.mlp.__class__ = UpsideDown if name == "another order" else modeling_llama.LlamaMLP
+    wanted = states(model)
+    with quick_layers(model):
+        assert "forward" in vars(model.model.norm) and "forward" not in vars(model.model.layers[0].mlp)
+        found = states(model)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=4 * 2**-8 * wanted.abs().max().item())
+
+
 def test_one_number_that_is_far_off_is_enough_to_differ():
     ours = randn(1000)
     theirs = ours.clone()
@@ -379,7 +415,7 @@ def test_norms_that_are_no_plain_rows_of_weights_are_left_alone():
 def test_a_class_is_tried_once_and_nothing_is_disturbed(monkeypatch):
     tried = []
     monkeypatch.setattr(layers, "_trials", {})
-    for name in ("_try_norm", "_try_rotary"):
+    for name in ("_try_norm", "_try_mlp", "_try_rotary"):
         function = getattr(layers, name)
         monkeypatch.setattr(layers, name, lambda *a, f=function, n=name: tried.append(n) or f(*a))
     model = qwen3()
@@ -391,7 +427,7 @@ def test_a_class_is_tried_once_and_nothing_is_disturbed(monkeypatch):
     for _ in range(2):
         with quick_layers(model):
             pass
-    assert tried == ["_try_norm", "_try_rotary"] and not hooked
+    assert tried == ["_try_norm", "_try_mlp", "_try_rotary"] and not hooked
     assert torch.equal(torch.get_rng_state(), random_state)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
@@ -476,19 +512,22 @@ def test_calls_of_another_kind_go_to_what_was_replaced(calls):
         ((q, k, cos[:, :1], sin[:, :1]), {}),
         ((q.mT.contiguous().mT, k, cos, sin), {}),
     )
-    norm, x = model.model.norm, randn(1, 5, 64)
+    norm, mlp, x = model.model.norm, model.model.layers[0].mlp, randn(1, 5, 64)
     with quick_layers(model):
-        calls["normed"].clear(), calls["rotated"].clear()
+        for seen in calls.values():
+            seen.clear()
         for arguments, named in rotations:
             found = modeling_llama.apply_rotary_pos_emb(*arguments, **named)
             own = modeling_llama.apply_rotary_pos_emb.own
             assert all(torch.equal(a, b) for a, b in zip(found, own(*arguments, **named), strict=True))
         with torch.enable_grad():
             modeling_llama.apply_rotary_pos_emb(q, k, cos, sin)
-            assert norm(x.requires_grad_()).requires_grad
+            assert norm(x.requires_grad_()).requires_grad and mlp(x).requires_grad
         assert norm(x.float()).dtype == torch.float32
+        mlp(x=x.detach())
         norm(hidden_states=x.detach())
-        assert calls == {"normed": [], "rotated": []}
+        assert calls == {"normed": [], "rotated": [], "gated": []}
         norm(x.detach())
+        mlp(x.detach())
         modeling_llama.apply_rotary_pos_emb(q, k, cos, sin)
-    assert calls == {"normed": [(1, 5, 64)], "rotated": [(1, 4, 6, 16)]}
+    assert calls == {"normed": [(1, 5, 64)], "rotated": [(1, 4, 6, 16)], "gated": [(1, 5, 48)]}

@@ -1,16 +1,18 @@
 # type: ignore  (the kernel language is not typed)
-"""Two Triton kernels for what a decoder layer does between its matrix products: the RMS norm and the rotary embedding.
+"""Triton kernels for what a decoder layer does between its matrix products: the norm, the rotary embedding, the gate.
 
-Both read and write every number once, where transformers runs seven kernels a norm and eight a rotation, and both round
-where these round, so that a result is theirs:
+Each reads and writes every number once, where transformers runs seven kernels a norm, eight a rotation and two a gate,
+and rounds where these round, so that a result is theirs:
 
 1. ``rms_norm``: x / √(mean x² + eps) in float32, rounded; times the weight, rounded. A program takes one wide row or
    several short ones. Only the order in which the squares are added is its own.
 2. ``rotate``: x cos + (−x₂, x₁) sin, with x₁ and x₂ the halves of x: both products rounded, and their sum. A program
    takes one token with all its query and key heads, and reads its angles once.
 
-Both must be launched with ``enable_fp_fusion=False``: the compiler takes a product that is rounded to half width and
-then added for a multiply-add of half width, which leaves that rounding out. Triton: https://triton-lang.org
+3. ``gate``: u · x / (1 + e^(−x)), the quotient rounded and the product.
+
+The first two must be launched with ``enable_fp_fusion=False``: the compiler takes a product that is rounded to half
+width and then added for a multiply-add of half width, which leaves that rounding out. Triton: https://triton-lang.org
 """
 
 import triton
@@ -91,3 +93,13 @@ def rotate(
     k_out += token * k_out_stride_token
     _rotate_heads(q, q_stride_head, q_out, q_out_stride_head, cosines, sines, columns, Q_HEADS, Q_AT_ONCE, HALF)
     _rotate_heads(k, k_stride_head, k_out, k_out_stride_head, cosines, sines, columns, K_HEADS, K_AT_ONCE, HALF)
+
+
+@triton.jit
+def gate(x, u, out, n, BLOCK: tl.constexpr):
+    """Put u silu(x) into ``out``, for n numbers that lie side by side."""
+    dtype = out.dtype.element_ty
+    here = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    wide = tl.load(x + here, mask=here < n, other=0.0).to(tl.float32)
+    opened = (wide / (1 + tl.exp(-wide))).to(dtype).to(tl.float32)
+    tl.store(out + here, (opened * tl.load(u + here, mask=here < n, other=0.0).to(tl.float32)).to(dtype), mask=here < n)

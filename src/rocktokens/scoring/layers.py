@@ -1,16 +1,19 @@
-"""Norms and rotary embeddings of a model by one kernel each, for forwards without gradient.
+"""Norms, rotary embeddings and gates of a model by one kernel each, for forwards without gradient.
 
-transformers computes an RMS norm in seven kernels and a rotary embedding in eight, which is most of the time a packed
-replay spends outside its matrix products. ``quick_layers`` puts the kernels of ``layer_kernels.py`` in their place:
+transformers computes an RMS norm in seven kernels, a rotary embedding in eight and the gate of an MLP in two, which is
+most of the time a packed replay spends outside its matrix products. ``quick_layers`` puts the kernels of
+``layer_kernels.py`` in their place:
 
-1. A class of norms, or the ``apply_rotary_pos_emb`` of a model's Python module, is tried once on random numbers: only
-   what the kernel reproduces, roundings included, is replaced. Gemma's 1 + weight, norms that round once, and
-   interleaved rotations are found different and stay.
-2. What is replaced is ``forward`` on each norm, and the name in the Python module. Both are back when the context ends.
+1. A class of norms or of MLPs, or the ``apply_rotary_pos_emb`` of a model's Python module, is tried once on random
+   numbers: only what the kernel reproduces, roundings included, is replaced. Gemma's 1 + weight, norms that round once,
+   interleaved rotations and gates that are not SiLU are found different and stay.
+2. What is replaced is ``forward`` on each norm and MLP, and the name in the Python module. All are back when the
+   context ends.
 3. A call that is not what the kernels are for (a gradient, another dtype or device, other arguments) goes to the
    replaced function.
 
-The result is that of the model as it is, but for the order in which a norm adds its squares.
+The result is that of the model as it is, but for the order in which a norm adds its squares and the last bit of an
+exponential.
 https://github.com/huggingface/transformers/blob/main/src/transformers/models/llama/modeling_llama.py
 """
 
@@ -30,6 +33,7 @@ from rocktokens.models.head import causal_lm
 
 HALF = (torch.bfloat16, torch.float16)
 ROTARY = "apply_rotary_pos_emb"
+MLP_PARTS = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 MAX_WIDTH = 16_384
 """Of a norm: a program holds a whole row."""
 AT_ONCE = 2048
@@ -44,13 +48,13 @@ _trials: dict[Hashable, bool] = {}
 
 @contextmanager
 def quick_layers(model: Any) -> Iterator[None]:
-    """While open, norms and rotary embeddings that the kernels reproduce run by them; not where gradients are made."""
+    """While open, what the kernels reproduce runs by them; not where gradients are made."""
     lm = causal_lm(model)
     with ExitStack() as replaced:
         if not torch.is_grad_enabled() and on_gpu(lm) and lm.dtype in HALF and _has_triton():
-            for norm in _quick_norms(lm):
-                norm.forward = _quick_norm(norm)
-                replaced.callback(delattr, norm, "forward")
+            for layer, forward in (*_quick_norms(lm), *_quick_mlps(lm)):
+                layer.forward = forward
+                replaced.callback(delattr, layer, "forward")
             for namespace in _quick_rotaries(lm):
                 own = getattr(namespace, ROTARY)
                 setattr(namespace, ROTARY, _QuickRotary(own))
@@ -128,6 +132,18 @@ def rotated(
     return q_out_1HNd, k_out_1GNd
 
 
+def gated(x: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+    """The product u silu(x) of two contiguous tensors of one shape and dtype."""
+    from rocktokens.scoring import layer_kernels
+
+    out = torch.empty_like(x)
+    if x.numel():
+        gate: Any = layer_kernels.gate
+        with torch.cuda.device_of(x):
+            gate[(math.ceil(x.numel() / AT_ONCE),)](x, u, out, x.numel(), BLOCK=AT_ONCE, num_warps=_warps(AT_ONCE))
+    return out
+
+
 def _strided(x_1HNd: torch.Tensor) -> tuple[torch.Tensor, int, int]:
     """The heads, and how far apart heads and tokens are."""
     return x_1HNd, x_1HNd.stride(1), x_1HNd.stride(2)
@@ -145,10 +161,14 @@ def _warps(numbers: int) -> int:
 # What is replaced
 
 
-def _quick_norms(lm: torch.nn.Module) -> list[Any]:
-    """The norms that the kernel reproduces and that nobody else has given a forward of their own."""
+Replacement = tuple[Any, Callable[..., torch.Tensor]]
+"""A layer that nobody else has given a forward of its own, and one for it."""
+
+
+def _quick_norms(lm: torch.nn.Module) -> list[Replacement]:
+    """The norms that the kernel reproduces."""
     named = (module for module in lm.modules() if type(module).__name__.endswith("RMSNorm"))
-    return [norm for norm in named if _looks_like_a_norm(norm) and _passes_as_norm(norm)]
+    return [(norm, _quick_norm(norm)) for norm in named if _looks_like_a_norm(norm) and _passes_as_norm(norm)]
 
 
 def _looks_like_a_norm(module: Any) -> bool:
@@ -187,6 +207,27 @@ def _quick_norm(norm: Any) -> Callable[..., torch.Tensor]:
 def _takes_norm(x: torch.Tensor, weight_D: torch.Tensor) -> bool:
     """Whether the kernel is for this call: sharded weights, for one, may be whole only by now, or not at all."""
     return _take(x, weight_D) and x.ndim > 1 and x.shape[-1:] == weight_D.shape
+
+
+def _quick_mlps(lm: torch.nn.Module) -> list[Replacement]:
+    """The MLPs whose gate the kernel reproduces."""
+    alike = (module for module in lm.modules() if module._modules.keys() == MLP_PARTS and not module._parameters)
+    return [(mlp, _quick_mlp(mlp)) for mlp in alike if "forward" not in vars(mlp) and _passes_as_mlp(mlp, lm)]
+
+
+def _quick_mlp(mlp: Any) -> Callable[..., torch.Tensor]:
+    """A forward for one MLP."""
+    own = mlp.forward
+
+    @wraps(own)
+    def forward(*arguments: Any, **named: Any) -> torch.Tensor:
+        if named or len(arguments) != 1 or not _take(arguments[0]):
+            return own(*arguments, **named)
+        x, u = mlp.gate_proj(arguments[0]), mlp.up_proj(arguments[0])
+        is_plain = _take(x, u) and x.shape == u.shape and x.is_contiguous() and u.is_contiguous()
+        return mlp.down_proj(gated(x, u) if is_plain else mlp.act_fn(x) * u)
+
+    return forward
 
 
 def _quick_rotaries(lm: torch.nn.Module) -> list[ModuleType]:
@@ -251,6 +292,32 @@ def _try_norm(norm: Any) -> bool:
     vars(twin)["_parameters"] = {"weight": weight_D}
     theirs = _or_none(lambda: type(norm).forward(twin, x_RD))
     return _same([normed(x_RD, weight_D, _eps(norm))], [theirs])
+
+
+def _passes_as_mlp(mlp: Any, lm: Any) -> bool:
+    """Whether MLPs of this class and with this activation compute what the kernel does."""
+    cls, activation = type(mlp), type(mlp.act_fn)
+    return _tried((cls, cls.forward, activation, activation.forward, lm.dtype), lambda: _try_mlp(mlp, lm))
+
+
+def _try_mlp(mlp: Any, lm: Any) -> bool:
+    """Compare on random numbers in place of what comes from the first two matrices, and without the last."""
+    draw = _draws(lm.device, lm.dtype)
+    x, u = draw(8, 64, scale=torch.logspace(-1, 1, 8).unsqueeze(1)), draw(8, 64)
+    twin, nothing = copy.copy(mlp), torch.nn.Identity()
+    vars(twin)["_modules"] = {"gate_proj": _Gives(x), "up_proj": _Gives(u), "down_proj": nothing, "act_fn": mlp.act_fn}
+    return _same([gated(x, u)], [_or_none(lambda: type(mlp).forward(twin, x))])
+
+
+class _Gives(torch.nn.Module):
+    """Gives the same whatever it is called with."""
+
+    def __init__(self, given: torch.Tensor) -> None:
+        super().__init__()
+        self.given = given
+
+    def forward(self, _: torch.Tensor) -> torch.Tensor:
+        return self.given
 
 
 def _passes_as_rotary(function: Any, lm: Any) -> bool:
