@@ -65,7 +65,7 @@ def _fingerprint(sha256_of: Mapping[str, str]) -> str:
 def same_tokenizer(student: "PreTrainedTokenizerBase", teacher: "PreTrainedTokenizerBase") -> None:
     """Refuse two tokenizers that differ in their vocabulary, or in how they split or join the samples."""
     vocabularies = student.get_vocab(), teacher.get_vocab()
-    if vocabulary_sha256(vocabularies[0]) != vocabulary_sha256(vocabularies[1]):
+    if vocabularies[0] != vocabularies[1]:
         raise TokenizerMismatchError(
             f"student and teacher have different vocabularies, first {_first_difference(*vocabularies)}: "
             "distillation by token needs two models of one tokenizer"
