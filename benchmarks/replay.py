@@ -5,8 +5,8 @@
    The rollouts are made up: random ids, answers of 512 tokens on average, a few of them long.
 2. The floor is the time of the models' forward passes at the rate of an 8192³ bfloat16 product in the same run: the
    trunks' matrix products and causal attention at every token, the LM heads at response tokens alone, no padding. The
-   target is for both models' passes for every checkpoint. What has to be computed is less: the teacher's trunk once, its
-   head and the whole student for every checkpoint. The shares of both floors are printed.
+   target is for both models' passes for every checkpoint. What has to be computed is less: the teacher's trunk once,
+   its head and the whole student for every checkpoint. The shares of both floors are printed.
 3. Ours is what ``rocktokens trace`` does once the probe is written and the teacher loaded: load the first student, swap
    the others in, score, and write the traces. The share of the floor is of all that, the first load included. A batch
    may have 65,536 tokens (``scoring.tokens_per_batch``).
