@@ -14,8 +14,9 @@
    through both models; kl, log-probabilities and entropies come from float32 log-softmaxes of all logits. It is timed
    on a quarter of the rollouts under one checkpoint, and multiplied (the loading by checkpoints alone).
 
-The weight files are in the page cache, where saving left them. ``python benchmarks/replay.py`` needs CUDA and should
-take less than three minutes on an H200; ``--tiny`` runs all of it anywhere, on models too small to mean anything.
+The weight files are on the disk and in the page cache: else writing them out would hold up the traces. ``python
+benchmarks/replay.py`` needs CUDA and should take less than three minutes on an H200; ``--tiny`` runs all of it
+anywhere, on models too small to mean anything.
 """
 
 import argparse
@@ -340,6 +341,7 @@ def verdict(floors: Floors, ours: dict[int, Seconds]) -> str:
 
 def measure(shape: Shape, folder: Path) -> None:
     checkpoints, rollouts = save_checkpoints(shape, folder / "checkpoints"), make_rollouts(shape)
+    os.sync()
     teacher = LoadedModel(
         make_model(shape, shape.teacher), make_tokenizer(shape.teacher.vocab_size), "teacher", frozenset()
     )

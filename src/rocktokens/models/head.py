@@ -42,7 +42,8 @@ class LMHead:
 
     def cast_for(self, h_TD: torch.Tensor) -> Self:
         """The head with its weight in the dtype in which it will be multiplied with ``h_TD``."""
-        return replace(self, weight_VD=self.weight_VD.to(_operand_dtype(h_TD, self.weight_VD)))
+        dtype = _operand_dtype(h_TD, self.weight_VD)
+        return self if self.weight_VD.dtype == dtype else replace(self, weight_VD=self.weight_VD.to(dtype))
 
     def logits(self, h_TD: torch.Tensor) -> torch.Tensor:
         """Float32 (or float64) logits (T, V)."""

@@ -181,7 +181,9 @@ def weighted_kl(
     token_ids_T = pair.checked_ids(h_s_TD, h_t_TE, token_ids_T, deferred=is_fused)
     checked_T = _checked_weights(weights_T, denominator, h_s_TD)
     kept_N = np.flatnonzero(checked_T)
-    weights_N, rows_N = (_beside(torch.from_numpy(array_N), device) for array_N in (checked_T[kept_N], kept_N))
+    weights_N, rows_N = (_ready_for(torch.from_numpy(array_N), device) for array_N in (checked_T[kept_N], kept_N))
+    if not is_fused or len(rows_N) < len(checked_T):
+        rows_N = rows_N.to(device, non_blocking=True)
 
     def kept(array_T: torch.Tensor) -> torch.Tensor:
         return array_T if len(rows_N) == len(array_T) else array_T[rows_N]
@@ -193,8 +195,9 @@ def weighted_kl(
             pair.require_sound(table_CN, rows_N, token_ids_T)
         columns = table_CN[: len(STANDARD_COLUMNS)].unbind()
     else:
-        head = (pair.student.weight_VD, pair.student.bias_V)
-        total, *columns = _WeightedSum.apply(arrays_N[0], *head, *arrays_N[1:], rows_N, pair, tokens_per_chunk)
+        head, weights_N = (pair.student.weight_VD, pair.student.bias_V), weights_N.to(device, non_blocking=True)
+        arrays_N = (arrays_N[0], *head, *arrays_N[1:3], weights_N, rows_N)
+        total, *columns = _WeightedSum.apply(*arrays_N, pair, tokens_per_chunk)
     loss = total / denominator if len(rows_N) else total
     return loss, TokenScores(*(_spread(column_N, rows_N, len(checked_T)) for column_N in columns))
 
@@ -262,7 +265,7 @@ class _Pair:
             )
         if not (deferred and token_ids_T.is_cuda):
             self.require_ids(token_ids_T)
-        return _beside(token_ids_T, h_s_TD.device).contiguous()
+        return _ready_for(token_ids_T, h_s_TD.device).to(h_s_TD.device, non_blocking=True).contiguous()
 
     def outside(self, token_ids_T: torch.Tensor) -> torch.Tensor:
         """Which ids are not among the logits."""
@@ -302,7 +305,7 @@ class _Pair:
         if not (broken_4N.any() | self.outside(token_ids_T).any()).item():
             return
         self.require_ids(token_ids_T)
-        _refuse(broken_4N, rows_N)
+        _refuse(broken_4N.cpu(), rows_N.cpu())
 
     @torch.no_grad()
     def scored_chunk(self, here: slice, *arrays_n: torch.Tensor) -> ScoredChunk:
@@ -463,11 +466,9 @@ def _require_finite(bad_n: torch.Tensor, rows_n: torch.Tensor, remedy: str) -> N
         )
 
 
-def _beside(array: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """The array on a device; one from the host goes to a GPU by pinned memory, lest the host waits for its copy."""
-    if device.type == "cuda" and not array.is_cuda:
-        array = array.pin_memory()
-    return array.to(device, non_blocking=True)
+def _ready_for(array: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """The array where it can go to a device without the host waiting: for a GPU, in pinned memory."""
+    return array.pin_memory() if device.type == "cuda" and not array.is_cuda else array
 
 
 def _known_term(term: Term | None) -> Term | None:
@@ -499,6 +500,8 @@ def _whole(head: LMHead) -> LMHead:
             return shard
         return shard.full_tensor(grad_placements=[Partial("avg")] * shard.device_mesh.ndim)
 
+    if not any(isinstance(shard, DTensor) for shard in (head.weight_VD, head.bias_V)):
+        return head
     return replace(head, weight_VD=gathered(head.weight_VD), bias_V=gathered(head.bias_V))
 
 

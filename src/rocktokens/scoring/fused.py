@@ -84,7 +84,8 @@ def scored(
         infinite or all ruled out is NaN; a divergence may be infinite.
     """
     scorer = _Scorer(student, teacher, divergence, temperature, False, round_logits)
-    return scorer.run(h_s_ND, h_t_NE, token_ids_N)
+    table_CN, _ = scorer.run(h_s_ND, h_t_NE, token_ids_N)
+    return table_CN
 
 
 def weighted_sum(
@@ -112,7 +113,7 @@ def weighted_sum(
         h_t_NE: The teacher's states.
         teacher: Its head, as wide.
         token_ids_N: The sampled tokens.
-        weights_N: float32, constants.
+        weights_N: float32, constants; from pinned memory they are sent while the first product runs.
         divergence: Of the scores, and the term unless ``asymmetric``.
         temperature: Of both softmaxes.
         asymmetric: Minimise the reverse KL at tokens the student underrates, the forward KL elsewhere.
@@ -132,11 +133,11 @@ class _WeightedSum(torch.autograd.Function):
     def forward(ctx, h_s_ND, weight_VD, bias_V, h_t_NE, token_ids_N, weights_N, scorer):
         wanted = ctx.needs_input_grad[:3]
         gradients = scorer.gradients_for(h_s_ND, wanted)
-        table_CN = scorer.run(h_s_ND, h_t_NE, token_ids_N, weights_N, gradients)
+        table_CN, total = scorer.run(h_s_ND, h_t_NE, token_ids_N, weights_N, gradients)
         ctx.gradients = gradients
         ctx.dtypes = [None if x is None else x.dtype for x in (h_s_ND, weight_VD, bias_V)]
         ctx.mark_non_differentiable(table_CN)
-        return (table_CN[-1] * weights_N).sum(), table_CN
+        return total, table_CN
 
     @staticmethod
     @once_differentiable
@@ -194,12 +195,15 @@ class _Scorer:
         token_ids_N: torch.Tensor,
         weights_N: torch.Tensor | None = None,
         gradients: Gradients = (None, None, None),
-    ) -> torch.Tensor:
-        """The table (7, N); fills the gradients of h, W and b of Σ weight · term that are given."""
-        table_CN = torch.empty(N_COLUMNS, len(h_s_ND), dtype=torch.float32, device=h_s_ND.device)
-        weight_VD, teacher_VE = self.student.weight_VD, self.teacher.weight_VD
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The table (7, N) and Σ weight · term; fills the gradients of h, W and b of that sum that are given.
+
+        The first product is queued as early as can be: what the host does until then the GPU waits for.
+        """
+        weight_VD, teacher_VE, device = self.student.weight_VD, self.teacher.weight_VD, h_s_ND.device
         scratch = _Scratch(self, h_s_ND, with_gradient=any(gradient is not None for gradient in gradients))
-        with torch.cuda.device_of(h_s_ND), torch.autocast(h_s_ND.device.type, enabled=False):
+        table_CN = torch.empty(N_COLUMNS, len(h_s_ND), dtype=torch.float32, device=device)
+        with torch.cuda.device_of(h_s_ND), torch.autocast(device.type, enabled=False):
             for span in _slices(0, len(h_s_ND), scratch.span_rows):
                 if scratch.in_place:
                     _multiply(h_s_ND[span].to(weight_VD.dtype), weight_VD.T, scratch.of_span(span))
@@ -208,11 +212,14 @@ class _Scorer:
                     if not scratch.in_place:
                         _multiply(h_s_ND[here].to(weight_VD.dtype), weight_VD.T, z_s_nV)
                     _multiply(h_t_NE[here].to(teacher_VE.dtype), teacher_VE.T, z_t_nV)
+                    if here.start == 0:
+                        scratch.fill()
+                        weights_N = None if weights_N is None else weights_N.to(device, non_blocking=True)
                     weights_n = None if weights_N is None else weights_N[here]
                     self.score(z_s_nV, z_t_nV, token_ids_N[here], weights_n, gradient_nV, table_CN[:, here])
                 if scratch.gradient_RV is not None:
                     self._add(gradients, span, scratch.of_span(span), h_s_ND[span])
-        return table_CN
+        return table_CN, None if weights_N is None else (table_CN[-1] * weights_N.to(device)).sum()
 
     def score(
         self,
@@ -287,15 +294,22 @@ class _Scratch:
         room = SCRATCH_BYTES if with_gradient else SCORING_BYTES
         self.span_rows, self.chunk_rows = _sizes(len(h_ND), stride * span_bytes, stride * chunk_bytes, room)
 
+        self._buffers: list[torch.Tensor] = []
+
         def matrix(rows: int, dtype: torch.dtype) -> torch.Tensor:
             buffer = torch.empty(rows, stride, dtype=dtype, device=h_ND.device)
-            if dtype in FILLED_DTYPES:
-                buffer[:, width:] = FILLER
+            self._buffers.append(buffer)
             return buffer[:, :width]
 
         self.z_t_nV = matrix(self.chunk_rows, teacher_dtype)
         self.z_s_nV = None if self.in_place else matrix(self.chunk_rows, student_dtype)
         self.gradient_RV = matrix(self.span_rows, operands) if with_gradient else None
+
+    def fill(self) -> None:
+        """Put the filler behind the last column, where no product and no gradient is ever written."""
+        for buffer in self._buffers:
+            if buffer.dtype in FILLED_DTYPES:
+                buffer[:, self.z_t_nV.shape[1] :] = FILLER
 
     def of_span(self, span: slice) -> torch.Tensor:
         """The gradient, and before it the student's logits if it takes their place."""

@@ -133,7 +133,7 @@ def rotated(
 
 
 def gated(x: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
-    """The product u silu(x) of two contiguous tensors of one shape and dtype."""
+    """The product u silu(x) of two contiguous tensors of one shape and one half-width dtype."""
     from rocktokens.scoring import layer_kernels
 
     out = torch.empty_like(x)
