@@ -149,10 +149,13 @@ def read_weights(directory: Path, pinned: bool) -> Weights:
 
 @torch.no_grad()
 def copy_weights(weights: Weights, model: Any) -> None:
-    """Write weights over a model's parameters, rounded to the dtype these have."""
+    """Write weights over a model's parameters, rounded to the dtype these have.
+
+    From pinned memory they follow what a GPU still has to do, and the host does not wait.
+    """
     state = model.state_dict()
     for name, tensor in weights.items():
-        state[name].copy_(tensor)
+        state[name].copy_(tensor, non_blocking=True)
 
 
 def holds_by_name(model: Any, directory: Path) -> bool:
