@@ -41,7 +41,7 @@ REFERENCE = 8192
 IN_A_ROW = 3
 FROZEN = 0.3
 ROUNDED = {"float32 logits": False, "bf16 logits": True}
-HEADER = ["", "ms", "× floor", "in a row: ms", "× floor", "extra GiB", "less gradients"]
+HEADER = ["", "ms", "× floor", "in a row: ms", "in a row: × floor", "extra GiB", "less gradients"]
 
 
 @dataclass(frozen=True, slots=True)

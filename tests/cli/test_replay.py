@@ -5,14 +5,18 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from command_line import FinishedRun, changed, require_sound, rocktokens, snapshot, succeed
 from safetensors.torch import load_file, save_file
 
+from rocktokens.errors import NonFiniteLossError
 from rocktokens.models import load as loading
 from rocktokens.run_dir import RunDir
+from rocktokens.scoring import divergence, score
 from rocktokens.traces import writer as trace_writer
+from rocktokens.types import TokenScores
 
 
 @pytest.fixture
@@ -72,6 +76,38 @@ def test_the_teacher_sees_a_probe_set_once(finished: FinishedRun, tmp_path: Path
     succeed(*replay_of(finished, tmp_path / "run"))
     assert sum(rows) == 8
     assert traces(tmp_path / "run") == traces(finished.path)
+
+
+def broken_checkpoint(finished: FinishedRun, folder: Path) -> Path:
+    """The run's step 2 with a final norm of NaN."""
+    shutil.copytree(finished.path / "checkpoints/step-2", folder)
+    weights = load_file(folder / "model.safetensors")
+    weights["model.norm.weight"].fill_(torch.nan)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize("unseen", [False, True])
+def test_a_checkpoint_whose_scores_are_not_finite_is_named(
+    finished: FinishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unseen: bool
+):
+    """Whether that shows when they are computed or, as on a GPU, when they arrive; what came before is there."""
+    if unseen:
+        monkeypatch.setattr(divergence, "_require_logits", lambda *_: None)
+        monkeypatch.setattr(divergence, "_require_finite", lambda *_: None)
+        monkeypatch.setattr(score, "require_sound_scores", refuse_nan)
+    run = tmp_path / "run"
+    students = [str(finished.path / "checkpoints/step-0"), str(broken_checkpoint(finished, tmp_path / "step-2"))]
+    settings = (f"run.directory={run}", f"trace.checkpoints={json.dumps(students)}", "trace.probe=first")
+    outcome = rocktokens("trace", finished.config, *changed(*settings))
+    assert outcome.code == 2 and "Traceback" not in outcome.stderr
+    assert "checkpoint 2, rollouts 0 to " in outcome.stderr
+    assert {Path(path).parent.name for path in traces(run)} == {"checkpoint=0"}
+
+
+def refuse_nan(scores: TokenScores) -> None:
+    if np.isnan(scores.kl).any():
+        raise NonFiniteLossError("kl is NaN")
 
 
 def test_a_part_that_cannot_be_written_stops_the_replay(

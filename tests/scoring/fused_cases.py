@@ -171,6 +171,30 @@ def test_adversarial_rows(divergence, asymmetric):
         assert (found_gradient[index] - gradient[index]).norm() <= 2e-5 * gradient[index].norm() + 1e-8, name
 
 
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 3.0])
+@pytest.mark.parametrize("shift", [8.0, 47.0])
+def test_a_constant_between_the_models_costs_no_digits(shift, temperature):
+    """Differences of the logits are exact in float32, and of 1e-3."""
+    z_s, z_t, _ = logits(8, 12)
+    z_s, ids = (64 * z_s).round() / 64, z_s.argmax(-1)
+    z_t = z_s + shift + (2 * z_t).round() / 1024
+    found, found_gradient = scored(z_s, z_t, ids, temperature=temperature)
+    wanted, gradient = expected(z_s, z_t, ids, temperature=temperature)
+    assert_scores(found, wanted)
+    assert ((found_gradient - gradient).norm(dim=-1) <= 1e-5 * gradient.norm(dim=-1)).all()
+
+
+@pytest.mark.parametrize("depth", [3.0, 9.0, 11.5, 18.0])
+def test_the_entropy_of_models_that_are_sure_of_another_token_keeps_its_digits(depth):
+    z_s, z_t, _ = logits(9, 4, scale=1.0)
+    z_s -= 22.0
+    z_t = z_s + 0.1 * z_t
+    z_s[:, 7], z_t[:, 7], z_s[:, 3], z_t[:, 3] = 0.0, 0.0, -depth, -depth
+    ids = torch.full((4,), 3)
+    wanted, _ = expected(z_s, z_t, ids)
+    assert_scores(alone(z_s, z_t, ids), wanted)
+
+
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_a_sampled_token_that_the_models_see_unlike_all_others_costs_no_digits(temperature):
     z_s, z_t, ids = logits(7, 24)

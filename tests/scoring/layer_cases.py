@@ -352,21 +352,58 @@ def test_rotary_embeddings_of_another_kind_are_left_alone(name):
         states(model)
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("name", ["another activation", "another order"])
-def test_gates_of_another_kind_are_left_alone(name):
-    class UpsideDown(modeling_llama.LlamaMLP):
-        def forward(self, x):
-            return self.down_proj(self.act_fn(self.up_proj(x)) * self.gate_proj(x))
+class UpsideDown(modeling_llama.LlamaMLP):
+    def forward(self, x):
+        return self.down_proj(self.act_fn(self.up_proj(x)) * self.gate_proj(x))
 
+
+class Halved(modeling_llama.LlamaMLP):
+    def forward(self, x):
+        return super().forward(x * 0.5)
+
+
+class Clamped(modeling_llama.LlamaMLP):
+    limit = 100.0
+
+    def forward(self, x):
+        gate = self.act_fn(self.gate_proj(x)).clamp(max=self.limit)
+        return self.down_proj(gate * self.up_proj(x).clamp(-self.limit, self.limit))
+
+
+OTHER_MLPS = {"another activation": modeling_llama.LlamaMLP, "another order": UpsideDown}
+OTHER_MLPS |= {"another input": Halved, "a high clamp": Clamped}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", OTHER_MLPS)
+def test_gates_of_another_kind_are_left_alone(name):
     model = llama(hidden_act="gelu") if name == "another activation" else llama()
     for layer in model.model.layers:
-        layer.mlp.__class__ = UpsideDown if name == "another order" else modeling_llama.LlamaMLP
+        layer.mlp.__class__ = OTHER_MLPS[name]
     wanted = states(model)
     with quick_layers(model):
         assert "forward" in vars(model.model.norm) and "forward" not in vars(model.model.layers[0].mlp)
         found = states(model)
     torch.testing.assert_close(found, wanted, rtol=0, atol=4 * 2**-8 * wanted.abs().max().item())
+
+
+@torch.no_grad()
+def test_mlps_of_one_class_with_other_settings_are_tried_each_for_itself():
+    model = llama()
+    for layer, limit in zip(model.model.layers, (torch.inf, 0.5), strict=True):
+        layer.mlp.__class__, layer.mlp.limit = Clamped, limit
+    with quick_layers(model):
+        assert ["forward" in vars(layer.mlp) for layer in model.model.layers] == [True, False]
+
+
+@torch.no_grad()
+def test_an_activation_that_somebody_watches_is_still_called():
+    model, seen = llama(), []
+    model.model.layers[1].mlp.act_fn.register_forward_hook(lambda module, _, output: seen.append(output.shape))
+    with quick_layers(model):
+        states(model)
+        assert "forward" in vars(model.model.layers[0].mlp)
+    assert seen == [(1, 9, 48)]
 
 
 def test_one_number_that_is_far_off_is_enough_to_differ():

@@ -10,8 +10,8 @@ Nothing is written before checkpoints are found and the teacher and the first st
 """
 
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -28,7 +28,7 @@ from rocktokens.cli.replay_record import (
     require_vocabulary,
 )
 from rocktokens.config import Config, checkpoint_steps, load_config
-from rocktokens.errors import ConfigError, RunDirError
+from rocktokens.errors import ConfigError, NonFiniteLossError, RunDirError
 from rocktokens.run_dir import RunDir, derive_seed
 from rocktokens.types import Rollout
 
@@ -271,15 +271,16 @@ def _replay_one(
     if following is not None:
         students.read_ahead(following.model)
     for part in parts[done:]:
-        scores = score_pass(
-            student,
-            part.teacher_pass,
-            divergence=config.scoring.divergence,
-            temperature=config.scoring.temperature,
-            tokens_per_chunk=config.scoring.tokens_per_chunk,
-            on_done=advance,
-            tops=part.tops,
-        )
+        with _naming(checkpoint.step, part.teacher_pass.rollouts):
+            scores = score_pass(
+                student,
+                part.teacher_pass,
+                divergence=config.scoring.divergence,
+                temperature=config.scoring.temperature,
+                tokens_per_chunk=config.scoring.tokens_per_chunk,
+                on_done=advance,
+                tops=part.tops,
+            )
         behind.put(partial(_write_part, run, checkpoint.step, part.teacher_pass.rollouts, scores))
 
 
@@ -291,8 +292,20 @@ def _write_part(run: RunDir, step: int, rollouts: Sequence[Rollout], scores: "Pe
     from rocktokens.traces.schema import trace_table
     from rocktokens.traces.writer import TraceWriter
 
+    with _naming(step, rollouts):
+        table = trace_table(rollouts, scores.wait(), tops=scores.wait_tops())
     with TraceWriter(run, checkpoint=step, rows_per_part=sys.maxsize) as traces:
-        traces.append(trace_table(rollouts, scores.wait(), tops=scores.wait_tops()))
+        traces.append(table)
+
+
+@contextmanager
+def _naming(step: int, rollouts: Sequence[Rollout]) -> Iterator[None]:
+    """Add the checkpoint and the part to an error about scores, which come from where neither is known."""
+    try:
+        yield
+    except NonFiniteLossError as error:
+        part = f"rollouts {rollouts[0].rollout_id} to {rollouts[-1].rollout_id}"
+        raise NonFiniteLossError(f"checkpoint {step}, {part}: {error}") from error
 
 
 def open_students(config: Config, teacher: "LoadedModel") -> "Students":

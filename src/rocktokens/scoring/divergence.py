@@ -90,7 +90,7 @@ def token_scores(
         divergence: What the column ``kl`` holds.
         temperature: Of both softmaxes; every column is at this temperature.
         tokens_per_chunk: Positions whose logits are in memory at once; the result does not depend on it. The fused path
-            of a GPU goes by bytes instead (``fused.SCRATCH_BYTES``) and does not look at it.
+            of a GPU goes by bytes instead (``fused.SCORING_BYTES``) and does not look at it.
         extras: Which of the optional columns to fill as well.
         round_logits: On a GPU, keep logits in the dtype of the models, not in float32 (without extras).
         unseen: On a GPU, do not wait to refuse what is not finite, nor ids outside the vocabulary: the caller knows the

@@ -8,7 +8,6 @@ and rounds where these round, so that a result is theirs:
    several short ones. Only the order in which the squares are added is its own.
 2. ``rotate``: x cos + (−x₂, x₁) sin, with x₁ and x₂ the halves of x: both products rounded, and their sum. A program
    takes one token with all its query and key heads, and reads its angles once.
-
 3. ``gate``: u · x / (1 + e^(−x)), the quotient rounded and the product.
 
 The first two must be launched with ``enable_fp_fusion=False``: the compiler takes a product that is rounded to half

@@ -4,9 +4,9 @@ transformers computes an RMS norm in seven kernels, a rotary embedding in eight 
 most of the time a packed replay spends outside its matrix products. ``quick_layers`` puts the kernels of
 ``layer_kernels.py`` in their place:
 
-1. A class of norms or of MLPs, or the ``apply_rotary_pos_emb`` of a model's Python module, is tried once on random
-   numbers: only what the kernel reproduces, roundings included, is replaced. Gemma's 1 + weight, norms that round once,
-   interleaved rotations and gates that are not SiLU are found different and stay.
+1. A class of norms or of MLPs with its settings, or the ``apply_rotary_pos_emb`` of a model's Python module, is tried
+   once on random numbers: only what the kernel reproduces, roundings included, is replaced. Gemma's 1 + weight, norms
+   that round once, interleaved rotations and gates that are not SiLU are found different and stay.
 2. What is replaced is ``forward`` on each norm and MLP, and the name in the Python module. All are back when the
    context ends.
 3. A call that is not what the kernels are for (a gradient, another dtype or device, other arguments) goes to the
@@ -23,7 +23,7 @@ import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cache, wraps
+from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -52,10 +52,11 @@ def quick_layers(model: Any) -> Iterator[None]:
     lm = causal_lm(model)
     with ExitStack() as replaced:
         if not torch.is_grad_enabled() and on_gpu(lm) and lm.dtype in HALF and _has_triton():
-            for layer, forward in (*_quick_norms(lm), *_quick_mlps(lm)):
+            modules = list(lm.modules())
+            for layer, forward in (*_quick_norms(modules), *_quick_mlps(modules, lm)):
                 layer.forward = forward
-                replaced.callback(delattr, layer, "forward")
-            for namespace in _quick_rotaries(lm):
+                replaced.callback(vars(layer).pop, "forward", None)
+            for namespace in _quick_rotaries(modules, lm):
                 own = getattr(namespace, ROTARY)
                 setattr(namespace, ROTARY, _QuickRotary(own))
                 replaced.callback(setattr, namespace, ROTARY, own)
@@ -165,9 +166,9 @@ Replacement = tuple[Any, Callable[..., torch.Tensor]]
 """A layer that nobody else has given a forward of its own, and one for it."""
 
 
-def _quick_norms(lm: torch.nn.Module) -> list[Replacement]:
+def _quick_norms(modules: list[torch.nn.Module]) -> list[Replacement]:
     """The norms that the kernel reproduces."""
-    named = (module for module in lm.modules() if type(module).__name__.endswith("RMSNorm"))
+    named = (module for module in modules if type(module).__name__.endswith("RMSNorm"))
     return [(norm, _quick_norm(norm)) for norm in named if _looks_like_a_norm(norm) and _passes_as_norm(norm)]
 
 
@@ -195,7 +196,6 @@ def _quick_norm(norm: Any) -> Callable[..., torch.Tensor]:
     """A forward for one norm."""
     own, eps = norm.forward, _eps(norm)
 
-    @wraps(own)
     def forward(*arguments: Any, **named: Any) -> torch.Tensor:
         if named or len(arguments) != 1 or not _takes_norm(arguments[0], norm.weight):
             return own(*arguments, **named)
@@ -209,17 +209,24 @@ def _takes_norm(x: torch.Tensor, weight_D: torch.Tensor) -> bool:
     return _take(x, weight_D) and x.ndim > 1 and x.shape[-1:] == weight_D.shape
 
 
-def _quick_mlps(lm: torch.nn.Module) -> list[Replacement]:
+def _quick_mlps(modules: list[torch.nn.Module], lm: Any) -> list[Replacement]:
     """The MLPs whose gate the kernel reproduces."""
-    alike = (module for module in lm.modules() if module._modules.keys() == MLP_PARTS and not module._parameters)
-    return [(mlp, _quick_mlp(mlp)) for mlp in alike if "forward" not in vars(mlp) and _passes_as_mlp(mlp, lm)]
+    return [(mlp, _quick_mlp(mlp)) for mlp in modules if _looks_like_an_mlp(mlp) and _passes_as_mlp(mlp, lm)]
+
+
+def _looks_like_an_mlp(module: Any) -> bool:
+    """Whether it has the parts of one, and an activation that nobody watches."""
+    if module._modules.keys() != MLP_PARTS or module._parameters or module._buffers or "forward" in vars(module):
+        return False
+    activation = module.act_fn
+    is_watched = activation._forward_hooks or activation._forward_pre_hooks or "forward" in vars(activation)
+    return not is_watched
 
 
 def _quick_mlp(mlp: Any) -> Callable[..., torch.Tensor]:
     """A forward for one MLP."""
     own = mlp.forward
 
-    @wraps(own)
     def forward(*arguments: Any, **named: Any) -> torch.Tensor:
         if named or len(arguments) != 1 or not _take(arguments[0]):
             return own(*arguments, **named)
@@ -230,9 +237,9 @@ def _quick_mlp(mlp: Any) -> Callable[..., torch.Tensor]:
     return forward
 
 
-def _quick_rotaries(lm: torch.nn.Module) -> list[ModuleType]:
+def _quick_rotaries(modules: list[torch.nn.Module], lm: Any) -> list[ModuleType]:
     """The Python modules of the model's classes that have a rotary embedding which the kernel reproduces."""
-    names = sorted({type(module).__module__ for module in lm.modules()})
+    names = sorted({type(module).__module__ for module in modules})
     namespaces = (sys.modules[name] for name in names if hasattr(sys.modules.get(name), ROTARY))
     return [namespace for namespace in namespaces if _passes_as_rotary(getattr(namespace, ROTARY), lm)]
 
@@ -278,9 +285,12 @@ def _take(*tensors: torch.Tensor) -> bool:
 def _passes_as_norm(norm: Any) -> bool:
     """Whether norms of this class and with these settings compute what the kernel does."""
     cls = type(norm)
-    settings = {name: value for name, value in vars(norm).items() if isinstance(value, int | float | str)}
-    settings.pop("training", None)
-    return _tried((cls, cls.forward, norm.weight.dtype, *sorted(settings.items())), lambda: _try_norm(norm))
+    return _tried((cls, cls.forward, norm.weight.dtype, _settings(norm)), lambda: _try_norm(norm))
+
+
+def _settings(module: torch.nn.Module) -> Hashable:
+    """The plain values among a module's attributes, whether it is trained among them."""
+    return tuple((name, value) for name, value in vars(module).items() if isinstance(value, int | float | str))
 
 
 def _try_norm(norm: Any) -> bool:
@@ -295,29 +305,31 @@ def _try_norm(norm: Any) -> bool:
 
 
 def _passes_as_mlp(mlp: Any, lm: Any) -> bool:
-    """Whether MLPs of this class and with this activation compute what the kernel does."""
-    cls, activation = type(mlp), type(mlp.act_fn)
-    return _tried((cls, cls.forward, activation, activation.forward, lm.dtype), lambda: _try_mlp(mlp, lm))
+    """Whether MLPs of this class, with these settings and this activation, compute what the kernel does."""
+    parts = [(type(part), type(part).forward, _settings(part)) for part in (mlp, mlp.act_fn)]
+    return _tried((*parts, lm.dtype), lambda: _try_mlp(mlp, lm))
 
 
 def _try_mlp(mlp: Any, lm: Any) -> bool:
-    """Compare on random numbers in place of what comes from the first two matrices, and without the last."""
+    """Compare on random numbers, small and huge, in place of what the first two matrices give, and without the last."""
     draw = _draws(lm.device, lm.dtype)
-    x, u = draw(8, 64, scale=torch.logspace(-1, 1, 8).unsqueeze(1)), draw(8, 64)
+    scale = torch.logspace(-1, 3, 8).unsqueeze(1)
+    asked, x, u = draw(8, 64), draw(8, 64, scale=scale), draw(8, 64, scale=scale.flip(0))
     twin, nothing = copy.copy(mlp), torch.nn.Identity()
-    vars(twin)["_modules"] = {"gate_proj": _Gives(x), "up_proj": _Gives(u), "down_proj": nothing, "act_fn": mlp.act_fn}
-    return _same([gated(x, u)], [_or_none(lambda: type(mlp).forward(twin, x))])
+    gates, ups = _Gives(x, asked), _Gives(u, asked)
+    vars(twin)["_modules"] = {"gate_proj": gates, "up_proj": ups, "down_proj": nothing, "act_fn": mlp.act_fn}
+    return _same([gated(x, u)], [_or_none(lambda: type(mlp).forward(twin, asked))])
 
 
 class _Gives(torch.nn.Module):
-    """Gives the same whatever it is called with."""
+    """Gives one thing when it is asked with another as it is, and nothing that could be mistaken for it otherwise."""
 
-    def __init__(self, given: torch.Tensor) -> None:
+    def __init__(self, given: torch.Tensor, asked: torch.Tensor) -> None:
         super().__init__()
-        self.given = given
+        self.given, self.asked = given, asked
 
-    def forward(self, _: torch.Tensor) -> torch.Tensor:
-        return self.given
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.given if x is self.asked else torch.full_like(self.given, torch.nan)
 
 
 def _passes_as_rotary(function: Any, lm: Any) -> bool:
@@ -356,6 +368,8 @@ def _or_none(call: Callable[[], Any]) -> Any:
     """What somebody's function returns, None if it refuses such arguments in whatever way."""
     try:
         return call()
+    except torch.OutOfMemoryError:
+        raise
     except Exception:
         return None
 
@@ -363,12 +377,16 @@ def _or_none(call: Callable[[], Any]) -> Any:
 def _same(ours: Iterable[torch.Tensor], theirs: Iterable[Any]) -> bool:
     """Whether all have the same bits, but for a few that were rounded to the neighbour."""
     return all(
-        isinstance(b, torch.Tensor)
-        and (a.shape, a.dtype) == (b.shape, b.dtype)
-        and torch.allclose(a, b, rtol=2 * torch.finfo(a.dtype).eps, atol=0.0)
-        and (a == b).float().mean().item() >= SAME_SHARE
+        isinstance(b, torch.Tensor) and (a.shape, a.dtype) == (b.shape, b.dtype) and _are_neighbours(a, b)
         for a, b in zip(ours, theirs, strict=True)
     )
+
+
+def _are_neighbours(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether no number is far from the other, be it next to nothing, and nearly all are equal."""
+    info = torch.finfo(a.dtype)
+    is_close = torch.allclose(a, b, rtol=2 * info.eps, atol=info.eps * info.smallest_normal)
+    return is_close and (a == b).float().mean().item() >= SAME_SHARE
 
 
 @cache

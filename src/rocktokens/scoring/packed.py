@@ -4,7 +4,7 @@
 2. Torch's variable-length flash attention keeps the sequences apart: it is told where each begins, and no mask is made.
    transformers finds it under ``PACKED`` (https://huggingface.co/docs/transformers/attention_interface) and hands it
    the arguments that the model was called with. The model's own attention is back when the call ends.
-3. Without gradient, norms and rotary embeddings run by one kernel each (``layers.py``).
+3. Without gradient, norms, rotary embeddings and gates run by one kernel each (``layers.py``).
 4. ``packs`` says for which models: plain attention everywhere, in bfloat16 or float16 on a GPU, of a head width that
    the kernel has. All others are padded.
 

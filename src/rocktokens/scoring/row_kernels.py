@@ -38,6 +38,8 @@ MOST_LOST = tl.constexpr(4.0)
 many: rounding then stays below 1e-5 of it."""
 NEAR = tl.constexpr(0.5)
 """Log-ratios below this are taken by their series."""
+LIKELY = tl.constexpr(4.0)
+"""A token whose log-probability is above minus this is not one that costs an entropy its digits."""
 STAGES = tl.constexpr(3)
 """Blocks of a row that are on their way while one is computed."""
 
@@ -290,14 +292,14 @@ def _reverse_sums(row_s, row_t, own_s, own_t, inverse_temperature, V, BLOCK: tl.
 
     Letters are those of ``reverse_rows``.
     """
-    own_b, to_bits = (own_s - own_t) * inverse_temperature, inverse_temperature * LOG2E
+    own_difference, to_bits = own_s - own_t, inverse_temperature * LOG2E
     zero = tl.zeros((BLOCK,), tl.float32)
     sum_s, sum_t, sum_ratio, sum_excess = zero, zero, zero, zero
     mean_s, mean_t, square, square_ratio, ratio_square = zero, zero, zero, zero, zero
     for start in tl.range(0, V, BLOCK, num_stages=STAGES):
         columns = start + tl.arange(0, BLOCK)
         z_s, z_t = tl.load(row_s + columns).to(tl.float32), tl.load(row_t + columns).to(tl.float32)
-        b = (z_s - z_t) * inverse_temperature - own_b
+        b = ((z_s - z_t) - own_difference) * inverse_temperature
         x_s, x_t = z_s - own_s, z_t - own_t
         e, u = tl.exp2(x_s * to_bits), tl.exp2(x_t * to_bits)
         weighted = e * b
@@ -342,8 +344,8 @@ def reverse_rows(
     With e = e^s, u = e^t and φ = e b + u − e, which is never negative, Σ e − Σ u = Σ e b − Σ φ. So d, the logarithm of
     the ratio of both sums, is known to many digits, and kl is Σ φ / Σ e − (d + e^(−d) − 1) or Σ e b / Σ e − d: the one
     with the smaller terms is taken. Digits are lost where those almost cancel, where the squares behind the gradient's
-    length do, where the sampled token is unlikely, and where a logit is infinite: such rows are not settled, and their
-    gradient is not written.
+    length do, where a model is sure of another token than the sampled one, and where a logit is infinite: such rows are
+    not settled, and their gradient is not written.
     """
     row = tl.program_id(0).to(tl.int64)
     products_s += row * stride_s
@@ -364,13 +366,17 @@ def reverse_rows(
     is_settled = (z + y < TOO_LARGE) & (tl.abs(ratio) < TOO_LARGE) & has_digits
     is_settled &= squares_2 + tl.abs(middle) + last <= 16 * MOST_LOST * squares
     log_z, log_y = tl.log(z), tl.log(y)
+    entropy_s, entropy_t = log_z - means[0] * inverse_temperature / z, log_y - means[1] * inverse_temperature / y
+    is_settled &= (log_z <= tl.maximum(LIKELY, 4 * MOST_LOST * entropy_s)) & (
+        log_y <= tl.maximum(LIKELY, 4 * MOST_LOST * entropy_t)
+    )
     tl.store(settled + row, is_settled.to(tl.int8))
     out += row
     tl.store(out, kl)
     tl.store(out + n_rows, -log_z)
     tl.store(out + 2 * n_rows, -log_y)
-    tl.store(out + 3 * n_rows, log_z - means[0] * inverse_temperature / z)
-    tl.store(out + 4 * n_rows, log_y - means[1] * inverse_temperature / y)
+    tl.store(out + 3 * n_rows, entropy_s)
+    tl.store(out + 4 * n_rows, entropy_t)
     tl.store(out + 5 * n_rows, tl.sqrt(squares) / z * inverse_temperature)
     tl.store(out + 6 * n_rows, kl)
     if gradient is not None:  # the compiler must know before it reads  # noqa: SIM102

@@ -3,7 +3,8 @@
 1. Rollouts are grouped by length and forced through the teacher (``TeacherPass``), once for all students.
 2. Each group is forced through the student, and scored where both predict the response tokens.
 3. Scores leave a GPU without the host waiting for them; whoever needs them waits, in a thread of its own if it likes,
-   and sees then whether they are finite. So the host is always ahead of the GPU.
+   and sees then whether they are finite. So the host can be ahead of the GPU, unless extra columns or the likeliest
+   tokens are asked for.
 4. They are put back in the order of the rollouts; they do not depend on the grouping.
 """
 
