@@ -365,7 +365,8 @@ def measure(shape: Shape, folder: Path) -> None:
     print(
         f"{len(rollouts)} rollouts, {tokens:,} tokens, {responses:,} of them in responses; forward pass: student "
         f"{sum(student_flops) / 1e12:,.1f}, teacher {sum(teacher_flops) / 1e12:,.1f} TFLOP; {rate / 1e12:,.1f} TFLOP/s "
-        f"in a {shape.product}³ product; the teacher's states: {states:.2f} GiB; batches of {TOKENS_PER_BATCH:,} tokens\n"
+        f"in a {shape.product}³ product; the teacher's states: {states:.2f} GiB; batches of {TOKENS_PER_BATCH:,} "
+        "tokens\n"
     )
     floors = Floors(sum(student_flops) / rate, *(flops / rate for flops in teacher_flops))
     naive_seconds = naive.loading + NAIVE_SHARE * (naive.total - naive.loading)
