@@ -29,12 +29,13 @@ def oracle_logits(h, head):
 def oracle_divergence(z_s, z_t, divergence, temperature):
     """The definitions, with no thought for rounding; differentiable."""
     width = min(z_s.shape[-1], z_t.shape[-1])
-    p, q = (torch.softmax(z[..., :width] / temperature, -1) for z in (z_s, z_t))
-    m = (p + q) / 2
+    log_p, log_q = (torch.log_softmax(z[..., :width] / temperature, -1) for z in (z_s, z_t))
+    p, q = log_p.exp(), log_q.exp()
+    log_m = ((p + q) / 2).log()
     return {
-        "reverse": (p * (p / q).log()).sum(-1),
-        "forward": (q * (q / p).log()).sum(-1),
-        "jsd": 0.5 * (q * (q / m).log()).sum(-1) + 0.5 * (p * (p / m).log()).sum(-1),
+        "reverse": (p * (log_p - log_q)).sum(-1),
+        "forward": (q * (log_q - log_p)).sum(-1),
+        "jsd": 0.5 * (q * (log_q - log_m)).sum(-1) + 0.5 * (p * (log_p - log_m)).sum(-1),
     }[divergence]
 
 

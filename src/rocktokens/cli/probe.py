@@ -59,14 +59,17 @@ def check_probe(
 def _sample(
     config: Config, student: "LoadedModel", teacher: "LoadedModel", prompts: Sequence[Prompt]
 ) -> tuple[list[Rollout], float]:
-    """The probe's rollouts, and the seconds they took."""
+    """The probe's rollouts, and the seconds they took.
+
+    On a GPU they are sampled twice: the first time compiles kernels and captures graphs, which a run does once.
+    """
     from rocktokens.rollouts.encode import make_rollouts
 
-    rollouts = config.rollouts
-    with progress_bar("sampling the probe", len(prompts)) as advance:
-        began = time.perf_counter()
-        sampled = make_rollouts(
-            make_sampler(config, student, teacher),
+    rollouts, sampler = config.rollouts, make_sampler(config, student, teacher)
+
+    def sample() -> list[Rollout]:
+        return make_rollouts(
+            sampler,
             student.tokenizer,
             prompts,
             num_generations=1,
@@ -79,6 +82,13 @@ def _sample(
             max_prompt_length=rollouts.max_prompt_length,
             on_done=advance,
         )
+
+    on_gpu = student.model.device.type == "cuda"
+    with progress_bar("sampling the probe", (1 + on_gpu) * len(prompts)) as advance:
+        if on_gpu:
+            sample()
+        began = time.perf_counter()
+        sampled = sample()
         return sampled, time.perf_counter() - began
 
 
