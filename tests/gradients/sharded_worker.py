@@ -71,6 +71,7 @@ def main(kinds: list[str], target: str) -> None:
     fully_shard(partly.transformer.h[0])
     found |= {"partly": refusal(partly, tiny_gpt2(12, 2)), "teacher": refusal(tiny_gpt2(8, 1), fully_shard(partly))}
     np.savez(f"{target}-{dist.get_rank()}.npz", **found)
+    dist.barrier()  # neither rank takes the store away while the other still talks to it
     dist.destroy_process_group()
 
 
