@@ -18,7 +18,8 @@ from rocktokens.models import pebbles
 from rocktokens.models.head import LMHead, hidden_states, lm_head
 from rocktokens.models.load import load_model
 from rocktokens.scoring import fused
-from rocktokens.scoring.divergence import require_sound_scores, token_scores, weighted_kl
+from rocktokens.scoring.divergence import token_scores, weighted_kl
+from rocktokens.scoring.soundness import require_sound_scores
 from rocktokens.types import STANDARD_COLUMNS, TokenScores
 
 DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"

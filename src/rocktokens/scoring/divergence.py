@@ -10,8 +10,8 @@
 
 Where all is on a GPU, nothing is wider than float32, Triton is there and no extra column is asked for, ``fused.py``
 does the same in fewer passes; the host then waits for the device once a call, and once more only to look at weights
-that are on the device. The divergences themselves are in ``formulas.py``. Every position is keyed by the token it
-predicts: row i of ``h_s_TD`` is the state *before* ``token_ids_T[i]``.
+that are on the device. The divergences themselves are in ``formulas.py``, what is refused in ``soundness.py``. Every
+position is keyed by the token it predicts: row i of ``h_s_TD`` is the state *before* ``token_ids_T[i]``.
 """
 
 import math
@@ -30,6 +30,15 @@ from rocktokens.errors import NonFiniteLossError, RocktokensError
 from rocktokens.models.head import LMHead, wide_matmul
 from rocktokens.scoring import fused
 from rocktokens.scoring.formulas import DIVERGENCES, EXTRAS, Scored, entropy, require_extras
+from rocktokens.scoring.soundness import (
+    ASYMMETRIC_REMEDY,
+    FINITE_REMEDY,
+    broken,
+    outside_error,
+    refuse,
+    require_finite,
+    require_logits,
+)
 from rocktokens.types import STANDARD_COLUMNS, TokenScores
 
 Head = torch.Tensor | LMHead
@@ -37,10 +46,8 @@ Columns = tuple[torch.Tensor, ...]
 Term = Literal["asymmetric"]
 ASYMMETRIC_PARTS: tuple[Divergence, Divergence] = ("reverse", "forward")
 """Where the teacher gives the sampled token more than the student does, and elsewhere."""
-FINITE_REMEDY = 'use scoring.divergence = "jsd", which is always finite'
-ASYMMETRIC_REMEDY = "use another policy than asymmetric"
 LOOKED_AT = (3, 4, 0, 6)
-"""Columns of the fused table that show what is wrong: both entropies, the divergence, the term."""
+"""Columns of the fused table in the order that ``broken`` takes them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,16 +195,16 @@ def weighted_kl(
     def kept(array_T: torch.Tensor) -> torch.Tensor:
         return array_T if len(rows_N) == len(array_T) else array_T[rows_N]
 
-    arrays_N = (kept(h_s_TD), kept(h_t_TE), kept(token_ids_T), weights_N)
+    h_s_ND, h_t_NE, token_ids_N = map(kept, (h_s_TD, h_t_TE, token_ids_T))
     if is_fused:
-        total, table_CN = pair.fused_sum(*arrays_N)
+        total, table_CN = pair.fused_sum(h_s_ND, h_t_NE, token_ids_N, weights_N)
         if not unseen:
             pair.require_sound(table_CN, rows_N, token_ids_T)
         columns = table_CN[: len(STANDARD_COLUMNS)].unbind()
     else:
         head, weights_N = (pair.student.weight_VD, pair.student.bias_V), weights_N.to(device, non_blocking=True)
-        arrays_N = (arrays_N[0], *head, *arrays_N[1:3], weights_N, rows_N)
-        total, *columns = _WeightedSum.apply(*arrays_N, pair, tokens_per_chunk)
+        arrays_N = (h_t_NE, token_ids_N, weights_N, rows_N)
+        total, *columns = _WeightedSum.apply(h_s_ND, *head, *arrays_N, pair, tokens_per_chunk)
     loss = total / denominator if len(rows_N) else total
     return loss, TokenScores(*(_spread(column_N, rows_N, len(checked_T)) for column_N in columns))
 
@@ -301,11 +308,11 @@ class _Pair:
 
     def require_sound(self, table_CN: torch.Tensor, rows_N: torch.Tensor, token_ids_T: torch.Tensor) -> None:
         """Refuse what the torch path refuses; all of it is looked at together, so that the host waits once."""
-        broken_4N = _broken(*(table_CN[column] for column in LOOKED_AT))
+        broken_4N = broken(*(table_CN[column] for column in LOOKED_AT))
         if not (broken_4N.any() | self.outside(token_ids_T).any()).item():
             return
         self.require_ids(token_ids_T)
-        _refuse(broken_4N.cpu(), rows_N.cpu())
+        refuse(broken_4N.cpu(), rows_N.cpu())
 
     @torch.no_grad()
     def scored_chunk(self, here: slice, *arrays_n: torch.Tensor) -> ScoredChunk:
@@ -325,7 +332,7 @@ class _Pair:
         log_q = _log_softmax(self.teacher.logits(h_t_nE), self.temperature, "teacher", rows_n)
         distributions = (log_p.exp(), log_p, log_q.exp(), log_q)
         scored = self._scored(self.divergence, distributions)
-        _require_finite(~scored[0].isfinite(), rows_n, FINITE_REMEDY)
+        require_finite(~scored[0].isfinite(), rows_n, FINITE_REMEDY)
         ids = token_ids_n.long().unsqueeze(-1)
         logp_s_n, logp_t_n = (log.gather(-1, ids).squeeze(-1) for log in (log_p, log_q))
         entropies = entropy(*distributions[:2]), entropy(*distributions[2:])
@@ -333,7 +340,7 @@ class _Pair:
         columns = (scored[0], logp_s_n, logp_t_n, *entropies, scored[1].norm(dim=-1), *extras)
         if self.term == "asymmetric":
             scored = self._asymmetric(scored, distributions, logp_t_n > logp_s_n)
-            _require_finite(~scored[0].isfinite(), rows_n, ASYMMETRIC_REMEDY)
+            require_finite(~scored[0].isfinite(), rows_n, ASYMMETRIC_REMEDY)
         return columns, scored, z_nV
 
     def _scored(self, divergence: Divergence, distributions: Columns) -> Scored:
@@ -358,34 +365,6 @@ def _fused_scores(
     if not unseen:
         pair.require_sound(table_CT, torch.arange(len(token_ids_T), device=token_ids_T.device), token_ids_T)
     return TokenScores(*table_CT[: len(STANDARD_COLUMNS)].unbind())
-
-
-def require_sound_scores(scores: TokenScores) -> None:
-    """Refuse what ``token_scores`` refuses, of positions that it scored ``unseen``; rows are counted from the first."""
-    columns = (scores.kl, scores.entropy_student, scores.entropy_teacher)
-    divergence_T, entropy_s_T, entropy_t_T = map(torch.as_tensor, columns)
-    _refuse(_broken(entropy_s_T, entropy_t_T, divergence_T, divergence_T), torch.arange(len(divergence_T)))
-
-
-def outside_error(token_id: int, width: int) -> RocktokensError:
-    """What to raise for an id that is not among the logits of both models."""
-    return RocktokensError(
-        f"token id {token_id} is outside the {width} logits that student and teacher share: use rollouts that were "
-        "made with their tokenizer"
-    )
-
-
-def _broken(*columns: torch.Tensor) -> torch.Tensor:
-    """Which positions of both entropies, the divergence and the term (in this order) show that something is wrong."""
-    entropy_s_N, entropy_t_N, divergence_N, term_N = columns
-    return torch.stack([entropy_s_N.isnan(), entropy_t_N.isnan(), ~divergence_N.isfinite(), ~term_N.isfinite()])
-
-
-def _refuse(broken_4N: torch.Tensor, rows_N: torch.Tensor) -> None:
-    for model, broken_N in zip(("student", "teacher"), broken_4N, strict=False):
-        _require_logits(broken_N, model, rows_N)
-    for broken_N, remedy in zip(broken_4N[2:], (FINITE_REMEDY, ASYMMETRIC_REMEDY), strict=True):
-        _require_finite(broken_N, rows_N, remedy)
 
 
 class _WeightedSum(torch.autograd.Function):
@@ -446,24 +425,8 @@ def _through_weight(gradient_nV: torch.Tensor, weight_VD: torch.Tensor) -> torch
 def _log_softmax(logits_nV: torch.Tensor, temperature: float, model: str, rows_n: torch.Tensor) -> torch.Tensor:
     """Log-probabilities; a row that holds NaN or +inf, or rules out every token, is named in the error."""
     log_p = torch.log_softmax(logits_nV / temperature, dim=-1)
-    _require_logits(log_p.sum(dim=-1).isnan(), model, rows_n)
+    require_logits(log_p.sum(dim=-1).isnan(), model, rows_n)
     return log_p
-
-
-def _require_logits(bad_n: torch.Tensor, model: str, rows_n: torch.Tensor) -> None:
-    if bad_n.any():
-        raise NonFiniteLossError(
-            f"the {model}'s logits at row {int(rows_n[bad_n][0])} are NaN or infinite: "
-            "lower training.learning_rate, or load the models in float32 (models.dtype)"
-        )
-
-
-def _require_finite(bad_n: torch.Tensor, rows_n: torch.Tensor, remedy: str) -> None:
-    if bad_n.any():
-        raise NonFiniteLossError(
-            f"the divergence at row {int(rows_n[bad_n][0])} is infinite, since one model rules out a token that the "
-            f"other does not: {remedy}"
-        )
 
 
 def _ready_for(array: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -480,7 +443,7 @@ def _known_term(term: Term | None) -> Term | None:
 def _checked_weights(weights_T: torch.Tensor, denominator: float, h_TD: torch.Tensor) -> np.ndarray:
     """The weights as constants in the dtype of the loss.
 
-    In numpy: to select among a few thousand numbers torch may wake all its threads, which takes milliseconds.
+    In numpy: to select among a few thousand numbers torch may wake all its threads, which can take milliseconds.
     """
     checked_T = torch.as_tensor(weights_T, dtype=_wide(h_TD), device="cpu").detach().numpy()
     if len(checked_T) != len(h_TD):

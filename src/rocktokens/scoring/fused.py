@@ -49,7 +49,7 @@ Gradients = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
 def takes(h_s_TD: torch.Tensor, student: LMHead, h_t_TE: torch.Tensor, teacher: LMHead) -> bool:
     """Whether the functions here apply: everything on CUDA, nothing wider than float32, and Triton installed."""
     pairs = (h_s_TD, student.weight_VD), (h_t_TE, teacher.weight_VD)
-    return _has_triton() and all(
+    return has_triton() and all(
         h.is_cuda and weight.is_cuda and torch.promote_types(h.dtype, weight.dtype) in OPERAND_DTYPES
         for h, weight in pairs
     )
@@ -379,7 +379,8 @@ def _scaled(gradient: torch.Tensor, factor: torch.Tensor, dtype: torch.dtype) ->
 
 
 @cache
-def _has_triton() -> bool:
+def has_triton() -> bool:
+    """Whether kernels can be compiled here."""
     try:
         from rocktokens.scoring import row_kernels  # noqa: F401
     except ImportError:

@@ -23,13 +23,13 @@ import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cache
 from types import ModuleType
 from typing import Any
 
 import torch
 
 from rocktokens.models.head import causal_lm
+from rocktokens.scoring.fused import has_triton
 
 HALF = (torch.bfloat16, torch.float16)
 ROTARY = "apply_rotary_pos_emb"
@@ -51,7 +51,7 @@ def quick_layers(model: Any) -> Iterator[None]:
     """While open, what the kernels reproduce runs by them; not where gradients are made."""
     lm = causal_lm(model)
     with ExitStack() as replaced:
-        if not torch.is_grad_enabled() and on_gpu(lm) and lm.dtype in HALF and _has_triton():
+        if not torch.is_grad_enabled() and on_gpu(lm) and lm.dtype in HALF and has_triton():
             modules = list(lm.modules())
             for layer, forward in (*_quick_norms(modules), *_quick_mlps(modules, lm)):
                 layer.forward = forward
@@ -387,12 +387,3 @@ def _are_neighbours(a: torch.Tensor, b: torch.Tensor) -> bool:
     info = torch.finfo(a.dtype)
     is_close = torch.allclose(a, b, rtol=2 * info.eps, atol=info.eps * info.smallest_normal)
     return is_close and (a == b).float().mean().item() >= SAME_SHARE
-
-
-@cache
-def _has_triton() -> bool:
-    try:
-        from rocktokens.scoring import layer_kernels  # noqa: F401
-    except ImportError:
-        return False
-    return True
