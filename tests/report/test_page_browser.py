@@ -2,20 +2,16 @@
 
 import csv
 import io
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 from report_run import TEXTS, make_report_run
 
 from rocktokens.report.page import report_html
 from rocktokens.report.runs import RunView
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium to test the pages with")
 
 
 @pytest.fixture(scope="module")
@@ -24,14 +20,6 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     report = folder / "report.html"
     report.write_text(report_html([RunView.open(make_report_run(folder / "hostile"))]), encoding="utf-8")
     return report
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture

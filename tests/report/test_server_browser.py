@@ -1,7 +1,6 @@
 """The explorer in a real browser, over a run of hostile texts: what a user does, and what must never happen."""
 
 import re
-import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,15 +20,13 @@ from explorer_run import (
     make_run,
 )
 from hostile_texts import HOSTILE
-from playwright.sync_api import Browser, ConsoleMessage, Error, Page, Request, Route, expect, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Error, Page, Request, Route, expect
 
 from rocktokens.report.runs import RunView
 from rocktokens.report.security import new_token
 from rocktokens.report.server import make_app
 from rocktokens.report.text import legible, visible
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium to test the pages with")
 VIEWS = ("rollouts", "rocks", "compare", "knockout", "live")
 FOREIGN = "#main :is(script, img, iframe, object, link, style, form:not(#filters))"
 """What no view is made of."""
@@ -61,14 +58,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server = Server(hostile, hostile, other)
     yield server
     server.stop()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture
