@@ -206,6 +206,34 @@ def test_a_sampled_token_that_the_models_see_unlike_all_others_costs_no_digits(t
     assert ((found_gradient - gradient).norm(dim=-1) <= 1e-5 * gradient.norm(dim=-1)).all()
 
 
+@pytest.mark.parametrize("divergence", DIVERGENCES)
+@pytest.mark.parametrize("spread", [1.0, 0.4, 0.25, 0.1, 0.01, 0.001])
+def test_log_ratios_that_differ_little_but_for_that_of_the_sampled_token_keep_their_digits(spread, divergence):
+    z_s, z_t, _ = logits(10, 12)
+    ids = z_s.argmin(-1)
+    z_t = z_s + 3.0 + spread * z_t
+    z_t[range(12), ids] = z_s[range(12), ids]
+    found, found_gradient = scored(z_s, z_t, ids, divergence)
+    wanted, gradient = expected(z_s, z_t, ids, divergence)
+    assert_scores(found, wanted)
+    assert_scores(alone(z_s, z_t, ids, divergence), wanted)
+    torch.testing.assert_close(found["grad_norm"], wanted["grad_norm"], rtol=1e-5, atol=0)
+    assert ((found_gradient - gradient).norm(dim=-1) <= 1e-5 * gradient.norm(dim=-1)).all()
+
+
+@pytest.mark.parametrize("divergence", DIVERGENCES)
+@pytest.mark.parametrize("distance", [1e-4, 1e-3, 1e-2])
+def test_log_ratios_keep_their_digits_where_the_difference_of_logits_does_not(distance, divergence):
+    """A constant between the models costs a difference of float32 logits the digits that log-ratios are made of."""
+    z_s, z_t, ids = logits(11, 12)
+    z_t = z_s + 9.7 + distance * z_t
+    found, found_gradient = scored(z_s, z_t, ids, divergence)
+    wanted, gradient = expected(z_s, z_t, ids, divergence)
+    assert_scores(found, wanted)
+    assert_scores(alone(z_s, z_t, ids, divergence), wanted)
+    assert ((found_gradient - gradient).norm(dim=-1) <= 1e-5 * gradient.norm(dim=-1)).all()
+
+
 def test_scores_alone_are_those_of_the_sum():
     (h_s, w_s, h_t, w_t, ids), _ = on_device(example())
     heads_ = LMHead(w_s), LMHead(w_t)

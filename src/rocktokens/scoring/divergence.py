@@ -106,8 +106,8 @@ def token_scores(
     Returns:
         Columns of shape (T,). ``grad_norm`` is the norm of the divergence's gradient with respect to the logits.
     """
-    pair = _Pair.of(w_s_VD, w_t_VE, divergence, temperature)
-    pair = replace(pair, extras=require_extras(extras), round_logits=round_logits)
+    settings = {"extras": require_extras(extras), "round_logits": round_logits}
+    pair = _Pair.of(w_s_VD, w_t_VE, divergence, temperature, **settings)
     if pair.is_fused(h_s_TD, h_t_TE):
         return _fused_scores(pair, h_s_TD, h_t_TE, token_ids_T, unseen)
     arrays = (h_s_TD, w_s_VD, h_t_TE, w_t_VE, token_ids_T)
@@ -133,7 +133,7 @@ def scored_chunks(
 
     Takes what ``token_scores`` takes. A chunk is as large as its logits: let go of it before asking for the next.
     """
-    pair = replace(_Pair.of(w_s_VD, w_t_VE, divergence, temperature), extras=require_extras(extras))
+    pair = _Pair.of(w_s_VD, w_t_VE, divergence, temperature, extras=require_extras(extras))
     token_ids_T = pair.checked_ids(h_s_TD, h_t_TE, token_ids_T)
     with torch.no_grad():
         pair = pair.cast_for(h_s_TD, h_t_TE)
@@ -182,31 +182,26 @@ def weighted_kl(
         The loss, and the scores, NaN at positions of weight 0. With every weight 0 the loss is 0 and its gradients are
         zeros, not missing.
     """
-    pair = _Pair.of(w_s_VD, w_t_VE, divergence, temperature)
-    pair = replace(pair, term=_known_term(term), round_logits=round_logits)
+    settings = {"term": _known_term(term), "round_logits": round_logits}
+    pair = _Pair.of(w_s_VD, w_t_VE, divergence, temperature, **settings)
     is_fused, device = pair.is_fused(h_s_TD, h_t_TE), h_s_TD.device
     token_ids_T = pair.checked_ids(h_s_TD, h_t_TE, token_ids_T, deferred=is_fused)
     checked_T = _checked_weights(weights_T, denominator, h_s_TD)
-    kept_N = np.flatnonzero(checked_T)
-    weights_N, rows_N = (_ready_for(torch.from_numpy(array_N), device) for array_N in (checked_T[kept_N], kept_N))
-    if not is_fused or len(rows_N) < len(checked_T):
-        rows_N = rows_N.to(device, non_blocking=True)
-
-    def kept(array_T: torch.Tensor) -> torch.Tensor:
-        return array_T if len(rows_N) == len(array_T) else array_T[rows_N]
-
-    h_s_ND, h_t_NE, token_ids_N = map(kept, (h_s_TD, h_t_TE, token_ids_T))
+    rows_N = None if checked_T.all() else fused.sent(torch.from_numpy(np.flatnonzero(checked_T)), device)
+    weights_N = torch.from_numpy(checked_T if rows_N is None else checked_T[checked_T != 0])
+    arrays_T = (h_s_TD, h_t_TE, token_ids_T)
     if is_fused:
-        total, table_CN = pair.fused_sum(h_s_ND, h_t_NE, token_ids_N, weights_N)
+        total, table_CN = pair.fused_sum(*arrays_T, weights_N, rows_N)
         if not unseen:
             pair.require_sound(table_CN, rows_N, token_ids_T)
         columns = table_CN[: len(STANDARD_COLUMNS)].unbind()
     else:
-        head, weights_N = (pair.student.weight_VD, pair.student.bias_V), weights_N.to(device, non_blocking=True)
-        arrays_N = (h_t_NE, token_ids_N, weights_N, rows_N)
+        rows_T = torch.arange(len(h_s_TD), device=device)
+        h_s_ND, *arrays_N, names_N = (_kept(array_T, rows_N) for array_T in (*arrays_T, rows_T))
+        head, arrays_N = (pair.student.weight_VD, pair.student.bias_V), (*arrays_N, weights_N.to(device), names_N)
         total, *columns = _WeightedSum.apply(h_s_ND, *head, *arrays_N, pair, tokens_per_chunk)
-    loss = total / denominator if len(rows_N) else total
-    return loss, TokenScores(*(_spread(column_N, rows_N, len(checked_T)) for column_N in columns))
+    loss = total / denominator if len(weights_N) else total
+    return loss, TokenScores(*(_spread(column_N, rows_N, len(h_s_TD)) for column_N in columns))
 
 
 @torch.no_grad()
@@ -245,14 +240,14 @@ class _Pair:
     round_logits: bool = False
 
     @classmethod
-    def of(cls, student: Head, teacher: Head, divergence: Divergence, temperature: float) -> "_Pair":
+    def of(cls, student: Head, teacher: Head, divergence: Divergence, temperature: float, **settings: Any) -> "_Pair":
         if divergence not in DIVERGENCES:
             raise RocktokensError(f"divergence is {divergence!r}: use one of {', '.join(DIVERGENCES)}")
         if not temperature > 0:
             raise RocktokensError(f"scoring.temperature is {temperature}: it must be greater than 0")
         heads = [_whole(head if isinstance(head, LMHead) else LMHead(head)) for head in (student, teacher)]
         width = min(head.width for head in heads)
-        return cls(heads[0].cut(width), heads[1].cut(width), divergence, temperature)
+        return cls(heads[0].cut(width), heads[1].cut(width), divergence, temperature, **settings)
 
     def cast_for(self, h_s_TD: torch.Tensor, h_t_TE: torch.Tensor) -> "_Pair":
         """Convert both weights once, not once a chunk."""
@@ -272,7 +267,7 @@ class _Pair:
             )
         if not (deferred and token_ids_T.is_cuda):
             self.require_ids(token_ids_T)
-        return _ready_for(token_ids_T, h_s_TD.device).to(h_s_TD.device, non_blocking=True).contiguous()
+        return fused.sent(token_ids_T, h_s_TD.device).contiguous()
 
     def outside(self, token_ids_T: torch.Tensor) -> torch.Tensor:
         """Which ids are not among the logits."""
@@ -296,23 +291,28 @@ class _Pair:
         return fused.scored(*arrays, self.divergence, self.temperature, round_logits=self.round_logits)
 
     def fused_sum(
-        self, h_s_ND: torch.Tensor, h_t_NE: torch.Tensor, token_ids_N: torch.Tensor, weights_N: torch.Tensor
+        self,
+        h_s_TD: torch.Tensor,
+        h_t_TE: torch.Tensor,
+        token_ids_T: torch.Tensor,
+        weights_N: torch.Tensor,
+        rows_N: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Σ weight · term, differentiable, and the same table."""
+        """Σ weight · term over some positions, differentiable, and the same table of those."""
         with torch.no_grad():
-            cast = self.cast_for(h_s_ND, h_t_NE)
+            cast = self.cast_for(h_s_TD, h_t_TE)
         head = (self.student.weight_VD, self.student.bias_V, cast.student)
-        arrays = (h_s_ND, *head, h_t_NE, cast.teacher, token_ids_N, weights_N)
+        arrays = (h_s_TD, *head, h_t_TE, cast.teacher, token_ids_T, weights_N)
         settings = (self.divergence, self.temperature, self.term == "asymmetric")
-        return fused.weighted_sum(*arrays, *settings, round_logits=self.round_logits)
+        return fused.weighted_sum(*arrays, *settings, rows_N=rows_N, round_logits=self.round_logits)
 
-    def require_sound(self, table_CN: torch.Tensor, rows_N: torch.Tensor, token_ids_T: torch.Tensor) -> None:
+    def require_sound(self, table_CN: torch.Tensor, rows_N: torch.Tensor | None, token_ids_T: torch.Tensor) -> None:
         """Refuse what the torch path refuses; all of it is looked at together, so that the host waits once."""
         broken_4N = broken(*(table_CN[column] for column in LOOKED_AT))
         if not (broken_4N.any() | self.outside(token_ids_T).any()).item():
             return
         self.require_ids(token_ids_T)
-        refuse(broken_4N.cpu(), rows_N.cpu())
+        refuse(broken_4N, _kept(torch.arange(len(token_ids_T), device=token_ids_T.device), rows_N))
 
     @torch.no_grad()
     def scored_chunk(self, here: slice, *arrays_n: torch.Tensor) -> ScoredChunk:
@@ -363,7 +363,7 @@ def _fused_scores(
     token_ids_T = pair.checked_ids(h_s_TD, h_t_TE, token_ids_T, deferred=True)
     table_CT = pair.fused_table(h_s_TD, h_t_TE, token_ids_T)
     if not unseen:
-        pair.require_sound(table_CT, torch.arange(len(token_ids_T), device=token_ids_T.device), token_ids_T)
+        pair.require_sound(table_CT, None, token_ids_T)
     return TokenScores(*table_CT[: len(STANDARD_COLUMNS)].unbind())
 
 
@@ -429,11 +429,6 @@ def _log_softmax(logits_nV: torch.Tensor, temperature: float, model: str, rows_n
     return log_p
 
 
-def _ready_for(array: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """The array where it can go to a device without the host waiting: for a GPU, in pinned memory."""
-    return array.pin_memory() if device.type == "cuda" and not array.is_cuda else array
-
-
 def _known_term(term: Term | None) -> Term | None:
     if term is not None and term not in get_args(Term):
         raise RocktokensError(f"term is {term!r}: use {', '.join(get_args(Term))} or None")
@@ -487,9 +482,14 @@ def _concatenate(chunks: list[Columns], h_TD: torch.Tensor, count: int) -> list[
     return [torch.cat(column) for column in zip(*chunks, strict=True)]
 
 
-def _spread(column_N: torch.Tensor, rows_N: torch.Tensor, n_rows: int) -> torch.Tensor:
+def _kept(array_T: torch.Tensor, rows_N: torch.Tensor | None) -> torch.Tensor:
+    """Some of the rows; without ``rows_N`` all of them."""
+    return array_T if rows_N is None else array_T[rows_N]
+
+
+def _spread(column_N: torch.Tensor, rows_N: torch.Tensor | None, n_rows: int) -> torch.Tensor:
     """Put the kept rows back among all rows; the dropped ones are NaN."""
-    if len(rows_N) == n_rows:
+    if rows_N is None:
         return column_N
     spread_T = column_N.new_full((n_rows,), torch.nan)
     spread_T[rows_N] = column_N

@@ -15,6 +15,7 @@ holds the checks and the public functions.
 import math
 from collections.abc import Iterator
 from functools import cache
+from itertools import chain, islice
 from typing import Any, cast
 
 import torch
@@ -84,58 +85,60 @@ def scored(
         infinite or all ruled out is NaN; a divergence may be infinite.
     """
     scorer = _Scorer(student, teacher, divergence, temperature, False, round_logits)
-    table_CN, _ = scorer.run(h_s_ND, h_t_NE, token_ids_N)
+    table_CN, *_ = scorer.run(h_s_ND, h_t_NE, token_ids_N)
     return table_CN
 
 
 def weighted_sum(
-    h_s_ND: torch.Tensor,
+    h_s_TD: torch.Tensor,
     weight_VD: torch.Tensor,
     bias_V: torch.Tensor | None,
     student: LMHead,
-    h_t_NE: torch.Tensor,
+    h_t_TE: torch.Tensor,
     teacher: LMHead,
-    token_ids_N: torch.Tensor,
+    token_ids_T: torch.Tensor,
     weights_N: torch.Tensor,
     divergence: Divergence,
     temperature: float,
     asymmetric: bool = False,
     *,
+    rows_N: torch.Tensor | None = None,
     round_logits: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Σ weight · term, differentiable once in the student's states and head.
 
     Args:
-        h_s_ND: The student's states.
+        h_s_TD: The student's states.
         weight_VD: The weight that gets the gradient.
         bias_V: Likewise, None if the head has none.
         student: The head that is multiplied: these two, the weight in the dtype of the product.
-        h_t_NE: The teacher's states.
+        h_t_TE: The teacher's states.
         teacher: Its head, as wide.
-        token_ids_N: The sampled tokens.
-        weights_N: float32, constants; from pinned memory they are sent while the first product runs.
+        token_ids_T: The sampled tokens.
+        weights_N: float32, constants; from the CPU they are sent while the first product runs.
         divergence: Of the scores, and the term unless ``asymmetric``.
         temperature: Of both softmaxes.
         asymmetric: Minimise the reverse KL at tokens the student underrates, the forward KL elsewhere.
+        rows_N: The positions that have these weights, each once, beside the states; None if all of them have.
         round_logits: As for ``scored``.
 
     Returns:
-        The sum, and the table of ``scored``.
+        The sum, and the table of ``scored`` for the positions that count.
     """
     scorer = _Scorer(student, teacher, divergence, temperature, asymmetric, round_logits)
-    return _WeightedSum.apply(h_s_ND, weight_VD, bias_V, h_t_NE, token_ids_N, weights_N, scorer)
+    return _WeightedSum.apply(h_s_TD, weight_VD, bias_V, h_t_TE, token_ids_T, weights_N, rows_N, scorer)
 
 
 class _WeightedSum(torch.autograd.Function):
     """Finds its gradient in the forward pass, and scales it in the backward pass."""
 
     @staticmethod
-    def forward(ctx, h_s_ND, weight_VD, bias_V, h_t_NE, token_ids_N, weights_N, scorer):
-        wanted = ctx.needs_input_grad[:3]
-        gradients = scorer.gradients_for(h_s_ND, wanted)
-        table_CN, total = scorer.run(h_s_ND, h_t_NE, token_ids_N, weights_N, gradients)
-        ctx.gradients = gradients
-        ctx.dtypes = [None if x is None else x.dtype for x in (h_s_ND, weight_VD, bias_V)]
+    def forward(ctx, h_s_TD, weight_VD, bias_V, h_t_TE, token_ids_T, weights_N, rows_N, scorer):
+        arrays = (h_s_TD, h_t_TE, token_ids_T)
+        arrays = arrays if rows_N is None else [array_T[rows_N] for array_T in arrays]
+        table_CN, total, ctx.gradients = scorer.run(*arrays, weights_N, ctx.needs_input_grad[:3])
+        ctx.rows_N, ctx.n_positions = rows_N, len(h_s_TD)
+        ctx.dtypes = [None if x is None else x.dtype for x in (h_s_TD, weight_VD, bias_V)]
         ctx.mark_non_differentiable(table_CN)
         return total, table_CN
 
@@ -152,7 +155,11 @@ class _WeightedSum(torch.autograd.Function):
             None if gradient is None else _scaled(gradient, grad_outputs[0], dtype)
             for gradient, dtype in zip(gradients, ctx.dtypes, strict=True)
         ]
-        return (*scaled, *[None] * 4)
+        h_grad_ND = scaled[0]
+        if h_grad_ND is not None and ctx.rows_N is not None:
+            h_grad_TD = h_grad_ND.new_zeros(ctx.n_positions, h_grad_ND.shape[1])
+            scaled[0] = h_grad_TD.index_copy_(0, ctx.rows_N, h_grad_ND)
+        return (*scaled, *[None] * 5)
 
 
 class _Scorer:
@@ -194,40 +201,51 @@ class _Scorer:
         h_t_NE: torch.Tensor,
         token_ids_N: torch.Tensor,
         weights_N: torch.Tensor | None = None,
-        gradients: Gradients = (None, None, None),
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The table (7, N) and Σ weight · term; fills the gradients of h, W and b of that sum that are given.
+        wanted: tuple[bool, bool, bool] = (False, False, False),
+    ) -> tuple[torch.Tensor, torch.Tensor | None, Gradients]:
+        """The table (7, N), Σ weight · term, and those of its gradients with respect to h, W and b that are wanted.
 
-        The first product is queued as early as can be: what the host does until then the GPU waits for.
+        What the host does before the first product is queued the GPU waits for, so everything else comes after it.
         """
-        weight_VD, teacher_VE, device = self.student.weight_VD, self.teacher.weight_VD, h_s_ND.device
-        scratch = _Scratch(self, h_s_ND, with_gradient=any(gradient is not None for gradient in gradients))
-        table_CN = torch.empty(N_COLUMNS, len(h_s_ND), dtype=torch.float32, device=device)
-        with torch.cuda.device_of(h_s_ND), torch.autocast(device.type, enabled=False):
-            for span in _slices(0, len(h_s_ND), scratch.span_rows):
-                if scratch.in_place:
-                    _multiply(h_s_ND[span].to(weight_VD.dtype), weight_VD.T, scratch.of_span(span))
-                for here in _slices(span.start, span.stop, scratch.chunk_rows):
-                    z_s_nV, z_t_nV, gradient_nV = scratch.of_chunk(here, span)
-                    if not scratch.in_place:
-                        _multiply(h_s_ND[here].to(weight_VD.dtype), weight_VD.T, z_s_nV)
-                    _multiply(h_t_NE[here].to(teacher_VE.dtype), teacher_VE.T, z_t_nV)
-                    if here.start == 0:
-                        scratch.fill()
-                        weights_N = None if weights_N is None else weights_N.to(device, non_blocking=True)
-                    weights_n = None if weights_N is None else weights_N[here]
-                    self.score(z_s_nV, z_t_nV, token_ids_N[here], weights_n, gradient_nV, table_CN[:, here])
-                if scratch.gradient_RV is not None:
+        device = h_s_ND.device
+        with torch.cuda.device_of(h_s_ND):
+            scratch = _Scratch(self, h_s_ND, with_gradient=any(wanted))
+            chunks = self._multiplied(scratch, h_s_ND, h_t_NE)
+            ahead = list(islice(chunks, 1))
+            scratch.fill()
+            table_CN = torch.empty(N_COLUMNS, len(h_s_ND), dtype=torch.float32, device=device)
+            gradients = self.gradients_for(h_s_ND, wanted)
+            weights_N = None if weights_N is None else sent(weights_N, device)
+            for here, span in chain(ahead, chunks):
+                weights_n = None if weights_N is None else weights_N[here]
+                self.score(*scratch.of_chunk(here, span), token_ids_N[here], weights_n, table_CN[:, here])
+                if any(wanted) and here.stop == span.stop:
                     self._add(gradients, span, scratch.of_span(span), h_s_ND[span])
-        return table_CN, None if weights_N is None else (table_CN[-1] * weights_N.to(device)).sum()
+            total = None if weights_N is None else (table_CN[-1] * weights_N).sum()
+        return table_CN, total, gradients
+
+    def _multiplied(
+        self, scratch: "_Scratch", h_s_ND: torch.Tensor, h_t_NE: torch.Tensor
+    ) -> Iterator[tuple[slice, slice]]:
+        """Chunk after chunk with the span it is of, both models' logits put into the scratch before each."""
+        weight_VD, teacher_VE = self.student.weight_VD, self.teacher.weight_VD
+        for span in _slices(0, len(h_s_ND), scratch.span_rows):
+            if scratch.in_place:
+                _multiply(h_s_ND[span].to(weight_VD.dtype), weight_VD.T, scratch.of_span(span))
+            for here in _slices(span.start, span.stop, scratch.chunk_rows):
+                z_s_nV, z_t_nV, _ = scratch.of_chunk(here, span)
+                if not scratch.in_place:
+                    _multiply(h_s_ND[here].to(weight_VD.dtype), weight_VD.T, z_s_nV)
+                _multiply(h_t_NE[here].to(teacher_VE.dtype), teacher_VE.T, z_t_nV)
+                yield here, span
 
     def score(
         self,
         z_s_nV: torch.Tensor,
         z_t_nV: torch.Tensor,
+        gradient_nV: torch.Tensor | None,
         token_ids_n: torch.Tensor,
         weights_n: torch.Tensor | None,
-        gradient_nV: torch.Tensor | None,
         table_Cn: torch.Tensor,
     ) -> None:
         """Products of both heads to a table and, where there is room for it, the weighted gradient."""
@@ -376,6 +394,12 @@ def _scaled(gradient: torch.Tensor, factor: torch.Tensor, dtype: torch.dtype) ->
     if size:
         scale[(math.ceil(size / SCALED_AT_ONCE),)](gradient, factor, out, size, BLOCK=SCALED_AT_ONCE)
     return out
+
+
+def sent(array: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """The array on a device; to a GPU it goes by way of pinned memory, so that the host does not wait."""
+    is_leaving_host = device.type == "cuda" and not array.is_cuda
+    return (array.pin_memory() if is_leaving_host else array).to(device, non_blocking=True)
 
 
 @cache

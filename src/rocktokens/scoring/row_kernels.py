@@ -7,7 +7,7 @@ times for jsd):
 1. Normalisers. With s and t the logits over the temperature, relative to those of the sampled token, and b = s − t:
    Σ e^s, Σ e^t and Σ e^s b. On-policy the sampled token is at the top or near it, so no running maximum is kept. Where
    it is not, and digits would be lost, the row is read again relative to its maxima, and b to that of the student's
-   likeliest token.
+   likeliest token; where b differs little from its mean, and that is not zero, again relative to the mean.
 2. Scores. With p, q and a = log p − log q normalised, every divergence is a sum of terms none of which is negative (see
    ``formulas.py``), so that it keeps its digits where the models agree. In the gradient p (b − Σ p b) the term of the
    likeliest token has b = 0, so that it keeps its digits where the student is sure. Multiplied with the position's
@@ -31,15 +31,17 @@ INFINITE = tl.constexpr(1e25)
 """A difference of logits beyond this comes from ``RULED_OUT``."""
 TOO_LARGE = tl.constexpr(1e12)
 """A sum relative to the sampled token beyond this has lost digits."""
-TOO_FAR = tl.constexpr(64.0)
-"""Likewise a mean log-ratio."""
+LARGE = tl.constexpr(4096.0)
+"""Beyond this it has lost some, which matters where the models agree."""
+TOO_FAR = tl.constexpr(16.0)
+"""Likewise a mean log-ratio; up to this, rows may be read relative to it."""
 MOST_LOST = tl.constexpr(4.0)
 """A difference of sums may be so many times smaller than these, one of means four and one of squares sixteen times as
-many: rounding then stays below 1e-5 of it."""
+many, as may squares about a mean be smaller than the mean's: rounding then stays below 1e-5 of what is left."""
 NEAR = tl.constexpr(0.5)
 """Log-ratios below this are taken by their series."""
 LIKELY = tl.constexpr(4.0)
-"""A token whose log-probability is above minus this is not one that costs an entropy its digits."""
+"""A sampled token whose log-probability is above minus this does not cost others their digits."""
 STAGES = tl.constexpr(3)
 """Blocks of a row that are on their way while one is computed."""
 
@@ -92,24 +94,56 @@ def _relative(student, teacher, origin, columns, V):
     top_s, top_t, pivot, _, inverse_temperature = origin
     z_s, z_t = _logits(student, columns, V), _logits(teacher, columns, V)
     s, t = (z_s - top_s) * inverse_temperature, (z_t - top_t) * inverse_temperature
-    return s, t, (z_s - z_t - pivot) * inverse_temperature, z_s
+    return s, t, ((z_s - z_t - pivot) + _rounded_off(z_s, z_t)) * inverse_temperature, z_s
+
+
+@triton.jit
+def _rounded_off(x, y):
+    """What x − y lacks of the difference: https://en.wikipedia.org/wiki/2Sum."""
+    difference = x - y
+    back = x - difference
+    return (x - (difference + back)) + (back - y)
+
+
+@triton.jit
+def _centred(origin, mean_b):
+    """The origin that makes b zero at the mean."""
+    top_s, top_t, pivot, _, inverse_temperature = origin
+    step = mean_b / inverse_temperature
+    return _origin(top_s, top_t - step, pivot + step, inverse_temperature)
 
 
 @triton.jit
 def _sums(student, teacher, origin, V, WITH_DIFFERENCE: tl.constexpr, BLOCK: tl.constexpr):
-    """Σ e^s, Σ e^t, Σ e^s b, the largest e^s, and if it is needed Σ (e^s − e^t)."""
+    """Σ e^s, Σ e^t, Σ p b, Σ (e^s − e^t) if it is needed; the largest e^s; whether b − Σ p b keeps its digits."""
     zero = tl.zeros((BLOCK,), tl.float32)
     sum_s, sum_t, sum_ratio, largest, sum_difference = zero, zero, zero, zero, zero
+    square, square_ratio, ratio_square = zero, zero, zero
     for start in tl.range(0, V, BLOCK, num_stages=STAGES):
         s, t, b, _ = _relative(student, teacher, origin, start + tl.arange(0, BLOCK), V)
         e_s, e_t = tl.exp2(s * LOG2E), tl.exp2(t * LOG2E)
+        weighted = e_s * b
         sum_s += e_s
         sum_t += e_t
-        sum_ratio += e_s * b
+        sum_ratio += weighted
         largest = tl.maximum(largest, e_s)
+        square += e_s * e_s
+        square_ratio += e_s * weighted
+        ratio_square += weighted * weighted
         if WITH_DIFFERENCE:
             sum_difference += _difference(b + origin[3], e_s, e_t)
-    return tl.sum(sum_s, 0), tl.sum(sum_t, 0), tl.sum(sum_ratio, 0), tl.max(largest, 0), tl.sum(sum_difference, 0)
+    z = tl.sum(sum_s, 0)
+    mean_b = tl.div_rn(tl.sum(sum_ratio, 0), z)
+    terms, squares = _about(mean_b, (tl.sum(square, 0), tl.sum(square_ratio, 0), tl.sum(ratio_square, 0)))
+    is_centred = terms <= 16 * MOST_LOST * squares
+    return z, tl.sum(sum_t, 0), mean_b, tl.sum(sum_difference, 0), tl.max(largest, 0), is_centred
+
+
+@triton.jit
+def _about(mean, squares):
+    """Of Σ e² (b − mean)², made from Σ e² {1, b, b²}, the terms without their signs, and the value."""
+    middle, last = 2 * mean * squares[1], mean * mean * squares[0]
+    return squares[2] + tl.abs(middle) + last, squares[2] - middle + last
 
 
 @triton.jit
@@ -133,9 +167,10 @@ def _maxima(student, teacher, inverse_temperature, V, BLOCK: tl.constexpr):
 @triton.jit
 def _log_ratio(difference, x, y):
     """The logarithm of x / y where x − y is known better than x and y are."""
-    d = difference / y
-    series = d * (1 - d * (1 / 2 - d * (1 / 3 - d * (1 / 4 - d * (1 / 5 - d * (1 / 6 - d * (1 / 7)))))))
-    return tl.where(tl.abs(d) < 0.05, series, tl.log(x / y))
+    w = difference / (x + y)  # the logarithm is twice the area tangent of this
+    square = w * w
+    series = 2 * w * (1 + square * (1 / 3 + square * (1 / 5 + square * (1 / 7 + square * (1 / 9)))))
+    return tl.where(tl.abs(w) < 0.2, series, tl.log(x / y))
 
 
 @triton.jit
@@ -215,16 +250,19 @@ def score_rows(  # noqa: PLR0912, PLR0915
     own_s, own_t = _logit(student, token_id, V), _logit(teacher, token_id, V)
     origin = _origin(own_s, own_t, own_s - own_t, inverse_temperature)
     WITH_DIFFERENCE: tl.constexpr = DIVERGENCE != "reverse" or ASYMMETRIC
-    sum_s, sum_t, sum_ratio, largest, sum_difference = _sums(student, teacher, origin, V, WITH_DIFFERENCE, BLOCK)
-    is_large = not (sum_s + sum_t < TOO_LARGE)  # or not a number
-    is_sure_of_another = largest > tl.maximum(sum_s / 2, 1.0)
-    if is_large | is_sure_of_another | (tl.abs(sum_ratio) > TOO_FAR * sum_s):
+    sums = _sums(student, teacher, origin, V, WITH_DIFFERENCE, BLOCK)
+    is_large = not (sums[0] + sums[1] < LARGE)  # or not a number
+    is_sure_of_another = sums[4] > tl.maximum(sums[0] / 2, 1.0)
+    if is_large | is_sure_of_another | (tl.abs(sums[2]) > TOO_FAR):
         origin = _maxima(student, teacher, inverse_temperature, V, BLOCK)
-        sum_s, sum_t, sum_ratio, largest, sum_difference = _sums(student, teacher, origin, V, WITH_DIFFERENCE, BLOCK)
+        sums = _sums(student, teacher, origin, V, WITH_DIFFERENCE, BLOCK)
+    if (not sums[5]) & (tl.abs(sums[2]) <= TOO_FAR):
+        origin = _centred(origin, sums[2])
+        sums = _sums(student, teacher, origin, V, WITH_DIFFERENCE, BLOCK)
+    sum_s, sum_t, mean_b, sum_difference, _, _ = sums
     top_s, top_t, _, offset, _ = origin
     log_s, log_t = tl.log(sum_s), tl.log(sum_t)
     shift = (_log_ratio(sum_difference, sum_s, sum_t) if WITH_DIFFERENCE else tl.log(tl.div_rn(sum_s, sum_t))) - offset
-    mean_b = tl.div_rn(sum_ratio, sum_s)
     logp_s = (own_s - top_s) * inverse_temperature - log_s
     logp_t = (own_t - top_t) * inverse_temperature - log_t
     is_forward = logp_t <= logp_s  # of the asymmetric term
@@ -318,6 +356,35 @@ def _reverse_sums(row_s, row_t, own_s, own_t, inverse_temperature, V, BLOCK: tl.
 
 
 @triton.jit
+def _about_mean(row_s, row_t, own_s, own_difference, d, mean_b, inverse_temperature, V, BLOCK: tl.constexpr):
+    """Of a filled row Σ φ, its log-ratios less d, and Σ (e (b − Σ p b))²."""
+    to_bits = inverse_temperature * LOG2E
+    excess, squares = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
+    for start in tl.range(0, V, BLOCK, num_stages=STAGES):
+        columns = start + tl.arange(0, BLOCK)
+        z_s, z_t = tl.load(row_s + columns).to(tl.float32), tl.load(row_t + columns).to(tl.float32)
+        e = tl.exp2((z_s - own_s) * to_bits)
+        b = ((z_s - z_t) - own_difference) * inverse_temperature
+        a, g = b - d, e * (b - mean_b)
+        excess += e * _excess(a, 1.0, tl.exp2(-a * LOG2E))
+        squares += g * g
+    return tl.sum(excess, 0), tl.sum(squares, 0)
+
+
+@triton.jit
+def _entropy(row, reference, inverse_temperature, V, BLOCK: tl.constexpr):
+    """Of the softmax of a filled row, with more digits the nearer the reference is to the likely logits."""
+    total, mean = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
+    for start in tl.range(0, V, BLOCK, num_stages=STAGES):
+        x = tl.load(row + start + tl.arange(0, BLOCK)).to(tl.float32) - reference
+        e = tl.exp2(x * inverse_temperature * LOG2E)
+        total += e
+        mean += e * x
+    z = tl.sum(total, 0)
+    return tl.log(z) - tl.sum(mean, 0) * inverse_temperature / z
+
+
+@triton.jit
 def _write_gradient(row_s, row_t, gradient, origin, factor, inverse_temperature, V, BLOCK: tl.constexpr):
     """The gradient p (b − Σ p b) times a factor, for a filled row.
 
@@ -343,9 +410,10 @@ def reverse_rows(
 
     With e = e^s, u = e^t and φ = e b + u − e, which is never negative, Σ e − Σ u = Σ e b − Σ φ. So d, the logarithm of
     the ratio of both sums, is known to many digits, and kl is Σ φ / Σ e − (d + e^(−d) − 1) or Σ e b / Σ e − d: the one
-    with the smaller terms is taken. Digits are lost where those almost cancel, where the squares behind the gradient's
-    length do, where a model is sure of another token than the sampled one, and where a logit is infinite: such rows are
-    not settled, and their gradient is not written.
+    with the smaller terms is taken. Where these almost cancel, or those of the gradient's length or of an entropy do,
+    the row is read again about the mean, and kl is Σ φ / Σ e with log-ratios less d. What that cannot mend is
+    log-ratios that differ little from a mean that is far from zero, or from a constant between the models, and an
+    infinite logit: such rows are not settled, and their gradient is not written.
     """
     row = tl.program_id(0).to(tl.int64)
     products_s += row * stride_s
@@ -359,17 +427,26 @@ def reverse_rows(
     terms = tl.abs(mean_b) + tl.abs(d)
     is_close = scaled_excess < terms
     kl = tl.where(is_close, scaled_excess - _excess(d, 1.0, tl.exp(-d)), mean_b - d)
-    has_digits = tl.where(is_close, scaled_excess, terms / 4) <= MOST_LOST * kl
-    squares_0, squares_1, squares_2 = squares_of
-    middle, last = 2 * mean_b * squares_1, mean_b * mean_b * squares_0
-    squares = squares_2 - middle + last
-    is_settled = (z + y < TOO_LARGE) & (tl.abs(ratio) < TOO_LARGE) & has_digits
-    is_settled &= squares_2 + tl.abs(middle) + last <= 16 * MOST_LOST * squares
-    log_z, log_y = tl.log(z), tl.log(y)
-    entropy_s, entropy_t = log_z - means[0] * inverse_temperature / z, log_y - means[1] * inverse_temperature / y
-    is_settled &= (log_z <= tl.maximum(LIKELY, 4 * MOST_LOST * entropy_s)) & (
-        log_y <= tl.maximum(LIKELY, 4 * MOST_LOST * entropy_t)
-    )
+    log_z, log_y, mean_s, mean_t = tl.log(z), tl.log(y), means[0] / z, means[1] / y
+    digits_lost = tl.maximum(log_z / LIKELY, 1.0)  # what the exponentials of other tokens have lost
+    has_digits = tl.where(is_close, scaled_excess * digits_lost, terms / 4) <= MOST_LOST * kl
+    terms_of_squares, squares = _about(mean_b, squares_of)
+    has_digits &= terms_of_squares <= 16 * MOST_LOST * squares
+    if not has_digits:
+        excess, squares = _about_mean(
+            products_s, products_t, own_s, own_difference, d, mean_b, inverse_temperature, V, BLOCK
+        )
+        kl = tl.div_rn(excess, z)
+    is_settled = (z + y < TOO_LARGE) & (tl.abs(ratio) < TOO_LARGE) & (kl < TOO_LARGE)
+    is_settled &= mean_b * mean_b * squares_of[0] <= 16 * MOST_LOST * squares
+    if products_s.dtype.element_ty == tl.float32:  # differences of logits are rounded; that of the sampled token is not
+        offset, others = own_difference * inverse_temperature / 8, 1 - 1 / z
+        is_settled &= offset * offset * (squares_of[0] * (1 + others * others) - 1) <= 16 * MOST_LOST * squares
+    entropy_s, entropy_t = log_z - mean_s * inverse_temperature, log_y - mean_t * inverse_temperature
+    if log_z > tl.maximum(LIKELY, 4 * MOST_LOST * entropy_s):
+        entropy_s = _entropy(products_s, own_s + mean_s, inverse_temperature, V, BLOCK)
+    if log_y > tl.maximum(LIKELY, 4 * MOST_LOST * entropy_t):
+        entropy_t = _entropy(products_t, own_t + mean_t, inverse_temperature, V, BLOCK)
     tl.store(settled + row, is_settled.to(tl.int8))
     out += row
     tl.store(out, kl)
