@@ -37,7 +37,10 @@ TOO_FAR = tl.constexpr(16.0)
 """Likewise a mean log-ratio; up to this, rows may be read relative to it."""
 MOST_LOST = tl.constexpr(4.0)
 """A difference of sums may be so many times smaller than these, one of means four and one of squares sixteen times as
-many, as may squares about a mean be smaller than the mean's: rounding then stays below 1e-5 of what is left."""
+many: rounding then stays below 1e-5 of it."""
+FURTHEST = tl.constexpr(4096.0)
+"""The square of a mean may be so many times larger than those about it: rounding then stays below 1e-5 of what is left
+of a log-ratio without it."""
 NEAR = tl.constexpr(0.5)
 """Log-ratios below this are taken by their series."""
 LIKELY = tl.constexpr(4.0)
@@ -357,18 +360,21 @@ def _reverse_sums(row_s, row_t, own_s, own_t, inverse_temperature, V, BLOCK: tl.
 
 @triton.jit
 def _about_mean(row_s, row_t, own_s, own_difference, d, mean_b, inverse_temperature, V, BLOCK: tl.constexpr):
-    """Of a filled row Σ φ, its log-ratios less d, and Σ (e (b − Σ p b))²."""
+    """Of a filled row Σ φ with log-ratios less d; and for c = b − mean_b the sums of e c, (e c)² and e² c."""
     to_bits = inverse_temperature * LOG2E
-    excess, squares = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
+    zero = tl.zeros((BLOCK,), tl.float32)
+    excess, ratio, ratio_square, square_ratio = zero, zero, zero, zero
     for start in tl.range(0, V, BLOCK, num_stages=STAGES):
         columns = start + tl.arange(0, BLOCK)
         z_s, z_t = tl.load(row_s + columns).to(tl.float32), tl.load(row_t + columns).to(tl.float32)
         e = tl.exp2((z_s - own_s) * to_bits)
         b = ((z_s - z_t) - own_difference) * inverse_temperature
-        a, g = b - d, e * (b - mean_b)
+        a, weighted = b - d, e * (b - mean_b)
         excess += e * _excess(a, 1.0, tl.exp2(-a * LOG2E))
-        squares += g * g
-    return tl.sum(excess, 0), tl.sum(squares, 0)
+        ratio += weighted
+        ratio_square += weighted * weighted
+        square_ratio += e * weighted
+    return tl.sum(excess, 0), tl.sum(ratio, 0), tl.sum(ratio_square, 0), tl.sum(square_ratio, 0)
 
 
 @triton.jit
@@ -433,15 +439,17 @@ def reverse_rows(
     terms_of_squares, squares = _about(mean_b, squares_of)
     has_digits &= terms_of_squares <= 16 * MOST_LOST * squares
     if not has_digits:
-        excess, squares = _about_mean(
+        excess, ratio_left, squares, cross = _about_mean(
             products_s, products_t, own_s, own_difference, d, mean_b, inverse_temperature, V, BLOCK
         )
-        kl = tl.div_rn(excess, z)
+        kl, error = tl.div_rn(excess, z), tl.div_rn(ratio_left, z)
+        _, squares = _about(error, (squares_of[0], cross, squares))
+        mean_b += error
     is_settled = (z + y < TOO_LARGE) & (tl.abs(ratio) < TOO_LARGE) & (kl < TOO_LARGE)
-    is_settled &= mean_b * mean_b * squares_of[0] <= 16 * MOST_LOST * squares
+    is_settled &= mean_b * mean_b * squares_of[0] <= FURTHEST * squares
     if products_s.dtype.element_ty == tl.float32:  # differences of logits are rounded; that of the sampled token is not
-        offset, others = own_difference * inverse_temperature / 8, 1 - 1 / z
-        is_settled &= offset * offset * (squares_of[0] * (1 + others * others) - 1) <= 16 * MOST_LOST * squares
+        offset, others = own_difference * inverse_temperature, 1 - 1 / z
+        is_settled &= offset * offset * (squares_of[0] * (1 + others * others) - 1) <= FURTHEST * squares
     entropy_s, entropy_t = log_z - mean_s * inverse_temperature, log_y - mean_t * inverse_temperature
     if log_z > tl.maximum(LIKELY, 4 * MOST_LOST * entropy_s):
         entropy_s = _entropy(products_s, own_s + mean_s, inverse_temperature, V, BLOCK)
