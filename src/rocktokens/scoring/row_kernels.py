@@ -14,7 +14,8 @@ times for jsd):
    weight and carried back to the product W h + b, it may be written over the student's row.
 
 ``reverse_rows`` is the short way for the reverse KL of plain heads: all scores from one look, the gradient from another
-that has little left to compute. It says at which rows that loses digits; ``score_rows`` then takes those.
+that has little left to compute. Where one look loses digits it takes one more, about the mean. The very few rows that
+this does not mend it leaves to ``score_rows``.
 
 Logits are z = cap · tanh(scale · (W h + b) / cap), made on the fly; everything is float32 whatever the products are.
 A NaN anywhere in a row, an infinite logit, or a row that rules out every token makes that model's entropy NaN.
