@@ -15,8 +15,8 @@
 5. Accuracy: ours at some positions against float64 on the same logits. An entry of ∂h may be off by what it costs to
    round the gradient of the logits to bf16, and then the entry.
 
-The tokens are sampled from the student, as in use. ``python benchmarks/kernel.py`` takes about two minutes on one H200;
-``--curves`` adds the cost over positions and vocabulary.
+The tokens are sampled from the student, as in use. ``python benchmarks/kernel.py`` takes about three minutes on one
+H200; ``--curves`` adds the cost over positions and vocabulary.
 """
 
 import argparse
@@ -26,6 +26,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -45,6 +46,7 @@ ROUNDING = 2.0**-8
 """The most that rounding to bf16 changes a number by, relative to it."""
 SHARPER, UNSEEN = 2.4, 0.05
 """The student's head of an agreeing pair as a multiple of the other's; and likewise what the teacher does not see."""
+AGREEING = ", models that agree"
 ROUNDED = {"float32 logits": False, "bf16 logits": True}
 HEADER = ["", "ms", "× floor", "in a row: ms", "in a row: × floor", "extra GiB", "less gradients"]
 
@@ -89,6 +91,7 @@ def make_problem(n: int, width: int, student: int, teacher: int) -> Problem:
 def make_agreeing(problem: Problem) -> Problem:
     """Models that agree as a student and its teacher do: kl about 0.006, entropies about 3."""
     e = problem.h_t_NE.shape[1]
+    assert e < problem.h_s_ND.shape[1], "--teacher must be less than --student: the teacher sees some of the states"
     h_s, w_s = problem.h_s_ND.detach().clone(), problem.w_s_VD.detach() * SHARPER
     h_s[:, e:] *= UNSEEN
     h_t, w_t = h_s[:, :e].contiguous(), w_s[:, :e].contiguous()
@@ -194,7 +197,7 @@ def our_sides(problem: Problem) -> list[Side]:
 
 
 def agreeing_sides(agreeing: Problem) -> list[Side]:
-    return [replace(side, name=f"{side.name}, models that agree") for side in our_sides(agreeing)]
+    return [replace(side, name=side.name + AGREEING) for side in our_sides(agreeing)]
 
 
 def peers(problem: Problem) -> list[Side]:
@@ -356,10 +359,11 @@ def verdict(what: str, value: float, target: float, unit: str) -> None:
 
 
 def print_verdicts(found: dict[str, Measured | str]) -> None:
-    for name in ROUNDED:
-        whole_pass, frozen, forward = (found[f"ours, {name}{rest}"] for rest in ("", ", 30 % frozen", ", forward only"))
+    for name, models in product(ROUNDED, ("", AGREEING)):
+        sides = (found[f"ours, {name}{what}{models}"] for what in ("", ", 30 % frozen", ", forward only"))
+        whole_pass, frozen, forward = sides
         assert isinstance(whole_pass, Measured) and isinstance(frozen, Measured) and isinstance(forward, Measured)
-        print(f"\n{name}")
+        print(f"\n{name}{models}")
         verdict("forward and backward", whole_pass.ms, 38, " ms")
         verdict("forward and backward", whole_pass.floors, 1.25, " × floor")
         verdict("forward and backward, in a row", whole_pass.row_floors, 1.25, " × floor")

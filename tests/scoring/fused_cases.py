@@ -222,16 +222,31 @@ def test_log_ratios_that_differ_little_but_for_that_of_the_sampled_token_keep_th
 
 
 @pytest.mark.parametrize("divergence", DIVERGENCES)
-@pytest.mark.parametrize("distance", [1e-4, 1e-3, 1e-2])
-def test_log_ratios_keep_their_digits_where_the_difference_of_logits_does_not(distance, divergence):
+@pytest.mark.parametrize(("shift", "distance"), [(9.7, 1e-4), (9.7, 1e-3), (9.7, 1e-2), (1e3, 0.3), (-1e4, 0.3)])
+def test_log_ratios_keep_their_digits_where_the_difference_of_logits_does_not(shift, distance, divergence):
     """A constant between the models costs a difference of float32 logits the digits that log-ratios are made of."""
     z_s, z_t, ids = logits(11, 12)
-    z_t = z_s + 9.7 + distance * z_t
+    z_t = z_s + shift + distance * z_t
     found, found_gradient = scored(z_s, z_t, ids, divergence)
     wanted, gradient = expected(z_s, z_t, ids, divergence)
     assert_scores(found, wanted)
     assert_scores(alone(z_s, z_t, ids, divergence), wanted)
     assert ((found_gradient - gradient).norm(dim=-1) <= 1e-5 * gradient.norm(dim=-1)).all()
+
+
+@pytest.mark.parametrize("distance", [1e-2, 1.0])
+@pytest.mark.parametrize("is_student_wide", [False, True])
+def test_models_of_unequal_dtypes(is_student_wide, distance):
+    z, noise, ids = logits(12, 12)
+    narrow = z.bfloat16()
+    wide = narrow.float() + 9.7 + distance * noise
+    z_s, z_t = (wide, narrow) if is_student_wide else (narrow, wide)
+    wanted, _ = expected(z_s, z_t, ids)
+    eyes = [torch.eye(12, dtype=z.dtype, device=DEVICE) for z in (z_s, z_t)]
+    student, teacher = (LMHead(z.T.contiguous().to(DEVICE)) for z in (z_s, z_t))
+    arrays = (eyes[0], student, eyes[1], teacher, ids.to(DEVICE))
+    table = fused.scored(*arrays, "reverse", 1.0, round_logits=True).double().cpu()
+    assert_scores(dict(zip((*STANDARD_COLUMNS, "term"), table, strict=True)), wanted)
 
 
 def test_scores_alone_are_those_of_the_sum():

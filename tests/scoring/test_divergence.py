@@ -325,6 +325,14 @@ def test_a_token_outside_the_common_width_is_named():
             token_scores(h_s, w_s, h_t, w_t, ids)
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32])
+def test_narrow_ids_are_those_of_a_wide_vocabulary(dtype):
+    h_s, w_s, h_t, w_t, ids = example(v_student=300, v_teacher=300)
+    narrow = token_scores(h_s, w_s, h_t, w_t, ids.clamp(max=255).to(dtype))
+    wide = token_scores(h_s, w_s, h_t, w_t, ids.clamp(max=255))
+    assert torch.equal(narrow.logp_student, wide.logp_student)
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_broken_model_is_named_with_its_row(value):
     for model, broken in (("student", 0), ("teacher", 2)):

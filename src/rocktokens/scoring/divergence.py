@@ -106,8 +106,7 @@ def token_scores(
     Returns:
         Columns of shape (T,). ``grad_norm`` is the norm of the divergence's gradient with respect to the logits.
     """
-    settings = {"extras": require_extras(extras), "round_logits": round_logits}
-    pair = _Pair.of(w_s_VD, w_t_VE, divergence, temperature, **settings)
+    pair = _Pair.of(w_s_VD, w_t_VE, divergence, temperature, extras, round_logits=round_logits)
     if pair.is_fused(h_s_TD, h_t_TE):
         return _fused_scores(pair, h_s_TD, h_t_TE, token_ids_T, unseen)
     arrays = (h_s_TD, w_s_VD, h_t_TE, w_t_VE, token_ids_T)
@@ -133,7 +132,7 @@ def scored_chunks(
 
     Takes what ``token_scores`` takes. A chunk is as large as its logits: let go of it before asking for the next.
     """
-    pair = _Pair.of(w_s_VD, w_t_VE, divergence, temperature, extras=require_extras(extras))
+    pair = _Pair.of(w_s_VD, w_t_VE, divergence, temperature, extras)
     token_ids_T = pair.checked_ids(h_s_TD, h_t_TE, token_ids_T)
     with torch.no_grad():
         pair = pair.cast_for(h_s_TD, h_t_TE)
@@ -182,13 +181,12 @@ def weighted_kl(
         The loss, and the scores, NaN at positions of weight 0. With every weight 0 the loss is 0 and its gradients are
         zeros, not missing.
     """
-    settings = {"term": _known_term(term), "round_logits": round_logits}
-    pair = _Pair.of(w_s_VD, w_t_VE, divergence, temperature, **settings)
+    pair = _Pair.of(w_s_VD, w_t_VE, divergence, temperature, term=term, round_logits=round_logits)
     is_fused, device = pair.is_fused(h_s_TD, h_t_TE), h_s_TD.device
     token_ids_T = pair.checked_ids(h_s_TD, h_t_TE, token_ids_T, deferred=is_fused)
     checked_T = _checked_weights(weights_T, denominator, h_s_TD)
     rows_N = None if checked_T.all() else fused.sent(torch.from_numpy(np.flatnonzero(checked_T)), device)
-    weights_N = torch.from_numpy(checked_T if rows_N is None else checked_T[checked_T != 0])
+    weights_N = torch.from_numpy(checked_T[checked_T != 0])  # a copy: it is sent when the caller may have gone on
     arrays_T = (h_s_TD, h_t_TE, token_ids_T)
     if is_fused:
         total, table_CN = pair.fused_sum(*arrays_T, weights_N, rows_N)
@@ -240,14 +238,24 @@ class _Pair:
     round_logits: bool = False
 
     @classmethod
-    def of(cls, student: Head, teacher: Head, divergence: Divergence, temperature: float, **settings: Any) -> "_Pair":
+    def of(
+        cls,
+        student: Head,
+        teacher: Head,
+        divergence: Divergence,
+        temperature: float,
+        extras: Collection[str] = (),
+        term: Term | None = None,
+        round_logits: bool = False,
+    ) -> "_Pair":
         if divergence not in DIVERGENCES:
             raise RocktokensError(f"divergence is {divergence!r}: use one of {', '.join(DIVERGENCES)}")
         if not temperature > 0:
             raise RocktokensError(f"scoring.temperature is {temperature}: it must be greater than 0")
         heads = [_whole(head if isinstance(head, LMHead) else LMHead(head)) for head in (student, teacher)]
         width = min(head.width for head in heads)
-        return cls(heads[0].cut(width), heads[1].cut(width), divergence, temperature, **settings)
+        settings = (divergence, temperature, require_extras(extras), _known_term(term), round_logits)
+        return cls(heads[0].cut(width), heads[1].cut(width), *settings)
 
     def cast_for(self, h_s_TD: torch.Tensor, h_t_TE: torch.Tensor) -> "_Pair":
         """Convert both weights once, not once a chunk."""
@@ -265,6 +273,7 @@ class _Pair:
                 f"h_s_TD has {len(h_s_TD)} rows, h_t_TE {len(h_t_TE)} and token_ids_T {len(token_ids_T)}: "
                 "give one of each per position"
             )
+        token_ids_T = token_ids_T.long()  # a narrow id cannot be compared with a wide vocabulary
         if not (deferred and token_ids_T.is_cuda):
             self.require_ids(token_ids_T)
         return fused.sent(token_ids_T, h_s_TD.device).contiguous()
@@ -333,7 +342,7 @@ class _Pair:
         distributions = (log_p.exp(), log_p, log_q.exp(), log_q)
         scored = self._scored(self.divergence, distributions)
         require_finite(~scored[0].isfinite(), rows_n, FINITE_REMEDY)
-        ids = token_ids_n.long().unsqueeze(-1)
+        ids = token_ids_n.unsqueeze(-1)
         logp_s_n, logp_t_n = (log.gather(-1, ids).squeeze(-1) for log in (log_p, log_q))
         entropies = entropy(*distributions[:2]), entropy(*distributions[2:])
         extras = (EXTRAS[name](*distributions) for name in self.extras)

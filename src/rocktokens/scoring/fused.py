@@ -185,7 +185,8 @@ class _Scorer:
     def gradients_for(self, h_s_ND: torch.Tensor, wanted: tuple[bool, bool, bool]) -> Gradients:
         """Room for the gradients of h, W and b that are wanted, zeros where no position will fill them.
 
-        That of h is rounded once to the operands' dtype if h has it; sums over positions are float32.
+        That of h is rounded to the dtype of the operands if h has it, once for each of ``_aligned_parts``; sums over
+        positions are float32.
         """
         weight_VD, operands = self.student.weight_VD, self.student.weight_VD.dtype
         make = torch.empty if len(h_s_ND) else torch.zeros
@@ -207,7 +208,7 @@ class _Scorer:
     ) -> tuple[torch.Tensor, torch.Tensor | None, Gradients]:
         """The table (7, N), Σ weight · term, and those of its gradients with respect to h, W and b that are wanted.
 
-        What the host does before the first product is queued the GPU waits for, so everything else comes after it.
+        What the host does before the first product is queued the GPU waits for, so everything else here comes after it.
         """
         device = h_s_ND.device
         with torch.cuda.device_of(h_s_ND):
@@ -294,14 +295,14 @@ class _Scorer:
         """What a span contributes to the gradients of h, W and b."""
         h_grad_ND, weight_grad_VD, bias_grad_V = gradients
         parts = _aligned_parts(self.student.width)
-        if h_grad_ND is not None:  # the few columns first: what is rounded before the sum is next to nothing
+        if h_grad_ND is not None:
             for columns in reversed(parts):
                 factors = gradient_RV[:, columns], self.student.weight_VD[columns]
                 _multiply(*factors, h_grad_ND[here], add=columns is not parts[-1])
         if weight_grad_VD is not None:
+            h_RD = h_RD.to(gradient_RV.dtype)
             for columns in parts:
-                factors = gradient_RV[:, columns].T, h_RD.to(gradient_RV.dtype)
-                _multiply(*factors, weight_grad_VD[columns], add=here.start > 0)
+                _multiply(gradient_RV[:, columns].T, h_RD, weight_grad_VD[columns], add=here.start > 0)
         if bias_grad_V is not None:
             bias_grad_V += gradient_RV.sum(dim=0, dtype=torch.float32)
 

@@ -14,8 +14,8 @@ times for jsd):
    weight and carried back to the product W h + b, it may be written over the student's row.
 
 ``reverse_rows`` is the short way for the reverse KL of plain heads: all scores from one look, the gradient from another
-that has little left to compute. Where one look loses digits it takes one more, about the mean. The very few rows that
-this does not mend it leaves to ``score_rows``.
+that has little left to compute. Where one look loses digits it takes one more, about the mean. Rows that this does not
+mend it leaves to ``score_rows``.
 
 Logits are z = cap · tanh(scale · (W h + b) / cap), made on the fly; everything is float32 whatever the products are.
 A NaN anywhere in a row, an infinite logit, or a row that rules out every token makes that model's entropy NaN.
@@ -31,11 +31,11 @@ RULED_OUT = tl.constexpr(-1e30)
 INFINITE = tl.constexpr(1e25)
 """A difference of logits beyond this comes from ``RULED_OUT``."""
 TOO_LARGE = tl.constexpr(1e12)
-"""A sum relative to the sampled token beyond this has lost digits."""
+"""For ``reverse_rows``, a sum relative to the sampled token beyond this has lost digits."""
 LARGE = tl.constexpr(4096.0)
-"""Beyond this it has lost some, which matters where the models agree."""
+"""For ``score_rows``, which has no other measure of that."""
 TOO_FAR = tl.constexpr(16.0)
-"""Likewise a mean log-ratio; up to this, rows may be read relative to it."""
+"""A mean log-ratio beyond this has lost digits, and rows cannot be read relative to it."""
 MOST_LOST = tl.constexpr(4.0)
 """A difference of sums may be so many times smaller than these, one of means four and one of squares sixteen times as
 many: rounding then stays below 1e-5 of it."""
@@ -89,7 +89,8 @@ def _origin(top_s, top_t, pivot, inverse_temperature):
     """What rows are read relative to: a logit of each, NaN if none is left, and the difference that makes b zero."""
     top_s = tl.where(top_s > -INFINITE, top_s, float("nan"))
     top_t = tl.where(top_t > -INFINITE, top_t, float("nan"))
-    return top_s, top_t, pivot, (pivot - (top_s - top_t)) * inverse_temperature, inverse_temperature
+    offset = (pivot - (top_s - top_t)) - _rounded_off(top_s, top_t)
+    return top_s, top_t, pivot, offset * inverse_temperature, inverse_temperature
 
 
 @triton.jit
@@ -254,16 +255,17 @@ def score_rows(  # noqa: PLR0912, PLR0915
     own_s, own_t = _logit(student, token_id, V), _logit(teacher, token_id, V)
     origin = _origin(own_s, own_t, own_s - own_t, inverse_temperature)
     WITH_DIFFERENCE: tl.constexpr = DIVERGENCE != "reverse" or ASYMMETRIC
-    sums = _sums(student, teacher, origin, V, WITH_DIFFERENCE, BLOCK)
-    is_large = not (sums[0] + sums[1] < LARGE)  # or not a number
-    is_sure_of_another = sums[4] > tl.maximum(sums[0] / 2, 1.0)
-    if is_large | is_sure_of_another | (tl.abs(sums[2]) > TOO_FAR):
+    sum_s, sum_t, mean_b, sum_difference, largest, is_centred = _sums(
+        student, teacher, origin, V, WITH_DIFFERENCE, BLOCK
+    )
+    is_large = not (sum_s + sum_t < LARGE)  # or not a number
+    is_sure_of_another = largest > tl.maximum(sum_s / 2, 1.0)
+    if is_large | is_sure_of_another | (tl.abs(mean_b) > TOO_FAR):
         origin = _maxima(student, teacher, inverse_temperature, V, BLOCK)
-        sums = _sums(student, teacher, origin, V, WITH_DIFFERENCE, BLOCK)
-    if (not sums[5]) & (tl.abs(sums[2]) <= TOO_FAR):
-        origin = _centred(origin, sums[2])
-        sums = _sums(student, teacher, origin, V, WITH_DIFFERENCE, BLOCK)
-    sum_s, sum_t, mean_b, sum_difference, _, _ = sums
+        sum_s, sum_t, mean_b, sum_difference, _, is_centred = _sums(student, teacher, origin, V, WITH_DIFFERENCE, BLOCK)
+    if (not is_centred) & (tl.abs(mean_b) <= TOO_FAR):
+        origin = _centred(origin, mean_b)
+        sum_s, sum_t, mean_b, sum_difference, _, _ = _sums(student, teacher, origin, V, WITH_DIFFERENCE, BLOCK)
     top_s, top_t, _, offset, _ = origin
     log_s, log_t = tl.log(sum_s), tl.log(sum_t)
     shift = (_log_ratio(sum_difference, sum_s, sum_t) if WITH_DIFFERENCE else tl.log(tl.div_rn(sum_s, sum_t))) - offset
@@ -329,20 +331,27 @@ def score_rows(  # noqa: PLR0912, PLR0915
 
 
 @triton.jit
+def _from_own(row_s, row_t, own_s, own_t, columns):
+    """Logits of a filled row less that of the sampled token: exact, or nearly, for tokens about as likely as that.
+
+    So is the difference of both, whatever constant there is between the models.
+    """
+    return tl.load(row_s + columns).to(tl.float32) - own_s, tl.load(row_t + columns).to(tl.float32) - own_t
+
+
+@triton.jit
 def _reverse_sums(row_s, row_t, own_s, own_t, inverse_temperature, V, BLOCK: tl.constexpr):
     """Of a filled row Σ e, Σ u, Σ e b, Σ φ; then Σ e x and Σ u x with x not over the temperature; then Σ e² {1, b, b²}.
 
     Letters are those of ``reverse_rows``.
     """
-    own_difference, to_bits = own_s - own_t, inverse_temperature * LOG2E
+    to_bits = inverse_temperature * LOG2E
     zero = tl.zeros((BLOCK,), tl.float32)
     sum_s, sum_t, sum_ratio, sum_excess = zero, zero, zero, zero
     mean_s, mean_t, square, square_ratio, ratio_square = zero, zero, zero, zero, zero
     for start in tl.range(0, V, BLOCK, num_stages=STAGES):
-        columns = start + tl.arange(0, BLOCK)
-        z_s, z_t = tl.load(row_s + columns).to(tl.float32), tl.load(row_t + columns).to(tl.float32)
-        b = ((z_s - z_t) - own_difference) * inverse_temperature
-        x_s, x_t = z_s - own_s, z_t - own_t
+        x_s, x_t = _from_own(row_s, row_t, own_s, own_t, start + tl.arange(0, BLOCK))
+        b = (x_s - x_t) * inverse_temperature
         e, u = tl.exp2(x_s * to_bits), tl.exp2(x_t * to_bits)
         weighted = e * b
         sum_s += e
@@ -360,16 +369,14 @@ def _reverse_sums(row_s, row_t, own_s, own_t, inverse_temperature, V, BLOCK: tl.
 
 
 @triton.jit
-def _about_mean(row_s, row_t, own_s, own_difference, d, mean_b, inverse_temperature, V, BLOCK: tl.constexpr):
+def _about_mean(row_s, row_t, own_s, own_t, d, mean_b, inverse_temperature, V, BLOCK: tl.constexpr):
     """Of a filled row Σ φ with log-ratios less d; and for c = b − mean_b the sums of e c, (e c)² and e² c."""
     to_bits = inverse_temperature * LOG2E
     zero = tl.zeros((BLOCK,), tl.float32)
     excess, ratio, ratio_square, square_ratio = zero, zero, zero, zero
     for start in tl.range(0, V, BLOCK, num_stages=STAGES):
-        columns = start + tl.arange(0, BLOCK)
-        z_s, z_t = tl.load(row_s + columns).to(tl.float32), tl.load(row_t + columns).to(tl.float32)
-        e = tl.exp2((z_s - own_s) * to_bits)
-        b = ((z_s - z_t) - own_difference) * inverse_temperature
+        x_s, x_t = _from_own(row_s, row_t, own_s, own_t, start + tl.arange(0, BLOCK))
+        e, b = tl.exp2(x_s * to_bits), (x_s - x_t) * inverse_temperature
         a, weighted = b - d, e * (b - mean_b)
         excess += e * _excess(a, 1.0, tl.exp2(-a * LOG2E))
         ratio += weighted
@@ -397,14 +404,13 @@ def _write_gradient(row_s, row_t, gradient, origin, factor, inverse_temperature,
 
     Goes from the end of the row to its beginning: the end is what the look before has left in the cache.
     """
-    own_s, own_difference, centre, bits_of_sum = origin
+    own_s, own_t, centre, bits_of_sum = origin
     slope, to_bits = factor * inverse_temperature, inverse_temperature * LOG2E
     blocks = tl.cdiv(V, BLOCK)
     for number in tl.range(0, blocks, num_stages=STAGES):
         columns = (blocks - 1 - number) * BLOCK + tl.arange(0, BLOCK)
-        z_s, z_t = tl.load(row_s + columns).to(tl.float32), tl.load(row_t + columns).to(tl.float32)
-        p = tl.exp2((z_s - own_s) * to_bits - bits_of_sum)
-        g = p * (((z_s - z_t) - own_difference) * slope - centre)
+        x_s, x_t = _from_own(row_s, row_t, own_s, own_t, columns)
+        g = tl.exp2(x_s * to_bits - bits_of_sum) * ((x_s - x_t) * slope - centre)
         tl.store(gradient + columns, g.to(gradient.dtype.element_ty), mask=columns < V)
 
 
@@ -419,15 +425,14 @@ def reverse_rows(
     the ratio of both sums, is known to many digits, and kl is Σ φ / Σ e − (d + e^(−d) − 1) or Σ e b / Σ e − d: the one
     with the smaller terms is taken. Where these almost cancel, or those of the gradient's length or of an entropy do,
     the row is read again about the mean, and kl is Σ φ / Σ e with log-ratios less d. What that cannot mend is
-    log-ratios that differ little from a mean that is far from zero, or from a constant between the models, and an
-    infinite logit: such rows are not settled, and their gradient is not written.
+    log-ratios that differ little beside a mean that is far from zero, or beside logits that are far from the sampled
+    token's, and an infinite logit: such rows are not settled, and their gradient is not written.
     """
     row = tl.program_id(0).to(tl.int64)
     products_s += row * stride_s
     products_t += row * stride_t
     token_id = tl.minimum(tl.maximum(tl.load(token_ids + row), 0), V - 1)
     own_s, own_t = tl.load(products_s + token_id).to(tl.float32), tl.load(products_t + token_id).to(tl.float32)
-    own_difference = own_s - own_t
     sums, means, squares_of = _reverse_sums(products_s, products_t, own_s, own_t, inverse_temperature, V, BLOCK)
     z, y, ratio, excess = sums
     d, mean_b, scaled_excess = _log_ratio(ratio - excess, z, y), tl.div_rn(ratio, z), tl.div_rn(excess, z)
@@ -441,16 +446,17 @@ def reverse_rows(
     has_digits &= terms_of_squares <= 16 * MOST_LOST * squares
     if not has_digits:
         excess, ratio_left, squares, cross = _about_mean(
-            products_s, products_t, own_s, own_difference, d, mean_b, inverse_temperature, V, BLOCK
+            products_s, products_t, own_s, own_t, d, mean_b, inverse_temperature, V, BLOCK
         )
         kl, error = tl.div_rn(excess, z), tl.div_rn(ratio_left, z)
         _, squares = _about(error, (squares_of[0], cross, squares))
         mean_b += error
     is_settled = (z + y < TOO_LARGE) & (tl.abs(ratio) < TOO_LARGE) & (kl < TOO_LARGE)
     is_settled &= mean_b * mean_b * squares_of[0] <= FURTHEST * squares
-    if products_s.dtype.element_ty == tl.float32:  # differences of logits are rounded; that of the sampled token is not
-        offset, others = own_difference * inverse_temperature, 1 - 1 / z
-        is_settled &= offset * offset * (squares_of[0] * (1 + others * others) - 1) <= FURTHEST * squares
+    if products_s.dtype.element_ty != tl.bfloat16 or products_t.dtype.element_ty != tl.bfloat16:
+        # differences of bfloat16 logits are exact, of others only the sampled token's
+        distance, others = (tl.abs(mean_s) + tl.abs(mean_t)) * inverse_temperature / 4, 1 - 1 / z
+        is_settled &= distance * distance * (squares_of[0] * (1 + others * others) - 1) <= FURTHEST * squares
     entropy_s, entropy_t = log_z - mean_s * inverse_temperature, log_y - mean_t * inverse_temperature
     if log_z > tl.maximum(LIKELY, 4 * MOST_LOST * entropy_s):
         entropy_s = _entropy(products_s, own_s + mean_s, inverse_temperature, V, BLOCK)
@@ -468,7 +474,7 @@ def reverse_rows(
     if gradient is not None:  # the compiler must know before it reads  # noqa: SIM102
         if is_settled:
             factor = tl.load(weights + row) * inverse_temperature
-            origin = (own_s, own_difference, factor * mean_b, tl.log2(z))
+            origin = (own_s, own_t, factor * mean_b, tl.log2(z))
             gradient += row * stride_gradient
             _write_gradient(products_s, products_t, gradient, origin, factor, inverse_temperature, V, BLOCK)
 
