@@ -184,7 +184,8 @@ class RunDir:
             self._write_manifest(manifest)
 
     def _write_manifest(self, manifest: dict[str, Any]) -> None:
-        text = json.dumps(manifest, indent=1, sort_keys=True, ensure_ascii=False)
+        # Lines by a separator: ``indent`` leaves json's fast encoder, and a long run lists thousands of files.
+        text = json.dumps(manifest, separators=(",\n", ": "), sort_keys=True, ensure_ascii=False)
         write_atomically(self.path / "manifest.json", lambda path: path.write_text(text + "\n", encoding="utf-8"))
 
     # Lock

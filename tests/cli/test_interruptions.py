@@ -151,7 +151,7 @@ def test_an_interrupt_is_130_and_says_how_to_go_on(finished: FinishedRun, tmp_pa
 
     thread = threading.Thread(target=interrupt_when_it_trains, daemon=True)
     thread.start()
-    settings = changed(f"run.directory={run}", "training.max_steps=5000", "training.save_steps=1")
+    settings = changed(f"run.directory={run}", "training.max_steps=200", "training.save_steps=1")
     outcome = rocktokens("distill", finished.config, *settings)
     thread.join()
     last = outcome.stderr.splitlines()[-1]
