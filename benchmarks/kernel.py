@@ -91,7 +91,6 @@ def make_problem(n: int, width: int, student: int, teacher: int) -> Problem:
 def make_agreeing(problem: Problem) -> Problem:
     """Models that are surer and nearly agree: the teacher lacks some of the student's states, which count little."""
     e = problem.h_t_NE.shape[1]
-    assert e < problem.h_s_ND.shape[1], "--teacher must be less than --student: the teacher sees some of the states"
     h_s, w_s = problem.h_s_ND.detach().clone(), problem.w_s_VD.detach() * SHARPER
     h_s[:, e:] *= UNSEEN
     h_t, w_t = h_s[:, :e].contiguous(), w_s[:, :e].contiguous()
@@ -412,7 +411,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rest", type=float, default=0.2, help="seconds")
     parser.add_argument("--no-peers", action="store_true")
     parser.add_argument("--curves", action="store_true", help="the cost over positions and vocabulary as well")
-    return parser.parse_args()
+    given = parser.parse_args()
+    if given.teacher >= given.student:
+        parser.error("--teacher must be less than --student: the teacher that agrees sees part of its states")
+    return given
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ from rocktokens.errors import NonFiniteLossError, RocktokensError
 from rocktokens.models import pebbles
 from rocktokens.models.head import LMHead, hidden_states, lm_head
 from rocktokens.models.load import load_model
-from rocktokens.scoring import fused
+from rocktokens.scoring import fused, row_kernels
 from rocktokens.scoring.divergence import token_scores, weighted_kl
 from rocktokens.scoring.soundness import require_sound_scores
 from rocktokens.types import STANDARD_COLUMNS, TokenScores
@@ -234,19 +234,60 @@ def test_log_ratios_keep_their_digits_where_the_difference_of_logits_does_not(sh
     assert ((found_gradient - gradient).norm(dim=-1) <= 1e-5 * gradient.norm(dim=-1)).all()
 
 
-@pytest.mark.parametrize("distance", [1e-2, 1.0])
+@pytest.mark.parametrize("distance", [1e-4, 1e-3, 1e-2])
+@pytest.mark.parametrize(("own", "gap", "above", "below"), [(0.3, 2.2, 0, 1), (0.3, 3.5, 0, 1), (0.5, 2.0, 1, 55)])
+def test_log_ratios_keep_their_digits_where_the_sampled_logit_is_nearer_to_zero(own, gap, above, below, distance):
+    """Relative to it others lose digits of their own, and few others are likely enough to hide that."""
+    z_s, noise, _ = logits(13, 24)
+    z_s -= 100.0
+    z_s[:, 5] = own * (1 + torch.linspace(0, 0.3, 24))
+    z_s[:, 10 : 10 + above] = z_s[:, 5:6] + gap + 0.007 * noise[:, :above]
+    z_s[:, 30 : 30 + below] = z_s[:, 5:6] - gap + 0.007 * noise[:, 30 : 30 + below]
+    z_t, ids = z_s + distance * noise, torch.full((24,), 5)
+    found, found_gradient = scored(z_s, z_t, ids)
+    wanted, gradient = expected(z_s, z_t, ids)
+    assert_scores(found, wanted)
+    torch.testing.assert_close(found["kl"], wanted["kl"], rtol=1e-5, atol=1e-15)  # the oracle has no more digits
+    assert ((found_gradient - gradient).norm(dim=-1) <= 1e-5 * gradient.norm(dim=-1)).all()
+
+
+class Never:
+    """A kernel that is launched and does nothing."""
+
+    def __getitem__(self, grid):
+        return lambda *arguments, **settings: None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shift", [0.0, 9.7])
+@pytest.mark.parametrize("distance", [0.0, 1e-4, 1e-2, 0.1, 1.0])
+def test_tokens_that_the_student_samples_need_no_second_kernel(distance, shift, dtype, monkeypatch):
+    """However near the models are: the gradient of a row that is left to that kernel would not be written."""
+    z_s, noise, _ = logits(14, 24)
+    z_s = (10 + z_s).to(dtype)
+    z_t = (z_s.float() + shift + distance * noise).to(dtype)
+    ids = torch.multinomial(z_s.double().softmax(-1), 1, generator=torch.Generator().manual_seed(0))[:, 0]
+    _, gradient = expected(z_s, z_t, ids)
+    monkeypatch.setattr(row_kernels, "score_rows", Never())
+    _, found_gradient = scored(z_s, z_t, ids)
+    assert_gradient(found_gradient, gradient, dtype)
+
+
+@pytest.mark.parametrize("distance", [1e-4, 1e-3, 1e-2, 1.0])
 @pytest.mark.parametrize("is_student_wide", [False, True])
 def test_models_of_unequal_dtypes(is_student_wide, distance):
     z, noise, ids = logits(12, 12)
     narrow = z.bfloat16()
     wide = narrow.float() + 9.7 + distance * noise
     z_s, z_t = (wide, narrow) if is_student_wide else (narrow, wide)
-    wanted, _ = expected(z_s, z_t, ids)
+    wanted, gradient = expected(z_s, z_t, ids)
     eyes = [torch.eye(12, dtype=z.dtype, device=DEVICE) for z in (z_s, z_t)]
     student, teacher = (LMHead(z.T.contiguous().to(DEVICE)) for z in (z_s, z_t))
-    arrays = (eyes[0], student, eyes[1], teacher, ids.to(DEVICE))
-    table = fused.scored(*arrays, "reverse", 1.0, round_logits=True).double().cpu()
-    assert_scores(dict(zip((*STANDARD_COLUMNS, "term"), table, strict=True)), wanted)
+    weight, ones = student.weight_VD.requires_grad_(), torch.ones(12, device=DEVICE)
+    arrays = (eyes[0], weight, None, student, eyes[1], teacher, ids.to(DEVICE), ones)
+    total, table = fused.weighted_sum(*arrays, "reverse", 1.0, round_logits=True)
+    assert_scores(dict(zip((*STANDARD_COLUMNS, "term"), table.double().cpu(), strict=True)), wanted)
+    assert_gradient(torch.autograd.grad(total, weight)[0].T.double().cpu(), gradient, z_s.dtype)
 
 
 def test_scores_alone_are_those_of_the_sum():
@@ -323,6 +364,29 @@ def test_a_column_that_one_model_rules_out_makes_only_its_own_divergence_infinit
         for divergence in DIVERGENCES
     }
     assert finite == {key: key not in (("teacher", "reverse"), ("student", "forward")) for key in finite}
+
+
+@pytest.mark.parametrize(
+    ("side", "divergence", "asymmetric"),
+    [
+        ("student", "reverse", False),
+        ("student", "jsd", False),
+        ("teacher", "forward", False),
+        ("teacher", "forward", True),
+        ("teacher", "jsd", False),
+    ],
+)
+def test_the_likeliest_token_of_one_model_may_be_ruled_out_by_the_other(side, divergence, asymmetric):
+    z_s, z_t, _ = logits(15, 4)
+    (z_t if side == "student" else z_s)[:3, 7] += torch.tensor([10.0, 15.0, 40.0])
+    z_t[:, 9], ids = -30.0, torch.full((4,), 9)  # the teacher's doubt of the sampled token chooses the forward term
+    out = torch.zeros(WIDTH, device=DEVICE)
+    out[7] = -math.inf
+    found, found_gradient = scored(z_s, z_t, ids, divergence, asymmetric=asymmetric, **{f"{side}_bias_V": out})
+    (z_s if side == "student" else z_t)[:, 7] = -1e4  # nothing, but finite, in float64
+    wanted, gradient = expected(z_s, z_t, ids, divergence, asymmetric=asymmetric)
+    assert_scores(found, wanted)
+    assert ((found_gradient - gradient).norm(dim=-1) <= 1e-5 * gradient.norm(dim=-1) + 1e-8).all()
 
 
 def test_a_vanishing_probability_still_makes_the_divergence_infinite():

@@ -175,7 +175,7 @@ def weighted_kl(
             than the student's, the forward KL elsewhere; the scores stay those of ``divergence``.
         round_logits: On a GPU, keep logits in the dtype of the models, not in float32.
         unseen: On a GPU, do not wait to refuse what is not finite: the loss then is not finite either, and the caller
-            is about to look at it.
+            is about to look at it. Nor ids outside the vocabulary, if they are on the GPU: the caller knows the ids.
 
     Returns:
         The loss, and the scores, NaN at positions of weight 0. With every weight 0 the loss is 0 and its gradients are

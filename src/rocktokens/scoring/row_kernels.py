@@ -163,10 +163,11 @@ def _maxima(student, teacher, inverse_temperature, V, BLOCK: tl.constexpr):
         likeliest = tl.where(z_s > top_s, columns, likeliest)
         top_s = tl.maximum(top_s, z_s)
         top_t = tl.maximum(top_t, _logits(teacher, columns, V))
-    highest = tl.max(top_s, 0)
-    likeliest = tl.max(tl.where(top_s == highest, likeliest, 0), 0)
+    highest_s, highest_t = tl.max(top_s, 0), tl.max(top_t, 0)
+    likeliest = tl.max(tl.where(top_s == highest_s, likeliest, 0), 0)
     pivot = _logit(student, likeliest, V) - _logit(teacher, likeliest, V)
-    return _origin(highest, tl.max(top_t, 0), pivot, inverse_temperature)
+    pivot = tl.where(pivot < INFINITE, pivot, highest_s - highest_t)  # the teacher may rule out that token
+    return _origin(highest_s, highest_t, pivot, inverse_temperature)
 
 
 @triton.jit
@@ -332,11 +333,16 @@ def score_rows(  # noqa: PLR0912, PLR0915
 
 @triton.jit
 def _from_own(row_s, row_t, own_s, own_t, columns):
-    """Logits of a filled row less that of the sampled token: exact, or nearly, for tokens about as likely as that.
+    """Logits of a filled row less that of the sampled token, and the difference of both, which keeps its digits.
 
-    So is the difference of both, whatever constant there is between the models.
+    With bfloat16 logits that needs no care: each of the three differences is exact.
     """
-    return tl.load(row_s + columns).to(tl.float32) - own_s, tl.load(row_t + columns).to(tl.float32) - own_t
+    z_s, z_t = tl.load(row_s + columns).to(tl.float32), tl.load(row_t + columns).to(tl.float32)
+    x_s, x_t = z_s - own_s, z_t - own_t
+    if row_s.dtype.element_ty == tl.bfloat16 and row_t.dtype.element_ty == tl.bfloat16:
+        return x_s, x_t, x_s - x_t
+    difference = (z_s - z_t) - (own_s - own_t)
+    return x_s, x_t, difference + (_rounded_off(z_s, z_t) - _rounded_off(own_s, own_t))
 
 
 @triton.jit
@@ -350,9 +356,8 @@ def _reverse_sums(row_s, row_t, own_s, own_t, inverse_temperature, V, BLOCK: tl.
     sum_s, sum_t, sum_ratio, sum_excess = zero, zero, zero, zero
     mean_s, mean_t, square, square_ratio, ratio_square = zero, zero, zero, zero, zero
     for start in tl.range(0, V, BLOCK, num_stages=STAGES):
-        x_s, x_t = _from_own(row_s, row_t, own_s, own_t, start + tl.arange(0, BLOCK))
-        b = (x_s - x_t) * inverse_temperature
-        e, u = tl.exp2(x_s * to_bits), tl.exp2(x_t * to_bits)
+        x_s, x_t, difference = _from_own(row_s, row_t, own_s, own_t, start + tl.arange(0, BLOCK))
+        e, u, b = tl.exp2(x_s * to_bits), tl.exp2(x_t * to_bits), difference * inverse_temperature
         weighted = e * b
         sum_s += e
         sum_t += u
@@ -375,8 +380,8 @@ def _about_mean(row_s, row_t, own_s, own_t, d, mean_b, inverse_temperature, V, B
     zero = tl.zeros((BLOCK,), tl.float32)
     excess, ratio, ratio_square, square_ratio = zero, zero, zero, zero
     for start in tl.range(0, V, BLOCK, num_stages=STAGES):
-        x_s, x_t = _from_own(row_s, row_t, own_s, own_t, start + tl.arange(0, BLOCK))
-        e, b = tl.exp2(x_s * to_bits), (x_s - x_t) * inverse_temperature
+        x_s, _, difference = _from_own(row_s, row_t, own_s, own_t, start + tl.arange(0, BLOCK))
+        e, b = tl.exp2(x_s * to_bits), difference * inverse_temperature
         a, weighted = b - d, e * (b - mean_b)
         excess += e * _excess(a, 1.0, tl.exp2(-a * LOG2E))
         ratio += weighted
@@ -409,8 +414,8 @@ def _write_gradient(row_s, row_t, gradient, origin, factor, inverse_temperature,
     blocks = tl.cdiv(V, BLOCK)
     for number in tl.range(0, blocks, num_stages=STAGES):
         columns = (blocks - 1 - number) * BLOCK + tl.arange(0, BLOCK)
-        x_s, x_t = _from_own(row_s, row_t, own_s, own_t, columns)
-        g = tl.exp2(x_s * to_bits - bits_of_sum) * ((x_s - x_t) * slope - centre)
+        x_s, _, difference = _from_own(row_s, row_t, own_s, own_t, columns)
+        g = tl.exp2(x_s * to_bits - bits_of_sum) * (difference * slope - centre)
         tl.store(gradient + columns, g.to(gradient.dtype.element_ty), mask=columns < V)
 
 
@@ -425,8 +430,8 @@ def reverse_rows(
     the ratio of both sums, is known to many digits, and kl is Σ φ / Σ e − (d + e^(−d) − 1) or Σ e b / Σ e − d: the one
     with the smaller terms is taken. Where these almost cancel, or those of the gradient's length or of an entropy do,
     the row is read again about the mean, and kl is Σ φ / Σ e with log-ratios less d. What that cannot mend is
-    log-ratios that differ little beside a mean that is far from zero, or beside logits that are far from the sampled
-    token's, and an infinite logit: such rows are not settled, and their gradient is not written.
+    log-ratios that differ little beside a mean that is far from zero, and an infinite logit: such rows are not settled,
+    and their gradient is not written.
     """
     row = tl.program_id(0).to(tl.int64)
     products_s += row * stride_s
@@ -453,10 +458,6 @@ def reverse_rows(
         mean_b += error
     is_settled = (z + y < TOO_LARGE) & (tl.abs(ratio) < TOO_LARGE) & (kl < TOO_LARGE)
     is_settled &= mean_b * mean_b * squares_of[0] <= FURTHEST * squares
-    if products_s.dtype.element_ty != tl.bfloat16 or products_t.dtype.element_ty != tl.bfloat16:
-        # differences of bfloat16 logits are exact, of others only the sampled token's
-        distance, others = (tl.abs(mean_s) + tl.abs(mean_t)) * inverse_temperature / 4, 1 - 1 / z
-        is_settled &= distance * distance * (squares_of[0] * (1 + others * others) - 1) <= FURTHEST * squares
     entropy_s, entropy_t = log_z - mean_s * inverse_temperature, log_y - mean_t * inverse_temperature
     if log_z > tl.maximum(LIKELY, 4 * MOST_LOST * entropy_s):
         entropy_s = _entropy(products_s, own_s + mean_s, inverse_temperature, V, BLOCK)
