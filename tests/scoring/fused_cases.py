@@ -209,10 +209,10 @@ def test_a_sampled_token_that_the_models_see_unlike_all_others_costs_no_digits(t
 @pytest.mark.parametrize("divergence", DIVERGENCES)
 @pytest.mark.parametrize("spread", [1.0, 0.4, 0.25, 0.1, 0.01, 0.001])
 def test_log_ratios_that_differ_little_but_for_that_of_the_sampled_token_keep_their_digits(spread, divergence):
-    z_s, z_t, _ = logits(10, 12)
+    z_s, z_t, _ = logits(10, 4)
     ids = z_s.argmin(-1)
     z_t = z_s + 3.0 + spread * z_t
-    z_t[range(12), ids] = z_s[range(12), ids]
+    z_t[range(4), ids] = z_s[range(4), ids]
     found, found_gradient = scored(z_s, z_t, ids, divergence)
     wanted, gradient = expected(z_s, z_t, ids, divergence)
     assert_scores(found, wanted)
@@ -225,7 +225,7 @@ def test_log_ratios_that_differ_little_but_for_that_of_the_sampled_token_keep_th
 @pytest.mark.parametrize(("shift", "distance"), [(9.7, 1e-4), (9.7, 1e-3), (9.7, 1e-2), (1e3, 0.3), (-1e4, 0.3)])
 def test_log_ratios_keep_their_digits_where_the_difference_of_logits_does_not(shift, distance, divergence):
     """A constant between the models costs a difference of float32 logits the digits that log-ratios are made of."""
-    z_s, z_t, ids = logits(11, 12)
+    z_s, z_t, ids = logits(11, 4)
     z_t = z_s + shift + distance * z_t
     found, found_gradient = scored(z_s, z_t, ids, divergence)
     wanted, gradient = expected(z_s, z_t, ids, divergence)
@@ -238,12 +238,12 @@ def test_log_ratios_keep_their_digits_where_the_difference_of_logits_does_not(sh
 @pytest.mark.parametrize(("own", "gap", "above", "below"), [(0.3, 2.2, 0, 1), (0.3, 3.5, 0, 1), (0.5, 2.0, 1, 55)])
 def test_log_ratios_keep_their_digits_where_the_sampled_logit_is_nearer_to_zero(own, gap, above, below, distance):
     """Relative to it others lose digits of their own, and few others are likely enough to hide that."""
-    z_s, noise, _ = logits(13, 24)
+    z_s, noise, _ = logits(13, 12)
     z_s -= 100.0
-    z_s[:, 5] = own * (1 + torch.linspace(0, 0.3, 24))
+    z_s[:, 5] = own * (1 + torch.linspace(0, 0.3, 12))
     z_s[:, 10 : 10 + above] = z_s[:, 5:6] + gap + 0.007 * noise[:, :above]
     z_s[:, 30 : 30 + below] = z_s[:, 5:6] - gap + 0.007 * noise[:, 30 : 30 + below]
-    z_t, ids = z_s + distance * noise, torch.full((24,), 5)
+    z_t, ids = z_s + distance * noise, torch.full((12,), 5)
     found, found_gradient = scored(z_s, z_t, ids)
     wanted, gradient = expected(z_s, z_t, ids)
     assert_scores(found, wanted)
@@ -263,7 +263,7 @@ class Never:
 @pytest.mark.parametrize("distance", [0.0, 1e-4, 1e-2, 0.1, 1.0])
 def test_tokens_that_the_student_samples_need_no_second_kernel(distance, shift, dtype, monkeypatch):
     """However near the models are: the gradient of a row that is left to that kernel would not be written."""
-    z_s, noise, _ = logits(14, 24)
+    z_s, noise, _ = logits(14, 8)
     z_s = (10 + z_s).to(dtype)
     z_t = (z_s.float() + shift + distance * noise).to(dtype)
     ids = torch.multinomial(z_s.double().softmax(-1), 1, generator=torch.Generator().manual_seed(0))[:, 0]
@@ -276,14 +276,14 @@ def test_tokens_that_the_student_samples_need_no_second_kernel(distance, shift, 
 @pytest.mark.parametrize("distance", [1e-4, 1e-3, 1e-2, 1.0])
 @pytest.mark.parametrize("is_student_wide", [False, True])
 def test_models_of_unequal_dtypes(is_student_wide, distance):
-    z, noise, ids = logits(12, 12)
+    z, noise, ids = logits(12, 8)
     narrow = z.bfloat16()
     wide = narrow.float() + 9.7 + distance * noise
     z_s, z_t = (wide, narrow) if is_student_wide else (narrow, wide)
     wanted, gradient = expected(z_s, z_t, ids)
-    eyes = [torch.eye(12, dtype=z.dtype, device=DEVICE) for z in (z_s, z_t)]
+    eyes = [torch.eye(8, dtype=z.dtype, device=DEVICE) for z in (z_s, z_t)]
     student, teacher = (LMHead(z.T.contiguous().to(DEVICE)) for z in (z_s, z_t))
-    weight, ones = student.weight_VD.requires_grad_(), torch.ones(12, device=DEVICE)
+    weight, ones = student.weight_VD.requires_grad_(), torch.ones(8, device=DEVICE)
     arrays = (eyes[0], weight, None, student, eyes[1], teacher, ids.to(DEVICE), ones)
     total, table = fused.weighted_sum(*arrays, "reverse", 1.0, round_logits=True)
     assert_scores(dict(zip((*STANDARD_COLUMNS, "term"), table.double().cpu(), strict=True)), wanted)
