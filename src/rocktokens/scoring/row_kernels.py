@@ -335,7 +335,7 @@ def score_rows(  # noqa: PLR0912, PLR0915
 def _from_own(row_s, row_t, own_s, own_t, columns):
     """Logits of a filled row less that of the sampled token, and the difference of both, which keeps its digits.
 
-    With bfloat16 logits that needs no care: each of the three differences is exact.
+    With bfloat16 logits that needs no care: float32 holds the difference of two, unless one is next to nothing.
     """
     z_s, z_t = tl.load(row_s + columns).to(tl.float32), tl.load(row_t + columns).to(tl.float32)
     x_s, x_t = z_s - own_s, z_t - own_t
