@@ -1,38 +1,24 @@
-"""The kernels of a layer: their cases in a process of their own, since Triton is told before its import how to run."""
-
-import importlib.util
-import os
-import subprocess
-import sys
-from pathlib import Path
+"""The kernels of a layer, and where they are put in place."""
 
 import pytest
 import torch
+from own_process import no_triton, run_cases
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from rocktokens.scoring.layers import quick_layers
-
-CASES = Path(__file__).parent / "layer_cases.py"
-no_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
-
-
-def run_cases(**environment: str) -> None:
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--durations=0", str(CASES)]
-    done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-20_000:] + done.stderr[-5_000:]
 
 
 @no_triton
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the GPU runs the same cases")
 @pytest.mark.slow
 def test_the_kernels_under_tritons_interpreter():
-    run_cases(TRITON_INTERPRET="1")
+    run_cases("layer_cases.py", interpreted=True)
 
 
 @no_triton
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_the_kernels_on_a_gpu():
-    run_cases(TRITON_INTERPRET="0")
+    run_cases("layer_cases.py", interpreted=False)
 
 
 @torch.no_grad()
