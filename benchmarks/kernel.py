@@ -387,8 +387,8 @@ def print_accuracy(problem: Problem, models: str) -> None:
 
 
 def print_curves(given: argparse.Namespace) -> None:
-    positions = [(n, given.vocabulary) for n in (1024, 2048, 4096, 8192, 16384)]
-    widths = [(given.positions, width) for width in (32_000, 49_152, 100_277, 262_144)]
+    positions = [(n, given.vocabulary) for n in (1024, 2048, 4096, 8192, 16384, 32768)]
+    widths = [(given.positions, width) for width in (32_000, 49_152, 100_277, 128_256, 262_144)]
     rows = []
     for n, width in (*positions, *widths):
         problem = make_problem(n, width, given.student, given.teacher)
