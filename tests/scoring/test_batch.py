@@ -87,11 +87,15 @@ def test_each_token_is_predicted_by_the_state_before_it():
 
 
 @pytest.mark.parametrize("tokens", [1, 12, 30])
-def test_small_groups_give_the_same_states_in_the_same_order(tokens, monkeypatch):
+@pytest.mark.parametrize("asked_for", [True, False])
+def test_small_groups_give_the_same_states_in_the_same_order(tokens, asked_for, monkeypatch):
     model, rollouts = tiny_llama(), random_rollouts()
     whole = collate(rollouts, PAD, "cpu")
-    monkeypatch.setattr(batches, "CPU_GROUP_TOKENS", tokens)
-    batch = collate(rollouts, PAD, "cpu")
+    if asked_for:
+        batch = collate(rollouts, PAD, "cpu", tokens_per_group=tokens)
+    else:
+        monkeypatch.setattr(batches, "CPU_GROUP_TOKENS", tokens)
+        batch = collate(rollouts, PAD, "cpu", tokens_per_group=30)
     assert 1 == len(whole.groups) < len(batch.groups)
     assert all(ids_RL.numel() <= tokens or len(ids_RL) == 1 for ids_RL in batch.groups)
     torch.testing.assert_close(batched_log_probs(model, batch), naive_log_probs(model, rollouts), atol=1e-10, rtol=0)
@@ -129,15 +133,17 @@ def test_a_rollout_with_nothing_to_score_is_named(prompt, response, field):
         collate([rollout(4, [1], [2]), rollout(5, prompt, response)], 0, "cpu")
 
 
-@given(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), max_size=30), st.integers(1, 200))
-def test_groups_hold_every_rollout_once_and_fit(lengths, budget):
+@given(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), max_size=30), st.integers(1, 200), st.booleans())
+def test_groups_hold_every_rollout_once_and_fit(lengths, budget, packed):
     rollouts = [rollout(i, np.zeros(p), np.zeros(t)) for i, (p, t) in enumerate(lengths)]
-    groups = split_by_tokens(rollouts, budget)
+    groups = split_by_tokens(rollouts, budget, packed=packed)
     assert sorted(index for group in groups for index in group) == list(range(len(rollouts)))
-    totals = [sum(pair) for pair in lengths]
-    for group in groups:
-        assert len(group) == 1 or len(group) * max(totals[i] for i in group) <= budget
-    for group, following in itertools.pairwise(groups):
-        longest = max(totals[i] for i in group)
-        assert longest * (len(group) + 1) > budget, "the next rollout would have fitted"
-        assert min(totals[i] for i in group) >= max(totals[i] for i in following)
+    totals = [[sum(lengths[i]) for i in group] for group in groups]
+
+    def size(group):
+        return sum(group) if packed else len(group) * max(group)
+
+    assert all(len(group) == 1 or size(group) <= budget for group in totals)
+    for group, following in itertools.pairwise(totals):
+        assert size([*group, max(following)]) > budget, "the next rollout would have fitted"
+        assert min(group) >= max(following)

@@ -5,7 +5,9 @@ import pytest
 import torch
 from test_score import random_rollouts, student_and_teacher
 
+from rocktokens.scoring import teacher_pass as passes
 from rocktokens.scoring.batch import split_by_tokens
+from rocktokens.scoring.packed import packs
 from rocktokens.scoring.score import PendingScores, score_pass, score_rollouts
 from rocktokens.scoring.teacher_pass import StatesRoom, TeacherPass, free_on_gpu
 from rocktokens.types import EXTRA_COLUMNS, Rollout
@@ -51,6 +53,21 @@ def test_kept_and_recomputed_states_are_the_same_bits(room: str):
         assert same_scores(score_pass(student, teacher_pass).wait(), expected)
     assert groups > 3
     assert forwards.count == {"all": groups, "first group": groups + 2 * (groups - 1), "nothing": 3 * groups}[room]
+
+
+def test_a_student_that_pads_after_a_teacher_that_does_not(monkeypatch):
+    """The teacher's groups are then fuller, and the student's forwards are no larger than they may be."""
+    student, teacher = student_and_teacher()
+    rollouts, budget = random_rollouts(24), 3 * BUDGET
+    expected = score_rollouts(student, teacher, rollouts, tokens_per_batch=budget)
+    monkeypatch.setattr(passes, "packs", lambda _teacher: True)
+    teacher_pass = TeacherPass(teacher, rollouts, budget)
+    groups = [group.batch.groups for group in teacher_pass]
+    assert len(groups) == len(split_by_tokens(rollouts, budget, packed=True)) < len(split_by_tokens(rollouts, budget))
+    assert all(ids_RL.numel() <= budget or len(ids_RL) == 1 for group in groups for ids_RL in group)
+    found = score_pass(student, teacher_pass).wait()
+    for (_, ours_T), (_, theirs_T) in zip(found.items(), expected.items(), strict=True):
+        np.testing.assert_allclose(ours_T, theirs_T, rtol=1e-5, atol=1e-6)
 
 
 def test_one_pass_serves_every_student():
@@ -114,7 +131,7 @@ def test_gpu_states_come_back_as_they_were(on_gpu, on_device: int, on_host: int,
     teacher_pass = TeacherPass(teacher, rollouts, BUDGET, room)
     for _ in range(3):
         assert same_scores(score_pass(student, teacher_pass).wait(), expected)
-    groups = len(split_by_tokens(rollouts, BUDGET))
+    groups = len(split_by_tokens(rollouts, BUDGET, packed=packs(teacher)))
     assert forwards.count == (groups if kept else 3 * groups)
     assert all(h_TE.is_cuda for h_TE in states_of(teacher_pass))
     stays = room.keep(states_of(teacher_pass)[0])

@@ -21,7 +21,7 @@ from trace_oracle import large_trace, write_trace
 from rocktokens.errors import RocktokensError, RunDirError
 from rocktokens.run_dir import RunDir
 from rocktokens.traces.store import TraceStore
-from rocktokens.traces.writer import TraceWriter
+from rocktokens.traces.writer import OF_FEW_VALUES, TraceWriter
 
 HERE = Path(__file__).parent
 
@@ -72,6 +72,15 @@ def test_bytes_depend_on_the_rows_alone(tmp_path):
             writer.append(table.slice(start, 777))
     shas = [[part.sha256 for part in RunDir(tmp_path / name).files("traces/")] for name in ("one", "two")]
     assert shas[0] == shas[1]
+
+
+def test_only_columns_of_few_values_have_a_dictionary(tmp_path):
+    write(tmp_path, sample_table(1000))
+    (part,) = RunDir(tmp_path).files("traces/")
+    group = pq.ParquetFile(tmp_path / part.path).metadata.row_group(0)
+    columns = [group.column(index) for index in range(group.num_columns)]
+    assert {c.path_in_schema for c in columns if c.has_dictionary_page} == set(OF_FEW_VALUES)
+    assert {c.compression for c in columns} == {"ZSTD"}
 
 
 def test_parts_are_counted_numbered_and_continued(tmp_path):
@@ -149,7 +158,7 @@ import sys
 sys.path.insert(0, {str(HERE)!r})
 from itertools import count
 from sample_traces import sample_table
-from rocktokens.traces.writer import TraceWriter
+from rocktokens.traces.writer import OF_FEW_VALUES, TraceWriter
 with TraceWriter(sys.argv[1], checkpoint=0, rows_per_part=500) as writer:
     for seed in count():
         writer.append(sample_table(500, seed))
@@ -180,7 +189,7 @@ FILL_THE_DISK = f"""
 import resource, sys
 sys.path.insert(0, {str(HERE)!r})
 from sample_traces import sample_table
-from rocktokens.traces.writer import TraceWriter
+from rocktokens.traces.writer import OF_FEW_VALUES, TraceWriter
 with TraceWriter(sys.argv[1], checkpoint=0) as writer:
     writer.append(sample_table(100))
     writer.flush()

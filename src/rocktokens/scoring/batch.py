@@ -3,7 +3,7 @@
 1. A sequence is prompt then response. A batch has two layouts: groups of like length, padded on the right, where no
    token of a causal LM sees it; and end to end in one row without padding (``packed.py``), which a GPU takes where the
    model allows it. On a CPU the groups are small, so that what passes from layer to layer stays in its caches; on a GPU
-   there is one.
+   there is one, unless it would be too large.
 2. Response token t of a sequence with P prompt tokens is input index P + t, so the state that *predicts* it, the last
    one that has not seen it, is index P + t − 1.
 3. Response tokens of all rollouts lie one after the other, rollout after rollout: the T of every (T, …) array.
@@ -59,8 +59,18 @@ def response_states(model: Any, batch: RolloutBatch) -> torch.Tensor:
     return torch.cat(states)[batch.group_index_T]
 
 
-def collate(rollouts: Sequence[Rollout], pad_id: int, device: torch.device | str) -> RolloutBatch:
-    """Batch rollouts in the given order; ``pad_id`` may be any id, its states are never used."""
+def collate(
+    rollouts: Sequence[Rollout], pad_id: int, device: torch.device | str, tokens_per_group: float = math.inf
+) -> RolloutBatch:
+    """Batch rollouts in the given order.
+
+    Args:
+        rollouts: Each with a prompt and a response.
+        pad_id: May be any id, its states are never used.
+        device: Where the models are.
+        tokens_per_group: Most padded tokens of a group, on a CPU ``CPU_GROUP_TOKENS`` at most; a sequence that is
+            longer on its own is a group of one.
+    """
     for rollout in rollouts:
         _require_tokens(rollout)
     prompts_R = np.array([len(rollout.prompt_ids) for rollout in rollouts])
@@ -69,7 +79,9 @@ def collate(rollouts: Sequence[Rollout], pad_id: int, device: torch.device | str
     lengths_R = prompts_R + responses_R
     starts = np.concatenate([[0], np.cumsum(lengths_R)])
     positions_T = np.concatenate([np.arange(length) for length in responses_R])
-    groups, group_starts_R = _padded_groups(sequences, pad_id, _group_tokens(device))
+    if torch.device(device).type != "cuda":
+        tokens_per_group = min(tokens_per_group, CPU_GROUP_TOKENS)
+    groups, group_starts_R = _padded_groups(sequences, pad_id, tokens_per_group)
 
     def longs(array: np.ndarray) -> torch.Tensor:
         return sent(array.astype(np.int64), device)
@@ -91,10 +103,6 @@ def collate(rollouts: Sequence[Rollout], pad_id: int, device: torch.device | str
         ),
         row_index_T=predicted_at(starts[:-1]),
     )
-
-
-def _group_tokens(device: torch.device | str) -> float:
-    return math.inf if torch.device(device).type == "cuda" else CPU_GROUP_TOKENS
 
 
 def _padded_groups(
@@ -123,22 +131,27 @@ def sent(array: np.ndarray, device: torch.device | str) -> torch.Tensor:
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
-def split_by_tokens(rollouts: Sequence[Rollout], tokens_per_batch: int) -> list[list[int]]:
-    """Indices of rollouts in groups of like length, longest first, each at most ``tokens_per_batch`` when padded.
+def split_by_tokens(rollouts: Sequence[Rollout], tokens_per_batch: int, *, packed: bool = False) -> list[list[int]]:
+    """Indices of rollouts in groups of like length, longest first, each of at most ``tokens_per_batch``.
 
-    A rollout that is longer than that on its own is a group of one.
+    Padding counts, unless the groups are packed. A rollout that is longer than that on its own is a group of one.
     """
-    return split_by_length([len(rollout.prompt_ids) + len(rollout.token_ids) for rollout in rollouts], tokens_per_batch)
+    lengths = [len(rollout.prompt_ids) + len(rollout.token_ids) for rollout in rollouts]
+    return split_by_length(lengths, tokens_per_batch, packed=packed)
 
 
-def split_by_length(lengths: Sequence[int], tokens_per_group: float) -> list[list[int]]:
+def split_by_length(lengths: Sequence[int], tokens_per_group: float, *, packed: bool = False) -> list[list[int]]:
     """As ``split_by_tokens``, from the lengths themselves."""
     groups: list[list[int]] = []
+    longest, room = 0, -math.inf
     for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        if groups and lengths[groups[-1][0]] * (len(groups[-1]) + 1) <= tokens_per_group:
+        taken = lengths[index] if packed else longest
+        if taken <= room:
             groups[-1].append(index)
+            room -= taken
         else:
             groups.append([index])
+            longest, room = lengths[index], tokens_per_group - lengths[index]
     return groups
 
 

@@ -19,6 +19,7 @@ from rocktokens.errors import RocktokensError
 from rocktokens.models.head import lm_head
 from rocktokens.models.load import LoadedModel
 from rocktokens.scoring.batch import collate, response_states, split_by_tokens
+from rocktokens.scoring.packed import packs
 from rocktokens.types import Rollout
 
 STATES_BYTES = 1 << 30
@@ -52,7 +53,7 @@ class HiddenEncoder:
         occurrences = np.split(order_N, starts[1:])
         rollouts = [self.rollouts[int(rollout_id)] for rollout_id in wanted]
         states_ND = np.empty((len(order_N), self.width), dtype=np.float32)
-        for group in split_by_tokens(rollouts, self.tokens_per_batch):
+        for group in split_by_tokens(rollouts, self.tokens_per_batch, packed=packs(self.model)):
             batch = collate([rollouts[index] for index in group], pad_id=0, device=self.model.device)
             h_TD = response_states(self.model, batch)
             lengths = [len(rollouts[index].token_ids) for index in group]
@@ -86,7 +87,7 @@ def hidden_encoder(student: Any, rollouts: Sequence[Rollout], tokens_per_batch: 
     Args:
         student: the reference checkpoint, a ``LoadedModel`` or a transformers causal LM.
         rollouts: those the trace was made of; only the ones asked for are forced through the student.
-        tokens_per_batch: padded tokens of one forward.
+        tokens_per_batch: of one forward, padding included.
     """
     model = student.model if isinstance(student, LoadedModel) else student
     return HiddenEncoder(model, {rollout.rollout_id: rollout for rollout in rollouts}, tokens_per_batch)

@@ -1,7 +1,8 @@
 """The teacher's half of a replay, made once for all checkpoints of a probe set.
 
-1. Rollouts are grouped by length, so that little of a batch is padding. Neither the groups nor the teacher's hidden
-   states depend on the student.
+1. Rollouts are grouped by length, so that little of a batch is padding; where the teacher needs none (``packed.py``),
+   as many as have so many tokens. Neither the groups nor the teacher's hidden states depend on the student, which pads
+   parts of a group if it must pad.
 2. The first walk over a ``TeacherPass`` forces its groups through the teacher. The states are kept where they predict a
    response token, and nowhere else: on the models' GPU while they fit in ``DEVICE_SHARE`` of the memory that is free
    there once both models are loaded, then in ``HOST_SHARE`` of the free host memory (pinned, so that they come back
@@ -19,6 +20,7 @@ import torch
 
 from rocktokens.models.load import LoadedModel
 from rocktokens.scoring.batch import RolloutBatch, collate, response_states, split_by_tokens
+from rocktokens.scoring.packed import packs
 from rocktokens.types import Rollout
 
 DEVICE_SHARE = 0.4
@@ -76,7 +78,7 @@ class TeacherPass:
     Args:
         teacher: A ``LoadedModel`` or a transformers causal LM.
         rollouts: What is replayed.
-        tokens_per_batch: Padded tokens of one forward.
+        tokens_per_batch: Of one forward, padding included.
         room: Where states are kept between walks; None for a single walk, which keeps nothing.
     """
 
@@ -85,7 +87,8 @@ class TeacherPass:
     ) -> None:
         self.teacher = bare_model(teacher)
         self.rollouts = rollouts
-        self._groups = split_by_tokens(rollouts, tokens_per_batch)
+        self._tokens_per_batch = tokens_per_batch
+        self._groups = split_by_tokens(rollouts, tokens_per_batch, packed=packs(self.teacher))
         self._room = room
         self._kept: dict[int, TeacherGroup] = {}
 
@@ -98,7 +101,8 @@ class TeacherPass:
     def _force(self, number: int) -> TeacherGroup:
         """One group through the teacher; kept if there is room."""
         indices = self._groups[number]
-        batch = collate([self.rollouts[index] for index in indices], pad_id=0, device=self.teacher.device)
+        rollouts = [self.rollouts[index] for index in indices]
+        batch = collate(rollouts, pad_id=0, device=self.teacher.device, tokens_per_group=self._tokens_per_batch)
         group = TeacherGroup(indices, batch, response_states(self.teacher, batch))
         kept_TE = None if self._room is None else self._room.keep(group.h_t_TE)
         if kept_TE is not None:
