@@ -115,7 +115,7 @@ def test_a_part_that_cannot_be_written_stops_the_replay(
 ):
     """The fourth of six parts finds the disk full; the three before it are there, and the same command goes on."""
     run = tmp_path / "run"
-    write = trace_writer._write_parquet
+    write = trace_writer.write_parquet
     calls: list[Path] = []
 
     def full(table: Any, path: Path) -> None:
@@ -125,7 +125,7 @@ def test_a_part_that_cannot_be_written_stops_the_replay(
         write(table, path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(trace_writer, "_write_parquet", full)
+        patch.setattr(trace_writer, "write_parquet", full)
         outcome = rocktokens(*replay_of(finished, run))
     assert outcome.code == 2 and "no space left on device" in outcome.stderr.lower()
     assert "Traceback" not in outcome.stderr

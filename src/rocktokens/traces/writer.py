@@ -27,7 +27,7 @@ Source = Literal["replay", "training"]
 ROWS_PER_GROUP = 122_880
 """What DuckDB hands to one thread: smaller groups cost space, larger ones leave threads idle."""
 OF_FEW_VALUES = ["rollout_id", "prompt_id", "token_id", "policy_step", "weight"]
-"""Columns whose values are worth a dictionary. Scores rarely recur: theirs would double the time and add a half."""
+"""Columns whose values are worth a dictionary. Scores rarely recur: theirs would treble the time to write."""
 WAITING_WRITES = 2
 """Enough to outlast a slow flush to the disk; what waits holds its scores in memory."""
 
@@ -97,7 +97,7 @@ class TraceWriter:
         waiting = pa.concat_tables(self._buffer, promote_options="default")
         part = waiting.slice(0, rows).combine_chunks()  # Parquet ends pages by chunk, so appends would show
         relative = f"{self._folder}part-{self.parts:05d}.parquet"
-        self._run.commit(relative, lambda path: _write_parquet(part, path), rows=rows)
+        self._run.commit(relative, lambda path: write_parquet(part, path), rows=rows)
         self._buffered -= rows
         self._buffer = [waiting.slice(rows)] if self._buffered else []
 
@@ -164,6 +164,7 @@ def parts_folder(source: Source, checkpoint: int | None) -> str:
     return f"traces/checkpoint={checkpoint}/"
 
 
-def _write_parquet(table: pa.Table, path: Path) -> None:
+def write_parquet(table: pa.Table, path: Path) -> None:
+    """A table of the schema as one file."""
     few: Any = OF_FEW_VALUES  # a list, which pyarrow takes and its signature hides
     pq.write_table(table, path, compression="zstd", row_group_size=ROWS_PER_GROUP, use_dictionary=few)
