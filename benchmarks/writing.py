@@ -1,12 +1,12 @@
 """What writing a trace costs: seconds and bytes of a part, beside Parquet's own defaults and a line of JSON per token.
 
-1. Rows of rollouts of 512 tokens with made-up scores, none equal to another, as those of a model are.
+1. Rows of rollouts of 512 tokens with made-up scores, hardly any equal to another.
 2. Ours is all that a replay does with scores that have arrived: ``trace_table``, checks, Parquet, and the commit of the
    part with its flushes to the disk. Beside it the file alone: ours, pyarrow's defaults with the same compression (a
    dictionary for every column), and JSON lines through gzip, as scripts write them.
 3. The same with the likeliest tokens of both models.
 
-In turn, ``--rounds`` times; medians. ``python benchmarks/writing.py`` takes a minute on one core.
+In turn, ``--rounds`` times; medians. ``python benchmarks/writing.py`` takes half a minute on one core.
 """
 
 import argparse

@@ -24,8 +24,9 @@ from transformers import (
 from rocktokens.errors import RocktokensError
 from rocktokens.gradients.backward import _without_dropout
 from rocktokens.scoring import batch as batches
-from rocktokens.scoring import layers, packed
+from rocktokens.scoring import hidden, layers, packed, teacher_pass
 from rocktokens.scoring.batch import collate, response_states
+from rocktokens.scoring.score import score_rollouts
 from rocktokens.types import Rollout
 
 V = 41
@@ -95,7 +96,8 @@ def one_sequence_at_a_time(q_NHd, k_NGd, v_NGd, starts, starts_k, longest, _long
 def any_device(monkeypatch):
     """Pack on the CPU and in any dtype, with an attention that needs no kernel."""
     monkeypatch.setattr(packed, "varlen_attn", one_sequence_at_a_time)
-    monkeypatch.setattr(batches, "packs", lambda model: packed.suits(packed.causal_lm(model), torch.bfloat16))
+    for module in (batches, teacher_pass, hidden):
+        monkeypatch.setattr(module, "packs", lambda model: packed.suits(packed.causal_lm(model), torch.bfloat16))
 
 
 def states_and_gradients(model, rollouts, device="cpu"):
@@ -134,16 +136,46 @@ def test_a_packed_row_has_the_states_and_gradients_of_padded_rows(monkeypatch, a
 
 def count_rows(monkeypatch) -> list[int]:
     """The leading dimension of every forward from here on."""
-    seen: list[int] = []
+    return noted(monkeypatch, len)
+
+
+def noted(monkeypatch, what) -> list:
+    """Something about the ids of every forward from here on."""
+    seen: list = []
     run = packed.hidden_states
 
     def counted(model, input_ids_RL, **layout):
-        seen.append(len(input_ids_RL))
+        seen.append(what(input_ids_RL))
         return run(model, input_ids_RL, **layout)
 
     monkeypatch.setattr(packed, "hidden_states", counted)
     monkeypatch.setattr(batches, "hidden_states", counted)
     return seen
+
+
+TOKENS = sum(len(rollout.prompt_ids) + len(rollout.token_ids) for rollout in ROLLOUTS)
+
+
+@pytest.mark.parametrize(("budget", "forwards"), [(TOKENS, [TOKENS]), (TOKENS - 1, [TOKENS - 2, 2]), (20, [20, 18])])
+def test_a_replay_fills_its_rows(monkeypatch, any_device, budget, forwards):
+    """Padded, all of them need more."""
+    student, teacher = llama(num_hidden_layers=1).double().eval(), llama().double().eval()
+    encoder = hidden.hidden_encoder(student, ROLLOUTS, budget)
+    last = [rollout.rollout_id for rollout in ROLLOUTS], [len(rollout.token_ids) - 1 for rollout in ROLLOUTS]
+
+    def look():
+        scores = score_rollouts(student, teacher, ROLLOUTS, tokens_per_batch=budget)
+        return {**dict(scores.items()), "states": encoder.look_up(*map(np.array, last))}
+
+    with monkeypatch.context() as patch:
+        for module in (batches, teacher_pass, hidden):
+            patch.setattr(module, "packs", lambda _model: False)
+        expected = look()
+    seen = noted(monkeypatch, lambda input_ids_RL: input_ids_RL.numel())
+    found = look()
+    assert seen == [tokens for tokens in forwards for _ in ("teacher", "student")] + forwards
+    for name, values in found.items():
+        np.testing.assert_allclose(values, expected[name], rtol=1e-5, atol=1e-6, err_msg=name)
 
 
 def test_no_sequence_sees_its_neighbours(any_device):

@@ -158,7 +158,7 @@ import sys
 sys.path.insert(0, {str(HERE)!r})
 from itertools import count
 from sample_traces import sample_table
-from rocktokens.traces.writer import OF_FEW_VALUES, TraceWriter
+from rocktokens.traces.writer import TraceWriter
 with TraceWriter(sys.argv[1], checkpoint=0, rows_per_part=500) as writer:
     for seed in count():
         writer.append(sample_table(500, seed))
@@ -189,7 +189,7 @@ FILL_THE_DISK = f"""
 import resource, sys
 sys.path.insert(0, {str(HERE)!r})
 from sample_traces import sample_table
-from rocktokens.traces.writer import OF_FEW_VALUES, TraceWriter
+from rocktokens.traces.writer import TraceWriter
 with TraceWriter(sys.argv[1], checkpoint=0) as writer:
     writer.append(sample_table(100))
     writer.flush()

@@ -62,7 +62,7 @@ def logit_gradients(
         divergence: Whose gradient it is.
         temperature: Of both softmaxes.
         tokens_per_chunk: Positions whose logits are in memory at once.
-        tokens_per_batch: Of one forward, padding included.
+        tokens_per_batch: Tokens of one forward, with its padding if it has any.
         sketch_width: Of the vocabulary's sums; default none, exact sums, where they fit in ``memory``, else 1024.
         memory: Bytes for all sums. The hidden sums are exact even where they alone need more.
         seed: Of the sketch and of the halves; results of one seed and the same rollouts can be compared.

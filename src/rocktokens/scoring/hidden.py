@@ -87,7 +87,7 @@ def hidden_encoder(student: Any, rollouts: Sequence[Rollout], tokens_per_batch: 
     Args:
         student: the reference checkpoint, a ``LoadedModel`` or a transformers causal LM.
         rollouts: those the trace was made of; only the ones asked for are forced through the student.
-        tokens_per_batch: of one forward, padding included.
+        tokens_per_batch: tokens of one forward, with its padding if it has any.
     """
     model = student.model if isinstance(student, LoadedModel) else student
     return HiddenEncoder(model, {rollout.rollout_id: rollout for rollout in rollouts}, tokens_per_batch)

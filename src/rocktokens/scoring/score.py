@@ -95,7 +95,7 @@ def score_rollouts(
         divergence: What the column ``kl`` holds.
         temperature: Of both softmaxes.
         tokens_per_chunk: Positions whose logits are in memory at once.
-        tokens_per_batch: Of one forward, padding included.
+        tokens_per_batch: Tokens of one forward, with its padding if it has any.
         on_done: Called after each batch with the number of rollouts it scored.
         extras: Which of the optional columns of ``TokenScores`` to fill as well.
 

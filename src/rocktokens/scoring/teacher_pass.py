@@ -1,8 +1,8 @@
 """The teacher's half of a replay, made once for all checkpoints of a probe set.
 
-1. Rollouts are grouped by length, so that little of a batch is padding; where the teacher needs none (``packed.py``),
-   as many as have so many tokens. Neither the groups nor the teacher's hidden states depend on the student, which pads
-   parts of a group if it must pad.
+1. Rollouts are grouped by length, so that little of a batch is padding; where the teacher needs none (``packed.py``), a
+   group has as many rollouts as fit in ``tokens_per_batch`` without. Neither the groups nor the teacher's hidden states
+   depend on the student; one that must pad after a teacher that need not does so in pieces.
 2. The first walk over a ``TeacherPass`` forces its groups through the teacher. The states are kept where they predict a
    response token, and nowhere else: on the models' GPU while they fit in ``DEVICE_SHARE`` of the memory that is free
    there once both models are loaded, then in ``HOST_SHARE`` of the free host memory (pinned, so that they come back
@@ -78,7 +78,7 @@ class TeacherPass:
     Args:
         teacher: A ``LoadedModel`` or a transformers causal LM.
         rollouts: What is replayed.
-        tokens_per_batch: Of one forward, padding included.
+        tokens_per_batch: Tokens of one forward, with its padding if it has any.
         room: Where states are kept between walks; None for a single walk, which keeps nothing.
     """
 

@@ -27,7 +27,7 @@ Source = Literal["replay", "training"]
 ROWS_PER_GROUP = 122_880
 """What DuckDB hands to one thread: smaller groups cost space, larger ones leave threads idle."""
 OF_FEW_VALUES = ["rollout_id", "prompt_id", "token_id", "policy_step", "weight"]
-"""Columns whose values are worth a dictionary. Scores rarely recur: theirs would treble the time to write."""
+"""Columns whose values are worth a dictionary. Scores rarely recur: theirs takes time and space for nothing."""
 WAITING_WRITES = 2
 """Enough to outlast a slow flush to the disk; what waits holds its scores in memory."""
 
