@@ -13,8 +13,11 @@ no_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reaso
 
 def run_cases(*names: str, interpreted: bool) -> None:
     """Let pytest run files of this folder; they are not imported here, where there may be no Triton."""
-    files = [str(Path(__file__).with_name(name)) for name in names]
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--durations=0", *files]
-    environment = {**os.environ, "TRITON_INTERPRET": str(int(interpreted))}
+    here = Path(__file__).parent
+    plugins = ["no:cacheprovider", *(["patched_once"] if interpreted else [])]
+    options = ["--durations=0", *(f"-p{plugin}" for plugin in plugins)]
+    command = [sys.executable, "-m", "pytest", *options, *(str(here / name) for name in names)]
+    path = os.pathsep.join([str(here), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "TRITON_INTERPRET": str(int(interpreted)), "PYTHONPATH": path}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-20_000:] + done.stderr[-5_000:]
