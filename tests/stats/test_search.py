@@ -147,7 +147,7 @@ def assert_same_evidence(store: TraceStore, finding: Finding, naive: NaiveSearch
     assert finding.curve.coverage.tolist() == list(naive_coverage(positive, naive.rows))
     if naive.measuring != naive.selection:
         measured = occurrences_of(tables[finding.criterion.reference], set(naive.measuring))
-        assert finding.curve.coverage_held_out.tolist() == list(naive_coverage(positive, measured))
+        np.testing.assert_array_equal(finding.curve.coverage_held_out, list(naive_coverage(positive, measured)))
     persistent, context, ids = finding.persistent, finding.context, finding.evidence.selection.token_ids
     if persistent is None or context is None:
         return
@@ -159,8 +159,8 @@ def assert_same_evidence(store: TraceStore, finding: Finding, naive: NaiveSearch
     assert windows.tolist() == [naive.windows[place] for place in ((r, t) for _, r, t in found)]
     judged = [found[index] for index in context.occurrences]
     criterion, gamma, eta = finding.criterion, finding.criterion.gamma, finding.criterion.eta
-    rankable = naive_ranking(naive.ranks_by, naive.freq, criterion.min_freq, criterion.exclude_top_freq)
-    assert {v for v, _, _ in judged} == naive.similar.keys() & set(rankable)
+    on_fewer_prompts = [v for v, freq in naive.freq.items() if freq >= criterion.min_freq]
+    assert {v for v, _, _ in judged} == naive.similar.keys() & set(on_fewer_prompts)
     expected = [naive.similar[v][r, t] / (len(naive.similar[v]) - 1) for v, r, t in judged]
     assert context.rho(gamma).tolist() == expected
     assert context.kept(gamma, eta).tolist() == [(r, t) in naive.kept[v] for v, r, t in judged]
@@ -171,6 +171,12 @@ def naive_auto_k(naive: NaiveSearch, chosen: dict[str, Any]) -> int | None:
     positive = [v for v in naive.ranking if naive.ranks_by[v] > 0]
     if len(naive.selection) < 2 or not positive or sum(summed(naive.rows).values()) <= 0:
         return None
+    curves = zip(naive_coverage(positive, naive.rows), naive_stability(naive, chosen, len(positive)), strict=True)
+    return next((k for k, (coverage, stable) in enumerate(curves, start=1) if coverage >= stable), len(positive))
+
+
+def naive_stability(naive: NaiveSearch, chosen: dict[str, Any], count: int) -> list[float]:
+    """The mean Jaccard index of the first K of all prompts and of random halves, for K = 1 … count."""
     rankings = []
     for weights in subset_weights(len(naive.selection), 0.5, 50, derive_seed(chosen["seed"], "cutoff")):
         prompts = {prompt for prompt, weight in zip(naive.selection, weights, strict=True) if weight}
@@ -179,10 +185,23 @@ def naive_auto_k(naive: NaiveSearch, chosen: dict[str, Any]) -> int | None:
         score = score if chosen["stage"] == "score" else naive_context_score(now, score, naive.kept)
         rules = (chosen[name] for name in ("min_freq", "exclude_top_freq", "min_score"))
         rankings.append(naive_ranking(score, counted(now), *rules))
-    for k, coverage in enumerate(naive_coverage(positive, naive.rows), start=1):
-        if coverage >= np.mean([naive_jaccard(naive.ranking[:k], ranking[:k]) for ranking in rankings]):
-            return k
-    return len(positive)
+    return [
+        float(np.mean([naive_jaccard(naive.ranking[:k], ranking[:k]) for ranking in rankings]))
+        for k in range(1, count + 1)
+    ]
+
+
+@pytest.mark.parametrize("stage", ["score", "context"])
+def test_half_of_the_prompts_may_leave_out_other_frequent_types(tmp_path, stage):
+    """Types are about as frequent as each other, so that which are excluded is chance."""
+    late = random_trace(3, prompts=12, vocabulary=12)
+    tables = {0: rescored(late, 1), 9: late}
+    chosen = {**AUTO, "exclude_top_freq": 4, "stage": stage, "seed": 3}
+    naive = naive_search(tables, random_embeddings(0, 12, 3), **chosen)
+    store = TraceStore(write_trace(tmp_path, tables), threads=1)
+    curve = find(store, random_embeddings(0, 12, 3), **chosen, k=3).curve
+    np.testing.assert_allclose(curve.stability, naive_stability(naive, chosen, len(curve.stability)), rtol=1e-12)
+    assert len(curve.stability) > 3
 
 
 @pytest.mark.parametrize("stage", ["score", "context"])

@@ -1,5 +1,6 @@
 """Random traces, and the naive statistics of them: METHOD 4 in loops over rows, with whole numbers and fractions."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
@@ -286,10 +287,11 @@ def naive_ranking(
 
 
 def naive_coverage(ranking: list[int], rows: list[dict]) -> Iterator[float]:
-    """The share of the kl of all rows in the first K types, for K = 1, 2, …"""
+    """The share of the kl of all rows in the first K types, for K = 1, 2, …; NaN of no kl."""
     sums = summed(rows)
+    total = sum(sums.values())
     for k in range(1, len(ranking) + 1):
-        yield float(Fraction(sum(sums.get(v, 0) for v in ranking[:k]), sum(sums.values())))
+        yield float(Fraction(sum(sums.get(v, 0) for v in ranking[:k]), total)) if total else math.nan
 
 
 def _similar_contexts(

@@ -210,14 +210,20 @@ def compare_contexts(
     on_pairs: OnPairs | None = None,
     gammas: tuple[float, ...] = (),
 ) -> ContextResult:
-    """Count similar contexts of every type that can be among the first ``k``; ``gammas`` are counted as well."""
+    """Count similar contexts of every type that can be among the first ``k``; ``gammas`` are counted as well.
+
+    Types that are excluded as too frequent are compared too, if the pairs suffice for all: subsets of the prompts, by
+    which a ranking's stability is judged, may exclude others.
+    """
     score, freq = score_types(selection, selector_of("score", criterion.joint)), selection.totals("freq")
     number = np.bincount(persistent.columns, minlength=len(freq))
     bound = score * number / np.maximum(freq, 1)
-    order = rank_types(bound, freq, criterion.rankable(len(freq)))
+    rankable = criterion.rankable(len(freq))
+    order = rank_types(bound, freq, replace(rankable, exclude_top_freq=0))
     order = order[number[order] >= 2]
-    fits = int((number[order] * (number[order] - 1)).sum()) <= criterion.max_pairs
-    count = len(order) if fits else min(max(MANY, PER_ROCK * k), len(order))
+    if not _fit(number[order], criterion.max_pairs):
+        order = order[np.isin(order, rank_types(bound, freq, rankable))]
+    count = len(order) if _fit(number[order], criterion.max_pairs) else min(max(MANY, PER_ROCK * k), len(order))
     while True:
         chosen = np.flatnonzero(np.isin(persistent.columns, order[:count]))
         judged = judged_sizes(number[order[:count]], criterion.max_pairs)
@@ -236,6 +242,11 @@ def compare_contexts(
         if count == len(order) or bound[order[count]] < reached[min(k, len(reached)) - 1]:
             return replace(context, occurrences=chosen[context.occurrences])
         count = min(2 * count, len(order))
+
+
+def _fit(numbers: np.ndarray, max_pairs: int) -> bool:
+    """Whether all pairs among so many occurrences of each type may be compared."""
+    return int((numbers * (numbers - 1)).sum()) <= max_pairs
 
 
 def compares_all(selection: Sample, persistent: Occurrences, context: ContextResult, criterion: Criterion) -> bool:

@@ -113,7 +113,7 @@ def _window_rows(finding: Finding, make_encoder: MakeEncoder) -> Iterator[Row]:
 
 
 def _ranked(finding: Finding, criterion: Criterion, encoder: Encoder | None) -> tuple[np.ndarray, bool]:
-    """The first types by another rule; those the search had excluded from the start have yet to be compared."""
+    """The first types by another rule; those the search had excluded from the start may have yet to be compared."""
     included = criterion.exclude_top_freq < finding.criterion.exclude_top_freq
     if included and encoder is not None and finding.persistent is not None:
         return _compared(finding, criterion, finding.persistent, encoder)
