@@ -147,7 +147,8 @@ def assert_same_evidence(store: TraceStore, finding: Finding, naive: NaiveSearch
     assert finding.curve.coverage.tolist() == list(naive_coverage(positive, naive.rows))
     if naive.measuring != naive.selection:
         measured = occurrences_of(tables[finding.criterion.reference], set(naive.measuring))
-        np.testing.assert_array_equal(finding.curve.coverage_held_out, list(naive_coverage(positive, measured)))
+        held_out = np.array(list(naive_coverage(positive, measured)))
+        np.testing.assert_array_equal(finding.curve.coverage_held_out, held_out, strict=True)
     persistent, context, ids = finding.persistent, finding.context, finding.evidence.selection.token_ids
     if persistent is None or context is None:
         return
