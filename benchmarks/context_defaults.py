@@ -23,15 +23,15 @@ import numpy as np
 import pyarrow as pa
 
 from rocktokens.config import load_config
+from rocktokens.rocks.contexts import ContextResult
+from rocktokens.rocks.cutoff import jaccard
+from rocktokens.rocks.embeddings import student_embeddings
+from rocktokens.rocks.encoding import Encoder, embedding_encoder
+from rocktokens.rocks.persistence import Persistent, find_thresholds, persistent_occurrences
+from rocktokens.rocks.search import Criterion, compare_contexts, score_types, with_kept
+from rocktokens.rocks.selectors import rank_types, selector_of
+from rocktokens.rocks.split import Evidence, PromptSplit, gather
 from rocktokens.run_dir import RunDir
-from rocktokens.stats.context import ContextResult
-from rocktokens.stats.cutoff import jaccard
-from rocktokens.stats.embeddings import student_embeddings
-from rocktokens.stats.encoding import Encoder, embedding_encoder
-from rocktokens.stats.evidence import Evidence, PromptSplit, gather
-from rocktokens.stats.persistence import Persistent, find_thresholds, persistent_occurrences
-from rocktokens.stats.scores import rank_types, selector_of
-from rocktokens.stats.selection import Criterion, compare_contexts, score_types, with_kept
 from rocktokens.traces.store import TraceStore
 
 GAMMAS = (0.7, 0.75, 0.8, 0.85, 0.9, 0.95)

@@ -32,9 +32,9 @@ from tokenizers import Tokenizer
 
 from printing import machine, print_table, whole
 from rocktokens.models import pebbles
+from rocktokens.rocks.find import find_rocks
 from rocktokens.rollouts.store import write_rollouts
 from rocktokens.run_dir import RunDir, derive_seed
-from rocktokens.stats.rocks import find_rocks
 from rocktokens.tasks.wordmath import Problem, make_problem, write_solution
 from rocktokens.traces.schema import trace_table
 from rocktokens.traces.store import TraceStore

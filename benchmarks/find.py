@@ -29,13 +29,13 @@ from typing import Any
 import numpy as np
 
 from printing import machine, print_table, whole
+from rocktokens.rocks.analysis import analyse
+from rocktokens.rocks.contexts import context_consistency
+from rocktokens.rocks.encoding import embedding_encoder, encode_windows
+from rocktokens.rocks.find import find_rocks, rock_set
+from rocktokens.rocks.search import Criterion, search
+from rocktokens.rocks.sensitivity import other_gammas
 from rocktokens.run_dir import file_sha256
-from rocktokens.stats.analysis import analyse
-from rocktokens.stats.context import context_consistency
-from rocktokens.stats.encoding import embedding_encoder, encode_windows
-from rocktokens.stats.rocks import find_rocks, rock_set
-from rocktokens.stats.selection import Criterion, search
-from rocktokens.stats.sensitivity import other_gammas
 from rocktokens.traces.store import TraceStore
 from synthetic_trace import PHRASE, TYPES, tokens, write_trace
 

@@ -26,14 +26,14 @@ from rich.table import Table
 from printing import machine
 from rocktokens import TraceStore
 from rocktokens.config import load_config
-from rocktokens.interventions.journal import MemoryJournal
-from rocktokens.interventions.knockout import knockout_sweep
-from rocktokens.interventions.records import KnockoutSweep
-from rocktokens.interventions.verdicts import Rule, paired_effects, verdict
+from rocktokens.knockout.journal import MemoryJournal
+from rocktokens.knockout.records import KnockoutSweep
+from rocktokens.knockout.sweep import knockout_sweep
+from rocktokens.knockout.verdicts import Rule, paired_effects, verdict
 from rocktokens.models.load import LoadedModel, load_model
+from rocktokens.rocks.find import type_table
 from rocktokens.rollouts.encode import encode_prompt
 from rocktokens.rollouts.sampler import SampleRequest, TransformersSampler
-from rocktokens.stats.rocks import type_table
 from rocktokens.tasks import make_task
 from rocktokens.tasks.base import Task
 from rocktokens.types import Prompt

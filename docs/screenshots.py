@@ -20,10 +20,10 @@ from pathlib import Path
 
 from playwright.sync_api import Browser, FloatRect, Page, ViewportSize, sync_playwright
 
-from rocktokens.report.browse import knockouts
-from rocktokens.report.page import report_html
-from rocktokens.report.runs import RunView
-from rocktokens.report.strips import interesting_rollouts
+from rocktokens.report.page.page import report_html
+from rocktokens.report.views.browse import knockouts
+from rocktokens.report.views.run_view import RunView
+from rocktokens.report.views.strips import interesting_rollouts
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 IMAGES = Path(__file__).parent / "images"

@@ -12,22 +12,30 @@ import pytest
 import rocktokens
 
 SOURCE = Path(rocktokens.__file__).parent
-BASE = {"errors", "types", "config", "run_dir", "windows"}
+BASE = {"errors", "types", "config", "run_dir", "windows", "progress", "display"}
 """Every module may import these."""
+MODELS = BASE | {"tasks", "models", "rollouts", "scoring"}
 MAY_IMPORT: dict[str, set[str]] = {
     **dict.fromkeys(BASE, BASE),
     "tasks": BASE,
-    "rollouts": BASE | {"tasks"},
     "models": BASE,
-    "scoring": BASE | {"tasks", "rollouts", "models"},
+    "rollouts": BASE | {"tasks", "models"},
+    "scoring": BASE | {"tasks", "models", "rollouts"},
     "traces": BASE,
-    "stats": BASE | {"traces"},
-    "report": BASE | {"traces", "stats", "tasks", "rollouts.store", "interventions.journal", "policies.online_rocks"},
+    "inference": BASE,
+    "replay": MODELS | {"traces"},
+    "rocks": BASE | {"traces", "inference"},
     "policies": BASE,
-    "gradients": BASE | {"models", "rollouts", "scoring"},
-    "interventions": BASE | {"tasks", "rollouts", "traces", "stats", "models"},
-    "studies": BASE | {"tasks", "models", "rollouts", "training", "interventions", "stats", "policies"},
-    "training": BASE | {"tasks", "rollouts", "scoring", "traces.writer", "traces.schema", "policies", "models"},
+    "training": MODELS | {"traces.writer", "traces.schema", "policies"},
+    "gradients": MODELS | {"traces", "inference", "rocks", "training.checkpoint", "training.optim"},
+    "evaluation": BASE | {"tasks", "models", "rollouts", "inference"},
+    "knockout": BASE | {"tasks", "models", "rollouts", "traces", "inference", "rocks", "evaluation"},
+    "preflight": MODELS | {"policies", "training"},
+    "studies": MODELS
+    | {"traces", "training", "replay", "rocks", "knockout", "evaluation", "inference", "policies", "preflight"},
+    "report": BASE
+    | {"traces", "rocks", "tasks", "rollouts.store", "knockout.journal", "knockout.records", "policies.online_rocks"}
+    | {"gradients.records", "studies.records", "evaluation.records"},
 }
 REACHES_ACROSS = {"cli", "integrations", "__init__"}
 """The command line and the adapters to other trainers join the stages; the package's own namespace names the public
@@ -36,7 +44,7 @@ EXCEPTIONS = {
     "models.pebbles.train": {"tasks.wordmath"},
 }
 """Training the embedded models needs the corpus they are made from; nothing that loads a model imports that script."""
-WITHOUT_TORCH = ("types", "config", "run_dir", "errors", "windows", "stats", "policies", "traces", "report", "cli")
+WITHOUT_TORCH = (*sorted(BASE), "rocks", "inference", "policies", "traces", "report", "cli")
 LIGHT_MODULES = (
     "rocktokens",
     "rocktokens.types",
@@ -46,14 +54,14 @@ LIGHT_MODULES = (
     "rocktokens.policies",
     "rocktokens.traces.writer",
     "rocktokens.traces.store",
-    "rocktokens.stats.rocks",
-    "rocktokens.stats.controls",
-    "rocktokens.report.browse",
+    "rocktokens.rocks.find",
+    "rocktokens.rocks.controls",
+    "rocktokens.report.views.browse",
     "rocktokens.gradients.claims",
-    "rocktokens.gradients.study",
+    "rocktokens.gradients.describe",
     "rocktokens.studies.plan",
     "rocktokens.studies.runner",
-    "rocktokens.cli.gradients_groups",
+    "rocktokens.gradients.subject",
     "rocktokens.cli.gradients_tables",
     "rocktokens.cli.main",
 )
@@ -131,13 +139,13 @@ def test_an_exception_is_still_needed_and_stays_alone(module: str):
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("training.loop", "from rocktokens.stats.rocks import find_rocks"),
+        ("training.loop", "from rocktokens.rocks.find import find_rocks"),
         ("training.loop", "from rocktokens.traces import store"),
         ("training.loop", "def late():\n    import rocktokens.traces.store"),
         ("tasks.base", "from rocktokens.rollouts.sampler import Sampler"),
         ("policies.rocks", "from rocktokens.policies_extra import anything"),
-        ("stats.rocks", "from ..models import load"),
-        ("stats.rocks", "from rocktokens import token_scores"),
+        ("rocks.find", "from ..models import load"),
+        ("rocks.find", "from rocktokens import token_scores"),
         ("models.load", "from rocktokens.tasks.wordmath import make_problem"),
     ],
 )

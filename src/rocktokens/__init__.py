@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOME_OF = {
-    "Ban": "rocktokens.interventions.records",
+    "Ban": "rocktokens.knockout.records",
     "ControlSet": "rocktokens.types",
-    "KnockoutSweep": "rocktokens.interventions.records",
+    "KnockoutSweep": "rocktokens.knockout.records",
     "Prompt": "rocktokens.types",
     "Rollout": "rocktokens.types",
     "RockSet": "rocktokens.types",
     "TokenScores": "rocktokens.types",
     "TraceStore": "rocktokens.traces.store",
     "TraceWriter": "rocktokens.traces.writer",
-    "find_rocks": "rocktokens.stats.rocks",
+    "find_rocks": "rocktokens.rocks.find",
     "gradient_shares": "rocktokens.gradients.parameter_space",
-    "knockout_sweep": "rocktokens.interventions.knockout",
+    "knockout_sweep": "rocktokens.knockout.sweep",
     "make_policy": "rocktokens.policies",
-    "match_controls": "rocktokens.stats.controls",
-    "paired_occurrences": "rocktokens.stats.persistence",
+    "match_controls": "rocktokens.rocks.controls",
+    "paired_occurrences": "rocktokens.rocks.persistence",
     "token_scores": "rocktokens.scoring.divergence",
     "weighted_kl": "rocktokens.scoring.divergence",
 }
@@ -50,13 +50,13 @@ __all__ = [
 
 if TYPE_CHECKING:
     from rocktokens.gradients.parameter_space import gradient_shares
-    from rocktokens.interventions.knockout import knockout_sweep
-    from rocktokens.interventions.records import Ban, KnockoutSweep
+    from rocktokens.knockout.records import Ban, KnockoutSweep
+    from rocktokens.knockout.sweep import knockout_sweep
     from rocktokens.policies import make_policy
+    from rocktokens.rocks.controls import match_controls
+    from rocktokens.rocks.find import find_rocks
+    from rocktokens.rocks.persistence import paired_occurrences
     from rocktokens.scoring.divergence import token_scores, weighted_kl
-    from rocktokens.stats.controls import match_controls
-    from rocktokens.stats.persistence import paired_occurrences
-    from rocktokens.stats.rocks import find_rocks
     from rocktokens.traces.store import TraceStore
     from rocktokens.traces.writer import TraceWriter
     from rocktokens.types import ControlSet, Prompt, RockSet, Rollout, TokenScores

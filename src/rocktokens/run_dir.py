@@ -24,6 +24,8 @@ from typing import Any
 from rocktokens.errors import RunDirError
 
 MANIFEST_VERSION = 1
+TRAINER_STATE = "trainer_state.json"
+"""The file that makes a folder of weights a checkpoint of a run."""
 RECORDED_PACKAGES = ("rocktokens", "torch", "transformers", "accelerate", "peft", "pyarrow", "duckdb", "numpy")
 
 
@@ -126,6 +128,20 @@ class RunDir:
         """Committed files whose relative path starts with ``prefix``, sorted by path."""
         listed = self.manifest()["files"]
         return [FileEntry(path, **listed[path]) for path in sorted(listed) if path.startswith(prefix)]
+
+    def checkpoints(self) -> list[int]:
+        """Steps of all committed checkpoints, oldest first."""
+        paths = (Path(entry.path) for entry in self.files("checkpoints/step-"))
+        return sorted(int(path.parent.name.removeprefix("step-")) for path in paths if path.name == TRAINER_STATE)
+
+    def verified_checkpoint(self, step: int) -> Path:
+        """The directory of a committed checkpoint, once all its files are as the manifest says."""
+        entries = self.files(f"checkpoints/step-{step}/")
+        if not entries:
+            raise RunDirError(f"{self.path} has no checkpoint of step {step}: there are {self.checkpoints()}")
+        for entry in entries:
+            self.verify(entry)
+        return self.checkpoint(step)
 
     def update_manifest(self, **changes: Any) -> None:
         """Replace top-level entries of the manifest."""

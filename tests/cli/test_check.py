@@ -11,7 +11,11 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 from rocktokens.cli.check import finding_table
-from rocktokens.cli.findings import (
+from rocktokens.cli.main import app
+from rocktokens.config import parse_config
+from rocktokens.models.fingerprints import vocabulary_sha256
+from rocktokens.models.load import load_model
+from rocktokens.preflight.findings import (
     check_disk,
     check_memory,
     check_overlap,
@@ -20,14 +24,17 @@ from rocktokens.cli.findings import (
     check_truncation,
     check_widths,
 )
-from rocktokens.cli.main import app
-from rocktokens.cli.probe import estimate_time
-from rocktokens.cli.static_checks import check_directory, check_head, check_policy, check_templates, disk_need, misfit
-from rocktokens.config import parse_config
-from rocktokens.models.fingerprints import vocabulary_sha256
-from rocktokens.models.load import load_model
+from rocktokens.preflight.pair_probe import MemoryNeed, ModelSize, PairProbe, memory_need
+from rocktokens.preflight.probe import estimate_time
+from rocktokens.preflight.static_checks import (
+    check_directory,
+    check_head,
+    check_policy,
+    check_templates,
+    disk_need,
+    misfit,
+)
 from rocktokens.run_dir import RunDir
-from rocktokens.scoring.preflight import MemoryNeed, ModelSize, PairProbe, memory_need
 from rocktokens.types import RockSet, RockToken, Rollout
 
 ENDS = [256, *range(32)]
@@ -131,7 +138,7 @@ def run_json(pair: Path, *overrides: str) -> tuple[int, dict[str, dict]]:
     return result.exit_code, {finding["name"]: finding for finding in json.loads(result.stdout)["findings"]}
 
 
-def config_of(pair: Path, *overrides: str):
+def run_config(pair: Path, *overrides: str):
     return parse_config((pair / "run.toml").read_text(), list(overrides))
 
 
@@ -219,7 +226,7 @@ def test_a_prompt_that_does_not_fit_fails(pair, override, sentence):
 
 def test_the_longest_prompt_that_fits_does(pair):
     lengths, contexts = {"a": 3, "b": 16}, {"student": 128, "teacher": None}
-    fitting = config_of(pair, "rollouts.max_prompt_length=16", "rollouts.max_completion_length=112")
+    fitting = run_config(pair, "rollouts.max_prompt_length=16", "rollouts.max_completion_length=112")
     assert misfit(fitting, lengths, contexts) == ""
     assert "the teacher sees only 127" in misfit(fitting, lengths, {"student": 128, "teacher": 127})
 
@@ -261,9 +268,9 @@ def test_rocks_of_another_vocabulary_fail_but_the_probe_runs(pair, tmp_path):
     assert code == 2 and "the rocks were found with tokenizer 000000000000" in findings["policy"]["remedy"]
     assert "overlap" in findings
     replace(rocks, tokenizer_sha256=vocabulary_sha256(byte_tokenizer().get_vocab())).save(path)
-    assert check_policy(config_of(pair, *settings), vocabulary_sha256(byte_tokenizer().get_vocab())).level == "ok"
+    assert check_policy(run_config(pair, *settings), vocabulary_sha256(byte_tokenizer().get_vocab())).level == "ok"
     path.unlink()
-    assert "does not exist" in check_policy(config_of(pair, *settings), "").remedy
+    assert "does not exist" in check_policy(run_config(pair, *settings), "").remedy
 
 
 def test_the_run_directory(tmp_path):
@@ -276,9 +283,9 @@ def test_the_run_directory(tmp_path):
 
 
 def test_disk_arithmetic(pair):
-    need = disk_need(config_of(pair), trainable=1000)
+    need = disk_need(run_config(pair), trainable=1000)
     assert need == {"checkpoints": 3 * 12 * 1000, "traces": 40 * (6 * 8 + 3 * 10) * 12}
-    listed = disk_need(config_of(pair, 'trace.checkpoints=["a", "b"]'), trainable=0)
+    listed = disk_need(run_config(pair, 'trace.checkpoints=["a", "b"]'), trainable=0)
     assert listed["traces"] == 40 * (6 * 8 + 2 * 10) * 12
     total = sum(need.values())
     assert [check_disk(need, free).level for free in (total, total - 1)] == ["ok", "warn"]
@@ -316,7 +323,7 @@ def test_lora_needs_less_memory_and_disk(pair):
 
 def test_time_of_the_run_is_steps_times_a_step(pair):
     probe = PairProbe(100, 1.0, None, 1.0, 1.0, None, None, seconds_student=1, seconds_teacher=2, seconds_heads=3)
-    measured = estimate_time(config_of(pair), probe, sampled_in=5.0, rollouts=4, device="cpu").measured
+    measured = estimate_time(run_config(pair), probe, sampled_in=5.0, rollouts=4, device="cpu").measured
     assert measured == pytest.approx({"tokens_per_step": 200, "sampling": 10, "update": 22, "run": 6 * 32})
 
 

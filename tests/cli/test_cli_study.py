@@ -18,7 +18,7 @@ from small_study import without_seconds, write_rocks, write_study
 
 from rocktokens.config import load_config
 from rocktokens.errors import RunDirError
-from rocktokens.interventions.evaluations import kept_evaluation, measure_evaluation
+from rocktokens.evaluation.ledger import kept_evaluation, measure_evaluation
 from rocktokens.models.load import load_model
 from rocktokens.run_dir import RunDir
 from rocktokens.studies.records import StudyResult

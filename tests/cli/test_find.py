@@ -10,8 +10,8 @@ import pytest
 from command_line import FinishedRun, changed, refuse, rocktokens, snapshot, succeed
 
 from rocktokens.cli.demo import KEPT, _print_answer, measure_movement, movement_table
+from rocktokens.rocks.split import split_prompts
 from rocktokens.run_dir import RunDir, derive_seed
-from rocktokens.stats.evidence import split_prompts
 from rocktokens.traces.store import TraceStore
 from rocktokens.types import RockSet
 

@@ -13,18 +13,18 @@ from safetensors.torch import load_file
 from scipy.sparse import csr_array
 
 from rocktokens import RockSet, TraceStore, gradient_shares
-from rocktokens.cli.gradients_groups import choose_subject, norm_ratio
 from rocktokens.gradients.adam import AdamSettings
 from rocktokens.gradients.geometry import describe_types
 from rocktokens.gradients.logit_space import logit_gradients
 from rocktokens.gradients.persistence import persistence
+from rocktokens.gradients.subject import choose_subject, norm_ratio
 from rocktokens.models.load import load_model
+from rocktokens.rocks.aggregate import prompts_of
+from rocktokens.rocks.selectors import Sample
+from rocktokens.rocks.split import split_prompts
+from rocktokens.rocks.uncertainty import bootstrap_counts
 from rocktokens.rollouts.store import read_rollouts
 from rocktokens.run_dir import RunDir, derive_seed
-from rocktokens.stats.aggregate import prompts_of
-from rocktokens.stats.evidence import split_prompts
-from rocktokens.stats.scores import Sample
-from rocktokens.stats.uncertainty import bootstrap_counts
 from rocktokens.studies.worker import drop_optimizers
 from rocktokens.training.checkpoint import OPTIMIZER_FILE
 from rocktokens.types import Rollout

@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 from command_line import FinishedRun, changed, require_sound, rocktokens, snapshot, succeed
 
-from rocktokens.cli.trace import make_sampler
 from rocktokens.config import evaluation_task, load_config
-from rocktokens.interventions.journal import RunJournal
-from rocktokens.interventions.records import KnockoutSweep
+from rocktokens.knockout.journal import RunJournal
+from rocktokens.knockout.records import KnockoutSweep
 from rocktokens.models.load import load_model
 from rocktokens.rollouts.encode import encode_prompt
-from rocktokens.rollouts.sampler import SampleRequest
+from rocktokens.rollouts.sampler import SampleRequest, make_sampler
 from rocktokens.run_dir import RunDir, derive_seed
 from rocktokens.tasks import make_task
 from rocktokens.types import RockSet

@@ -20,7 +20,7 @@ from rocktokens.cli.knockout_tables import (
     points,
     print_sweep,
 )
-from rocktokens.interventions.records import Ban, Changes, Knockout, KnockoutSweep, Role
+from rocktokens.knockout.records import Ban, Changes, Knockout, KnockoutSweep, Role
 from rocktokens.types import Verdict
 
 HOSTILE = ["[bold]", "[/]", "\\[", "[red]x", ":smile:", "\x1b[31m", "\r", "\u202e", "a[b]c\\"]

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from command_line import snapshot
 
-from rocktokens.cli.study_scout import prepare_files
 from rocktokens.errors import ConfigError, ControlMatchError
+from rocktokens.rocks.aggregate import occurrences, type_sums
 from rocktokens.run_dir import RunDir
-from rocktokens.stats.aggregate import occurrences, type_sums
 from rocktokens.studies.config import StudyConfig, make_study
 from rocktokens.studies.plan import plan_jobs, require_unchanged
-from rocktokens.studies.ready import require_policies
+from rocktokens.studies.preflight import require_policies
+from rocktokens.studies.scout import prepare_files
 from rocktokens.traces.store import TraceStore
 from rocktokens.types import ControlSet, RockSet
 

@@ -8,8 +8,8 @@ from rich.console import Console
 
 from rocktokens.cli import study_tables, tables
 from rocktokens.cli.study_tables import print_study
+from rocktokens.studies.decisions import verdict_lines
 from rocktokens.studies.records import Arm, Comparison, CurvePoint, RunAccuracy, StudyResult
-from rocktokens.studies.verdicts import verdict_lines
 
 HOSTILE = ["[bold]", "[/]", "\\[", "[red]x", ":smile:", "\x1b[31m", "\u202e"]
 

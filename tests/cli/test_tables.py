@@ -11,7 +11,7 @@ from rich.table import Table
 
 from rocktokens.cli.evaluate import accuracy_table
 from rocktokens.cli.find_tables import rock_table
-from rocktokens.report.text import visible
+from rocktokens.display.text import visible
 from rocktokens.types import RockSet, RockToken
 
 HOSTILE = ["[bold]", "[/]", "[/bold]", "\\[", "\\", "\\]", "[red]x", "[link=http://x]", ":smile:", "[", "a[b]c\\"]

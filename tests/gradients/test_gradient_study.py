@@ -4,9 +4,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rocktokens.gradients.describe import RELIABLE, corrected_cosine, cosine_with_others, largest_part
 from rocktokens.gradients.estimates import Estimate
 from rocktokens.gradients.persistence import Persistence
-from rocktokens.gradients.study import RELIABLE, corrected_cosine, cosine_with_others, largest_part
 from rocktokens.gradients.type_sums import SpaceSums, TypeGradients
 
 

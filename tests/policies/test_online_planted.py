@@ -8,7 +8,7 @@ import torch
 from planted_run import LEARNING_RATE, SLOTS, PlantedRun, types_of
 
 from rocktokens.policies.online_rocks import OnlineRocksPolicy, freezes
-from rocktokens.stats.rocks import find_rocks
+from rocktokens.rocks.find import find_rocks
 from rocktokens.traces.store import TraceStore
 
 STEPS = 160

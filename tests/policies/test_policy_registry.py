@@ -14,7 +14,7 @@ from rocktokens.config import Config, PolicySection, RunSection, dump_config, du
 from rocktokens.config.policies import Category, files_of
 from rocktokens.errors import ConfigError
 from rocktokens.policies import POLICIES, make_policy, policy_from_section
-from rocktokens.stats.categories import CATEGORIES
+from rocktokens.rocks.categories import CATEGORIES
 from rocktokens.types import ControlSet, RockSet
 
 SECTIONS = {

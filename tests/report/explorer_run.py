@@ -11,10 +11,10 @@ import numpy as np
 from hostile_texts import HOSTILE, SURROGATES
 from tokenizers import Tokenizer, decoders, models
 
-from rocktokens.interventions.journal import Decoded, RunJournal
+from rocktokens.knockout.journal import Decoded, RunJournal
+from rocktokens.rocks.split import HELD_OUT
 from rocktokens.rollouts.store import write_rollouts
 from rocktokens.run_dir import RunDir
-from rocktokens.stats.evidence import HELD_OUT
 from rocktokens.traces.schema import trace_table
 from rocktokens.traces.writer import TraceWriter
 from rocktokens.types import RockSet, RockToken, Rollout, TokenScores

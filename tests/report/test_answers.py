@@ -8,8 +8,8 @@ import pytest
 from explorer_run import make_run
 from report_run import make_ban, make_find, make_knockout, make_report_run, make_rocks, make_study, rock_id
 
-from rocktokens.report.answers import five_answers, gain, matter, moved, sure, which
-from rocktokens.report.runs import RunView
+from rocktokens.report.page.answers import five_answers, gain, matter, moved, sure, which
+from rocktokens.report.views.run_view import RunView
 
 
 def test_which_names_the_first_rocks_and_gives_shares_with_intervals():

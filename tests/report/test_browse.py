@@ -11,7 +11,7 @@ import pytest
 from view_run import CHECKPOINTS, log_line, probe_rollouts, rock_ids, tokenizer, under_ban, write_whole
 
 from rocktokens.errors import RocktokensError
-from rocktokens.report.browse import (
+from rocktokens.report.views.browse import (
     Filters,
     compare,
     history,
@@ -22,10 +22,10 @@ from rocktokens.report.browse import (
     type_card,
     warm,
 )
-from rocktokens.report.live import MAX_POINTS
-from rocktokens.report.runs import RunView
-from rocktokens.report.strips import Strip, rollout_strip
-from rocktokens.report.type_card import CONTEXT
+from rocktokens.report.views.live import MAX_POINTS
+from rocktokens.report.views.run_view import RunView
+from rocktokens.report.views.strips import Strip, rollout_strip
+from rocktokens.report.views.type_card import CONTEXT
 from rocktokens.run_dir import RunDir
 
 

@@ -8,8 +8,8 @@ from explorer_run import LENGTH, N_ROLLOUTS, make_run
 from hostile_texts import HOSTILE
 from report_run import make_rocks
 
-from rocktokens.report.runs import RunView
-from rocktokens.report.strips import rollout_strip
+from rocktokens.report.views.run_view import RunView
+from rocktokens.report.views.strips import rollout_strip
 from rocktokens.traces.notebook import LEVELS, MOST, Piece, level, strip_html
 from rocktokens.traces.store import TraceStore
 

@@ -14,10 +14,10 @@ import pytest
 from explorer_run import LENGTH, make_run
 from report_run import TEXTS, make_report_run
 
+from rocktokens.display.text import MARKS_LEGEND, visible
 from rocktokens.errors import RocktokensError
-from rocktokens.report.page import RESULT_FILES, STRIPS, file_name, report_html, unbroken, with_room, write_figures
-from rocktokens.report.runs import RunView
-from rocktokens.report.text import MARKS_LEGEND, visible
+from rocktokens.report.page.page import RESULT_FILES, STRIPS, file_name, report_html, unbroken, with_room, write_figures
+from rocktokens.report.views.run_view import RunView
 from rocktokens.run_dir import RunDir
 
 FIGURES = {
@@ -151,7 +151,7 @@ def test_the_page_holds_rollouts_and_reads_without_a_script(page: Page):
 
 
 def test_long_rollouts_are_cut_and_what_is_left_out_is_counted(path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("rocktokens.report.page.STRIP_TOKENS", 20)
+    monkeypatch.setattr("rocktokens.report.page.page.STRIP_TOKENS", 20)
     page = Page(report_html([RunView.open(path)]))
     assert [(len(strip["tokens"]), strip["more"]) for strip in page.data["strips"][0]] == [(20, LENGTH - 20)] * STRIPS
     assert page.text_in("p", **{"class": "note"}).count(f"… {LENGTH - 20} more tokens") == STRIPS

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from rocktokens.report.figures import chart_bytes, loss_chart
-from rocktokens.report.pdf import in_one_order
+from rocktokens.report.charts.find_charts import chart_bytes, loss_chart
+from rocktokens.report.charts.pdf import in_one_order
 
 OBJECTS = {
     "catalog": b"<<\n  /Type /Catalog\n  /Pages %(pages)d 0 R\n>>",

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from report_run import make_rocks
 
-from rocktokens.report.runs import RunView
-from rocktokens.report.tables import rock_table, runs_table
+from rocktokens.report.page.tables import rock_table, runs_table
+from rocktokens.report.views.run_view import RunView
 from rocktokens.run_dir import RunDir
 from rocktokens.types import RockSet
 

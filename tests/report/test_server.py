@@ -14,9 +14,9 @@ from starlette.applications import Starlette
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.testclient import TestClient
 
-from rocktokens.report.runs import RunView
-from rocktokens.report.security import HEADERS, Guard, new_token
-from rocktokens.report.server import make_app
+from rocktokens.report.explorer.security import HEADERS, Guard, new_token
+from rocktokens.report.explorer.server import make_app
+from rocktokens.report.views.run_view import RunView
 
 TOKEN = "secret-token"
 ORIGIN = "http://127.0.0.1"

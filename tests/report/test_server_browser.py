@@ -22,10 +22,10 @@ from explorer_run import (
 from hostile_texts import HOSTILE
 from playwright.sync_api import Browser, ConsoleMessage, Error, Page, Request, Route, expect
 
-from rocktokens.report.runs import RunView
-from rocktokens.report.security import new_token
-from rocktokens.report.server import make_app
-from rocktokens.report.text import legible, visible
+from rocktokens.display.text import legible, visible
+from rocktokens.report.explorer.security import new_token
+from rocktokens.report.explorer.server import make_app
+from rocktokens.report.views.run_view import RunView
 
 VIEWS = ("rollouts", "rocks", "compare", "knockout", "live")
 FOREIGN = "#main :is(script, img, iframe, object, link, style, form:not(#filters))"

@@ -8,10 +8,10 @@ import pytest
 from tokenizers import Tokenizer, decoders, models
 from view_run import CHECKPOINTS, TOP_K, probe_rollouts, rock_ids, scores, tokenizer, tops, write_traced, write_whole
 
+from rocktokens.display.text import legible
 from rocktokens.errors import RocktokensError
-from rocktokens.report.runs import RunView
-from rocktokens.report.strips import SCORES, interesting_rollouts, rollout_strip
-from rocktokens.report.text import legible
+from rocktokens.report.views.run_view import RunView
+from rocktokens.report.views.strips import SCORES, interesting_rollouts, rollout_strip
 from rocktokens.rollouts.store import write_rollouts
 from rocktokens.run_dir import RunDir
 from rocktokens.traces.schema import trace_table

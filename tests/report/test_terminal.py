@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 from type_tables import COLUMNS, table, zipf_types
 
-from rocktokens.report.terminal import curve_text, funnel_text
+from rocktokens.report.charts.terminal import curve_text, funnel_text
 
 CURVE = [
     {

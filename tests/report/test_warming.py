@@ -9,9 +9,9 @@ import pytest
 from explorer_run import N_ROLLOUTS, make_run
 from starlette.testclient import TestClient
 
-from rocktokens.report import browse
-from rocktokens.report.runs import RunView
-from rocktokens.report.server import make_app
+from rocktokens.report.explorer.server import make_app
+from rocktokens.report.views import browse
+from rocktokens.report.views.run_view import RunView
 
 TOKEN = "secret-token"
 

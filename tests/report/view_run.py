@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from rocktokens.interventions.journal import Decoded, RunJournal
-from rocktokens.interventions.records import Ban, Changes, Knockout, KnockoutSweep
+from rocktokens.knockout.journal import Decoded, RunJournal
+from rocktokens.knockout.records import Ban, Changes, Knockout, KnockoutSweep
 from rocktokens.rollouts.store import write_rollouts
 from rocktokens.run_dir import RunDir, derive_seed
 from rocktokens.tasks.wordmath import Wordmath, make_problem, write_solution

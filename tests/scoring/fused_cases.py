@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from rocktokens.errors import NonFiniteLossError, RocktokensError
 from rocktokens.models.head import LMHead
 from rocktokens.scoring import fused
+from rocktokens.scoring.checks import require_sound_scores
 from rocktokens.scoring.divergence import token_scores, weighted_kl
-from rocktokens.scoring.soundness import require_sound_scores
 from rocktokens.types import TokenScores
 
 on_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")

@@ -7,9 +7,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from rocktokens.errors import RocktokensError
 from rocktokens.models.load import LoadedModel
+from rocktokens.rocks.contexts import context_consistency
 from rocktokens.scoring import hidden
 from rocktokens.scoring.hidden import hidden_encoder
-from rocktokens.stats.context import context_consistency
 from rocktokens.types import Rollout
 
 V, D = 37, 16

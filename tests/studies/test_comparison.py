@@ -12,7 +12,7 @@ from sample_curves import N_PROMPTS, PROMPT_IDS, STEPS, make_curve, make_study
 from scipy.stats import t as student
 
 from rocktokens.errors import RocktokensError
-from rocktokens.stats.crossed import crossed_mean
+from rocktokens.inference.crossed import crossed_mean
 from rocktokens.studies.comparison import compare
 from rocktokens.studies.curves import Axis, correct_at, steps_to
 from rocktokens.studies.records import Comparison, Curve, StudyResult

@@ -392,7 +392,7 @@ def test_sentencepiece_texts(tmp_path):
 def test_reading_needs_no_torch(tmp_path):
     write(tmp_path, sample_table(3))
     script = (
-        "import sys; from rocktokens.traces.store import TraceStore; from rocktokens.stats.rocks import find_rocks\n"
+        "import sys; from rocktokens.traces.store import TraceStore; from rocktokens.rocks.find import find_rocks\n"
         "import rocktokens.policies, rocktokens.config\n"
         "find_rocks(TraceStore(sys.argv[1]), stage='score', split=None)\n"
         "assert not {'torch', 'transformers'} & set(sys.modules)"

@@ -28,7 +28,6 @@ from rocktokens.models.fingerprints import vocabulary_sha256
 from rocktokens.models.load import load_model
 from rocktokens.rollouts.store import read_rollouts
 from rocktokens.run_dir import RunDir
-from rocktokens.training.checkpoint import latest_checkpoint, list_checkpoints
 from rocktokens.training.loop import TrainingResult, distill
 
 
@@ -69,7 +68,7 @@ def finished(pair, tmp_path_factory) -> tuple[Config, TrainingResult, list[tuple
 def test_a_run_leaves_everything_a_reader_needs(finished):
     config, result, seen = finished
     run = RunDir(result.directory)
-    assert list_checkpoints(run) == [0, 2, 4, 6] and result.steps == 6 and not result.already_complete
+    assert run.checkpoints() == [0, 2, 4, 6] and result.steps == 6 and not result.already_complete
     assert load_config(run.config) == config
     assert [call[:2] for call in seen] == [(step + 1, 6) for step in range(6)]
     assert log_records(run) == [record for *_, record in seen]
@@ -351,7 +350,7 @@ def test_nan_stops_the_run_and_leaves_the_last_checkpoint(pair, tmp_path):
     save_file(weights, teacher / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(NonFiniteLossError, match="step 2: the teacher's logits"):
         distill(config, resume=True)
-    assert latest_checkpoint(run) == 2 and hashes(run, "checkpoints/", "traces/") == before
+    assert max(run.checkpoints(), default=None) == 2 and hashes(run, "checkpoints/", "traces/") == before
 
 
 def test_answers_that_never_end_stop_the_run_at_the_third_step_even_across_a_resume(pair, tmp_path):
@@ -360,7 +359,7 @@ def test_answers_that_never_end_stop_the_run_at_the_third_step_even_across_a_res
     distill_until(config, 2)
     with pytest.raises(LengthExplosionError, match=r"step 2: .*max_completion_length"):
         distill(config, resume=True)
-    assert latest_checkpoint(RunDir(tmp_path / "run")) == 2
+    assert max(RunDir(tmp_path / "run").checkpoints()) == 2
 
 
 def test_a_finished_run_is_complete_and_untouched_by_a_resume(finished):
@@ -469,7 +468,7 @@ def test_two_processes_train_like_one(pair, tmp_path):
     finished = [hashes(run, "checkpoints/", "traces/") for run in runs]
     assert "checkpoints/step-5/policy.safetensors" in finished[-1]
     for run in runs:
-        run.drop([entry.path for entry in run.files(f"checkpoints/step-{latest_checkpoint(run)}/")])
+        run.drop([entry.path for entry in run.files(f"checkpoints/step-{max(run.checkpoints(), default=None)}/")])
     run_two_processes(files)
     assert [hashes(run, "checkpoints/", "traces/") for run in runs] == finished
     with pytest.raises(ConfigError, match="1 processes were launched, but the run was started with 2"):
@@ -478,8 +477,8 @@ def test_two_processes_train_like_one(pair, tmp_path):
 
 def require_alike(one: RunDir, two: RunDir) -> None:
     """As many steps of eight rollouts, the same up to rounding."""
-    steps = latest_checkpoint(one)
-    assert steps == latest_checkpoint(two)
+    steps = max(one.checkpoints(), default=None)
+    assert steps == max(two.checkpoints(), default=None)
     for step in range(steps):
         ours, theirs = (read_rollouts(run, f"rollouts/training/step-{step}.parquet") for run in (one, two))
         assert len({(each.prompt_id, each.sample) for each in ours}) == len(ours) == 8

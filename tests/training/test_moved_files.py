@@ -18,7 +18,7 @@ policies = [{{ name = "rocks", rocks = "{folder}/rocks.json" }}, {{ name = "rand
 """
 
 
-def config_of(folder: Path, run: RunDir, rho: float = 0.5) -> Config:
+def run_config(folder: Path, run: RunDir, rho: float = 0.5) -> Config:
     return parse_config(f'[run]\ndirectory = "{run.path}"\n' + POLICY.format(folder=folder, rho=rho))
 
 
@@ -30,7 +30,7 @@ def began(tmp_path: Path) -> RunDir:
         for name in ("rocks.json", "pillars.json"):
             (tmp_path / folder / name).write_text(name)
     run = RunDir(tmp_path / "run")
-    config = config_of(tmp_path / "old", run)
+    config = run_config(tmp_path / "old", run)
     run.commit_text(run.config.name, dump_config(config))
     run.update_manifest(
         **{POLICY_FILES: {key: file_sha256(Path(path)) for key, path in files_of(config.policy).items()}}
@@ -39,22 +39,22 @@ def began(tmp_path: Path) -> RunDir:
 
 
 def test_files_may_have_moved(began: RunDir, tmp_path: Path):
-    assert open_run(began, config_of(tmp_path / "new", began), 1, resume=True) is None
+    assert open_run(began, run_config(tmp_path / "new", began), 1, resume=True) is None
 
 
 def test_another_content_is_refused_however_deep(began: RunDir, tmp_path: Path):
     (tmp_path / "new/rocks.json").write_text("others")
     with pytest.raises(ConfigError, match=r"policy\.policies\[0\]\.rocks = '.*/new/rocks\.json' is another file"):
-        open_run(began, config_of(tmp_path / "new", began), 1, resume=True)
+        open_run(began, run_config(tmp_path / "new", began), 1, resume=True)
 
 
 def test_what_is_no_file_is_still_compared(began: RunDir, tmp_path: Path):
     with pytest.raises(ConfigError, match=r"policy\.policies = .*0\.25"):
-        open_run(began, config_of(tmp_path / "new", began, rho=0.25), 1, resume=True)
+        open_run(began, run_config(tmp_path / "new", began, rho=0.25), 1, resume=True)
 
 
 def test_a_run_without_a_record_of_its_files_knows_them_by_path(began: RunDir, tmp_path: Path):
     bare = RunDir(tmp_path / "bare")
     bare.commit_text(bare.config.name, began.config.read_text())
     with pytest.raises(ConfigError, match=r"policy\.protect = "):
-        open_run(bare, config_of(tmp_path / "new", bare), 1, resume=True)
+        open_run(bare, run_config(tmp_path / "new", bare), 1, resume=True)

@@ -11,13 +11,10 @@ from rocktokens.errors import LengthExplosionError, NonFiniteLossError, RunDirEr
 from rocktokens.run_dir import RunDir
 from rocktokens.training.checkpoint import (
     TrainerState,
-    latest_checkpoint,
-    list_checkpoints,
     load_trainer_state,
     optimizer_state,
     restore_optimizer,
     save_checkpoint,
-    verified_checkpoint,
 )
 from rocktokens.training.health import LengthWatch, naming_step, require_finite
 from rocktokens.training.optim import make_optimizer, make_scheduler, restore_scheduler
@@ -52,7 +49,7 @@ def test_a_restored_optimizer_goes_on_to_the_last_bit(tmp_path: Path, schedule: 
     save_checkpoint(run, state, whole, byte_tokenizer(), optimizer_state(whole, optimizer), {})
     train(whole, optimizer, scheduler, range(4, 8))
 
-    directory = verified_checkpoint(run, 4)
+    directory = run.verified_checkpoint(4)
     resumed = type(whole).from_pretrained(directory).to(device)
     again = make_optimizer(resumed, section)
     schedule_again = make_scheduler(again, section)
@@ -122,28 +119,28 @@ def test_a_checkpoint_the_manifest_does_not_list_does_not_exist_and_is_written_o
     monkeypatch.undo()
     assert run.checkpoint(10).exists()
     (run.checkpoint(10) / "stray").write_text("left by a killed process")
-    assert list_checkpoints(run) == [0] and latest_checkpoint(run) == 0
+    assert run.checkpoints() == [0] and max(run.checkpoints(), default=None) == 0
     with pytest.raises(RunDirError, match=r"no checkpoint of step 10: there are \[0\]"):
-        verified_checkpoint(run, 10)
+        run.verified_checkpoint(10)
     save(10)
-    assert list_checkpoints(run) == [0, 10] and not (run.checkpoint(10) / "stray").exists()
-    assert verified_checkpoint(run, 10) == run.checkpoint(10)
+    assert run.checkpoints() == [0, 10] and not (run.checkpoint(10) / "stray").exists()
+    assert run.verified_checkpoint(10) == run.checkpoint(10)
 
 
 def test_checkpoints_are_ordered_by_number_and_verified(saved):
     run, save = saved
     for step in (2, 10, 100):
         save(step)
-    assert list_checkpoints(run) == [0, 2, 10, 100]
+    assert run.checkpoints() == [0, 2, 10, 100]
     weights = run.checkpoint(10) / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
     with pytest.raises(RunDirError, match="SHA-256"):
-        verified_checkpoint(run, 10)
-    assert verified_checkpoint(run, 100) == run.checkpoint(100)
+        run.verified_checkpoint(10)
+    assert run.verified_checkpoint(100) == run.checkpoint(100)
 
 
 def test_no_checkpoint_at_all(tmp_path: Path):
-    assert latest_checkpoint(RunDir(tmp_path)) is None
+    assert RunDir(tmp_path).checkpoints() == []
 
 
 def test_log_lines_after_the_checkpoint_are_cut_torn_ones_included(tmp_path: Path):

@@ -18,10 +18,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from rocktokens.cli.common import AsJson, ConfigPath, Overrides, notes, output, print_json
-from rocktokens.cli.findings import Finding
-from rocktokens.cli.probe import check_probe
-from rocktokens.cli.static_checks import check_data, check_models, check_run, sample_prompts
 from rocktokens.config import Config, load_config
+from rocktokens.preflight.findings import Finding
+from rocktokens.preflight.probe import check_probe
+from rocktokens.preflight.static_checks import check_data, check_models, check_run, sample_prompts
 
 PROBE_ROLLOUTS = 16
 PROBE_NEEDS = ("tokenizers", "student head", "teacher head", "batch", "prompts")
@@ -47,8 +47,8 @@ def run_check(config: Config) -> dict[str, Any]:
     """All findings as a record, with the worst level among them."""
     with notes.status("loading"):
         from rocktokens.models.load import load_model
+        from rocktokens.scoring.student import load_student
         from rocktokens.tasks import make_task
-        from rocktokens.training.session import load_student
 
         task = make_task(config.task)
         student = load_student(config, None, config.models.device)

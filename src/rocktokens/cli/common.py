@@ -12,9 +12,6 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from rocktokens.config import Config, load_config
-from rocktokens.run_dir import RunDir
-
 ConfigPath = Annotated[Path, typer.Argument(metavar="RUN.TOML", help="The config of the run.", show_default=False)]
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.", show_default=False)]
 Overrides = Annotated[
@@ -66,12 +63,6 @@ def progress_bar(label: str, total: int) -> Iterator[Callable[[int], None]]:
     with progress() as bars:
         task = bars.add_task(label, total=total)
         yield lambda steps: bars.update(task, advance=steps)
-
-
-def config_of(run: RunDir, overrides: list[str] | None) -> Config:
-    """The config a run was started with, overrides applied, pointing at where the run lies now."""
-    run.require()
-    return load_config(run.config, [*(overrides or []), f"run.directory={json.dumps(str(run.path))}"])
 
 
 def percent(share: float | None) -> str:

@@ -23,7 +23,6 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from rocktokens.cli.choose_bans import Wanted
 from rocktokens.cli.common import AsJson, Overrides, notes, output, percent, print_json
 from rocktokens.cli.distill import run_distill
 from rocktokens.cli.evaluate import accuracy_table, resolve_models, run_evaluate
@@ -37,7 +36,8 @@ from rocktokens.cli.study import run_study
 from rocktokens.cli.study_tables import print_study
 from rocktokens.cli.trace import run_trace
 from rocktokens.config import Config, parse_config
-from rocktokens.report.text import visible
+from rocktokens.display.text import visible
+from rocktokens.knockout.bans import Wanted
 from rocktokens.run_dir import RunDir
 from rocktokens.studies.config import StudyConfig, make_study
 from rocktokens.types import KEPT, RockSet
@@ -112,8 +112,8 @@ def run_demo(config: Config, *, quiet: bool = False) -> dict[str, Any]:
 
 def write_page(run: RunDir) -> Path:
     """Commit report.html."""
-    from rocktokens.report.page import report_html
-    from rocktokens.report.runs import RunView
+    from rocktokens.report.page.page import report_html
+    from rocktokens.report.views.run_view import RunView
 
     with notes.status("drawing"):
         entry = run.commit_text("report.html", report_html([RunView.open(run.path)]))
@@ -145,9 +145,9 @@ def measure_movement(run: RunDir, rocks: RockSet) -> tuple[dict[str, Any], "pd.D
 
     The types are measured on the prompts that had no say in which of them are rocks, as far as there are any.
     """
-    from rocktokens.stats.aggregate import prompts_of
-    from rocktokens.stats.evidence import split_prompts
-    from rocktokens.stats.rocks import type_table
+    from rocktokens.rocks.aggregate import prompts_of
+    from rocktokens.rocks.find import type_table
+    from rocktokens.rocks.split import split_prompts
     from rocktokens.traces.store import TraceStore
 
     kl = [json.loads(line)["kl"] for line in run.logs.read_text(encoding="utf-8").splitlines()]

@@ -11,7 +11,6 @@ from rocktokens.cli.common import (
     AsJson,
     Overrides,
     RunPath,
-    config_of,
     notes,
     output,
     percent,
@@ -19,7 +18,7 @@ from rocktokens.cli.common import (
     print_json,
     progress_bar,
 )
-from rocktokens.config import Config
+from rocktokens.config import Config, run_config
 from rocktokens.errors import RocktokensError
 from rocktokens.run_dir import RunDir
 
@@ -40,7 +39,7 @@ def evaluate(
     Example: [bold]rocktokens evaluate runs/mine --checkpoint all --checkpoint teacher[/bold]
     """
     run = RunDir(run_path)
-    config = config_of(run, overrides)
+    config = run_config(run, overrides)
     records = run_evaluate(run, config, resolve_models(run, config, checkpoint or ["last"]))
     if as_json:
         return print_json({"evaluations": records})
@@ -50,9 +49,7 @@ def evaluate(
 
 def resolve_models(run: RunDir, config: Config, names: Sequence[str]) -> dict[str, str]:
     """What to load for each name given on the command line, in order."""
-    from rocktokens.training.checkpoint import list_checkpoints
-
-    steps = list_checkpoints(run)
+    steps = run.checkpoints()
     models: dict[str, str] = {}
     for name in names:
         if name in ("teacher", "student"):
@@ -75,7 +72,7 @@ def run_evaluate(run: RunDir, config: Config, models: dict[str, str]) -> list[Re
 
 def _kept_or_measured(run: RunDir, config: Config, name: str, model: str) -> Record:
     with notes.status("loading"):
-        from rocktokens.interventions.evaluations import kept_evaluation, measure_evaluation
+        from rocktokens.evaluation.ledger import kept_evaluation, measure_evaluation
         from rocktokens.models.load import load_model
 
         kept = kept_evaluation(run, config, name, model, seed=config.run.seed)

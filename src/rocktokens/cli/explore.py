@@ -16,7 +16,7 @@ from rocktokens.cli.common import AsJson, notes, output, print_json
 from rocktokens.errors import RocktokensError
 
 if TYPE_CHECKING:
-    from rocktokens.report.runs import RunView
+    from rocktokens.report.views.run_view import RunView
 
 LOCAL = "127.0.0.1"
 EVERYWHERE = ("0.0.0.0", "::")
@@ -39,8 +39,8 @@ def explore(
     [bold]ssh -L 8000:localhost:8000 MACHINE[/bold].
     """
     with notes.status("opening"):
-        from rocktokens.report.runs import RunView
-        from rocktokens.report.security import LOOPBACK, new_token
+        from rocktokens.report.explorer.security import LOOPBACK, new_token
+        from rocktokens.report.views.run_view import RunView
 
         views = [RunView.open(path) for path in runs]
     with _listen(host, port) as listener:
@@ -103,7 +103,7 @@ def _authority(host: str, port: int) -> str:
 
 def _hosts(host: str) -> frozenset[str]:
     """What a browser may call the server; where it listens on all addresses, any of them and the machine's name."""
-    from rocktokens.report.security import LOOPBACK
+    from rocktokens.report.explorer.security import LOOPBACK
 
     if host not in EVERYWHERE:
         return LOOPBACK | {host.lower()}
@@ -117,7 +117,7 @@ def _serve(views: Sequence["RunView"], token: str, hosts: frozenset[str], listen
     """Answer until an interrupt, which is how this ends."""
     import uvicorn
 
-    from rocktokens.report.server import make_app
+    from rocktokens.report.explorer.server import make_app
 
     config = uvicorn.Config(
         make_app(views, token, hosts),

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rocktokens.cli.common import AsJson, Overrides, config_of, notes, output, print_json, progress
-from rocktokens.config import Config, FindSection, parse_config
+from rocktokens.cli.common import AsJson, Overrides, notes, output, print_json, progress
+from rocktokens.config import Config, FindSection, parse_config, run_config
 from rocktokens.errors import RocktokensError
 from rocktokens.run_dir import RunDir, derive_seed
 from rocktokens.types import RockSet
@@ -22,8 +22,8 @@ from rocktokens.types import RockSet
 if TYPE_CHECKING:
     import numpy as np
 
-    from rocktokens.stats.encoding import Encoder
-    from rocktokens.stats.selection import Criterion, Finding
+    from rocktokens.rocks.encoding import Encoder
+    from rocktokens.rocks.search import Criterion, Finding
     from rocktokens.traces.store import TraceStore
 
 
@@ -89,9 +89,9 @@ class Found:
 
 def run_find(run: RunDir, section: FindSection, seed: int, options: Options | None = None) -> Found:
     """Find the rocks, prompts split by ``seed``; commit rocks.json, find.json and the figures."""
-    from rocktokens.stats.analysis import analyse
-    from rocktokens.stats.rocks import rock_set
-    from rocktokens.stats.sensitivity import other_gammas
+    from rocktokens.rocks.analysis import analyse
+    from rocktokens.rocks.find import rock_set
+    from rocktokens.rocks.sensitivity import other_gammas
 
     with run.lock():
         store, finding, encoders = _search(run, section, seed, options or Options(), other_gammas(section.gamma))
@@ -113,7 +113,7 @@ def split_seed(config: Config) -> int:
 def settings_of(run: RunDir, overrides: list[str]) -> tuple[FindSection, int]:
     """The run's own settings and seed; the defaults and 0 for a folder that holds nothing but traces."""
     if run.config.exists():
-        config = config_of(run, overrides)
+        config = run_config(run, overrides)
         return config.find, split_seed(config)
     config = parse_config("", [*overrides, f"run.directory={json.dumps(str(run.path))}"], name=str(run.path))
     return config.find, 0
@@ -131,8 +131,8 @@ def _search(
     run: RunDir, section: FindSection, seed: int, options: Options, gammas: tuple[float, ...] = ()
 ) -> "tuple[TraceStore, Finding, Encoders]":
     with notes.status("reading traces"):
-        from rocktokens.stats.evidence import resolve_checkpoints
-        from rocktokens.stats.selection import Criterion, search
+        from rocktokens.rocks.search import Criterion, search
+        from rocktokens.rocks.split import resolve_checkpoints
         from rocktokens.traces.store import TraceStore
 
         store = TraceStore(run, engine=options.engine, threads=options.threads)
@@ -153,7 +153,7 @@ def _pairs_bar() -> "Iterator[Callable[[int, int], None]]":
 
 
 def _encoders(store: "TraceStore", criterion: "Criterion") -> Encoders:
-    from rocktokens.stats.encoding import embedding_encoder
+    from rocktokens.rocks.encoding import embedding_encoder
 
     reference = criterion.reference
     if criterion.stage != "context" or reference is None:
@@ -169,7 +169,7 @@ def _encoders(store: "TraceStore", criterion: "Criterion") -> Encoders:
 
 def _embeddings(store: "TraceStore", checkpoint: int) -> "np.ndarray":
     """The student's input embeddings from its files, or from the model itself when it has a hub or embedded id."""
-    from rocktokens.stats.embeddings import student_embeddings
+    from rocktokens.rocks.embeddings import student_embeddings
 
     name = _student(store, checkpoint)
     if Path(name).exists() or name == str(store.run.checkpoint(checkpoint)):
@@ -182,7 +182,7 @@ def _embeddings(store: "TraceStore", checkpoint: int) -> "np.ndarray":
 def _student(store: "TraceStore", checkpoint: int) -> str:
     """The student that was replayed, if it still is the one the traces are of."""
     from rocktokens.models.fingerprints import model_identity
-    from rocktokens.stats.embeddings import student_name
+    from rocktokens.rocks.embeddings import student_name
 
     name = student_name(store, checkpoint)
     traced = store.replay.get("checkpoints", {}).get(str(checkpoint))
@@ -212,8 +212,8 @@ def _draw(run: RunDir, rocks: RockSet, analysis: dict[str, Any]) -> None:
     """Commit the figures as PNG."""
     import pandas as pd
 
-    from rocktokens.report.figures import chart_bytes, cutoff_chart, loss_chart, sensitivity_chart
-    from rocktokens.report.funnel import funnel
+    from rocktokens.report.charts.find_charts import chart_bytes, cutoff_chart, loss_chart, sensitivity_chart
+    from rocktokens.report.charts.funnel import funnel
 
     where = f"{run.path.name}, checkpoint {rocks.criterion['reference']}"
     selected = f"{where}, prompts that selected the rocks"
@@ -230,8 +230,8 @@ def _draw(run: RunDir, rocks: RockSet, analysis: dict[str, Any]) -> None:
 
 def _compare(runs: list[str], overrides: list[str], options: Options, show: int, as_json: bool) -> None:
     from rocktokens.cli.find_tables import print_comparison
-    from rocktokens.stats.compare import compare_findings, require_same_vocabulary
-    from rocktokens.stats.evidence import resolve_checkpoints
+    from rocktokens.rocks.compare import compare_findings, require_same_vocabulary
+    from rocktokens.rocks.split import resolve_checkpoints
     from rocktokens.traces.store import TraceStore
 
     if len(runs) != 2:

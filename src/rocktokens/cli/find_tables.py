@@ -8,8 +8,8 @@ from rich.text import Text
 
 from rocktokens.cli.common import output, percent, percent_interval
 from rocktokens.cli.tables import WIDE, decimal, heading, p_value, plain_table
-from rocktokens.report.text import visible
-from rocktokens.report.wording import as_a_set
+from rocktokens.display.numbers import as_a_set
+from rocktokens.display.text import visible
 from rocktokens.types import SURE, RockSet, RockToken
 
 GROUP_NAMES = {"rock": "rocks", "rare high-kl": "high mean kl", "random": "random types"}
@@ -22,7 +22,7 @@ def print_found(rocks: RockSet, analysis: dict[str, Any], show: int) -> None:
     """Everything, in the order a reader asks."""
     import pandas as pd
 
-    from rocktokens.report.terminal import curve_text, funnel_text
+    from rocktokens.report.charts.terminal import curve_text, funnel_text
 
     print_summary(rocks)
     if not rocks.tokens:

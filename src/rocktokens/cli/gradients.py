@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rocktokens.cli.common import AsJson, Overrides, RunPath, config_of, notes, output, print_json, progress_bar
-from rocktokens.config import Config
+from rocktokens.cli.common import AsJson, Overrides, RunPath, notes, output, print_json, progress_bar
+from rocktokens.config import Config, run_config
 from rocktokens.errors import RocktokensError
 from rocktokens.run_dir import RunDir, derive_seed
 from rocktokens.types import RockSet, Rollout
 
 if TYPE_CHECKING:
-    from rocktokens.cli.gradients_groups import Groups, Subject
     from rocktokens.gradients.adam import AdamSettings
+    from rocktokens.gradients.subject import Groups, Subject
     from rocktokens.gradients.type_sums import TypeGradients
     from rocktokens.models.load import LoadedModel
 
@@ -45,7 +45,7 @@ def gradients(
     """
     run = RunDir(run_path)
     settings = [] if batches is None else [f"gradients.batches={batches}"]
-    record = run_gradients(run, config_of(run, [*(overrides or []), *settings]), checkpoint, baseline)
+    record = run_gradients(run, run_config(run, [*(overrides or []), *settings]), checkpoint, baseline)
     if as_json:
         return print_json(record)
     from rocktokens.cli.gradients_tables import print_gradients
@@ -62,8 +62,8 @@ def run_gradients(
     with run.lock():
         rocks = RockSet.load(run.rocks)
         with notes.status("reading traces"):
-            from rocktokens.cli.gradients_groups import category_ids, choose_subject, describe_trace
             from rocktokens.gradients.claims import judge
+            from rocktokens.gradients.subject import category_ids, choose_subject, describe_trace
 
             subject = choose_subject(run, rocks, checkpoint, baseline)
             _require_same_loss(run, config, subject.store.replay)
@@ -151,7 +151,7 @@ def _logit_space(
     run: RunDir, config: Config, subject: "Subject", teacher: "LoadedModel", categories: "Groups"
 ) -> dict[str, Any]:
     """Both checkpoints, and what changed between them; None where there is but one."""
-    from rocktokens.gradients.study import describe_change, describe_checkpoint
+    from rocktokens.gradients.describe import describe_change, describe_checkpoint
 
     evidence, groups = subject.evidence, subject.groups
     now = _type_gradients(run, config, subject, teacher, evidence.reference)
@@ -194,12 +194,11 @@ def _type_gradients(
 def student_of(run: RunDir, subject: "Subject", step: int) -> str:
     """What to load for a checkpoint, if it still is the student that was traced."""
     from rocktokens.models.fingerprints import model_identity
-    from rocktokens.stats.embeddings import student_name
-    from rocktokens.training.checkpoint import verified_checkpoint
+    from rocktokens.rocks.embeddings import student_name
 
     name = student_name(subject.store, step)
     if name == str(run.checkpoint(step)):
-        verified_checkpoint(run, step)
+        run.verified_checkpoint(step)
     traced = subject.store.replay.get("checkpoints", {}).get(str(step))
     if traced is not None and model_identity(name, run) != traced:
         raise RocktokensError(
@@ -230,7 +229,7 @@ def _parameter_space(
     run: RunDir, config: Config, subject: "Subject", teacher: "LoadedModel", categories: "Groups"
 ) -> dict[str, Any]:
     """The partition into groups, and the one into categories."""
-    from rocktokens.gradients.study import describe_shares
+    from rocktokens.gradients.describe import describe_shares
 
     with notes.status("loading"):
         trainee = load_trainee(run, config, student_of(run, subject, subject.evidence.reference), subject, teacher)
@@ -245,7 +244,7 @@ def _parameter_space(
 def load_trainee(run: RunDir, config: Config, name: str, subject: "Subject", teacher: "LoadedModel") -> Trainee:
     """The student of the reference checkpoint with what is trainable in it, and its optimizer's state."""
     from rocktokens.models.load import load_model
-    from rocktokens.training.session import load_student
+    from rocktokens.scoring.student import load_student
 
     step, device = subject.evidence.reference, str(teacher.model.device)
     folder = run.checkpoint(step)
@@ -312,8 +311,8 @@ def _shares(
 
 def _draw(run: RunDir, record: dict[str, Any]) -> None:
     """Commit the figures as PNG."""
-    from rocktokens.report.figures import chart_bytes
-    from rocktokens.report.gradient_figures import gradient_charts
+    from rocktokens.report.charts.find_charts import chart_bytes
+    from rocktokens.report.charts.gradient_charts import gradient_charts
 
     for name, chart in gradient_charts(record, run.path.name).items():
         content = chart_bytes(chart, "png")

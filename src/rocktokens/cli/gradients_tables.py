@@ -11,8 +11,8 @@ from rich.text import Text
 
 from rocktokens.cli.common import output, percent, percent_interval
 from rocktokens.cli.tables import WIDE, decimal, heading, p_value, plain_table
+from rocktokens.display.text import visible
 from rocktokens.gradients.claims import ROCKS
-from rocktokens.report.text import visible
 
 SPACE_NAMES = {"vocabulary": "over the vocabulary", "hidden": "in the student's last hidden state"}
 TEST_NAMES = {

@@ -15,18 +15,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from rocktokens.cli.choose_bans import Tokens, Wanted, choose_bans, control_ban, ranked_rocks
-from rocktokens.cli.common import AsJson, Overrides, RunPath, config_of, notes, output, print_json, progress_bar
+from rocktokens.cli.common import AsJson, Overrides, RunPath, notes, output, print_json, progress_bar
 from rocktokens.cli.evaluate import resolve_models
-from rocktokens.cli.trace import make_sampler
-from rocktokens.config import Config, evaluation_task
+from rocktokens.config import Config, evaluation_task, run_config
 from rocktokens.errors import RocktokensError
-from rocktokens.interventions.records import Ban, Knockout, KnockoutSweep
+from rocktokens.knockout.bans import Tokens, Wanted, choose_bans, control_ban, ranked_rocks
+from rocktokens.knockout.records import Ban, Knockout, KnockoutSweep
 from rocktokens.run_dir import RunDir, derive_seed, package_versions
 from rocktokens.types import Prompt, RockSet, RockToken
 
 if TYPE_CHECKING:
-    from rocktokens.interventions.knockout import Mode
+    from rocktokens.knockout.sweep import Mode
     from rocktokens.models.load import LoadedModel
     from rocktokens.tasks.base import Task
 
@@ -71,7 +70,7 @@ def knockout(
     chosen = {"top": top, "num_samples": samples, "num_prompts": prompts, "temperature": 0 if greedy else None}
     settings = [f"knockout.{name}={value}" for name, value in chosen.items() if value is not None]
     run = RunDir(run_path)
-    config = config_of(run, [*(overrides or []), *settings])
+    config = run_config(run, [*(overrides or []), *settings])
     if controls and not together:
         raise RocktokensError("--controls is given without --together: a set of controls stands beside a set of rocks")
     wanted = Wanted(
@@ -129,7 +128,7 @@ def run_knockout(
 ) -> KnockoutSweep:
     """Ban what is wanted, with progress bars; commit knockout.json and the student's verdicts in rocks.json."""
     with notes.status("loading"):
-        from rocktokens.interventions.verdicts import Rule
+        from rocktokens.knockout.verdicts import Rule
         from rocktokens.models.load import load_model
         from rocktokens.tasks import make_task
 
@@ -175,8 +174,9 @@ def _sweep(
     **design: Any,
 ) -> KnockoutSweep:
     """The sweep under the conditions of the config; ``design`` goes to ``knockout_sweep`` as it is."""
-    from rocktokens.interventions.journal import RunJournal
-    from rocktokens.interventions.knockout import knockout_sweep
+    from rocktokens.knockout.journal import RunJournal
+    from rocktokens.knockout.sweep import knockout_sweep
+    from rocktokens.rollouts.sampler import make_sampler
 
     section, rollouts = config.knockout, config.rollouts
     conditions = _conditions(config, subject, prompts)
@@ -282,7 +282,7 @@ def _digest(content: Any) -> str:
 
 def _columns(run: RunDir, rocks: RockSet, bans: Sequence[Ban]) -> dict[str, dict[int, float]]:
     """What the trace the rocks were found in says of the types that are banned alone."""
-    from rocktokens.interventions.correlates import type_columns
+    from rocktokens.knockout.correlates import type_columns
     from rocktokens.traces.store import TraceStore
 
     store, reference = TraceStore(run), rocks.criterion.get("reference")
@@ -296,9 +296,8 @@ def _columns(run: RunDir, rocks: RockSet, bans: Sequence[Ban]) -> dict[str, dict
 def _is_student(run: RunDir, config: Config, subject: _Subject) -> bool:
     """Whether the rocks are this model's: it is a checkpoint of the run, or one of the students it was traced with."""
     from rocktokens.models.fingerprints import model_identity
-    from rocktokens.training.checkpoint import list_checkpoints
 
-    own = [*(str(run.checkpoint(step)) for step in list_checkpoints(run)), *config.trace.checkpoints]
+    own = [*(str(run.checkpoint(step)) for step in run.checkpoints()), *config.trace.checkpoints]
     return subject.identity in {model_identity(name, run) for name in own}
 
 

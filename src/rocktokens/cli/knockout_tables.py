@@ -12,8 +12,8 @@ from rich.text import Text
 
 from rocktokens.cli.common import output, percent, percent_interval
 from rocktokens.cli.tables import WIDE, decimal, heading, p_value, plain_table
-from rocktokens.interventions.records import Ban, Knockout, KnockoutSweep, Role
-from rocktokens.report.text import printable, visible
+from rocktokens.display.text import printable, visible
+from rocktokens.knockout.records import Ban, Knockout, KnockoutSweep, Role
 from rocktokens.types import Verdict
 
 ROLES: dict[Role, str] = {"tested": "tested", "matched": "placebo, as frequent", "never": "placebo, never written"}
@@ -178,7 +178,7 @@ def detectable_sentence(sweep: KnockoutSweep) -> str:
 
 
 def _print_correlations(sweep: KnockoutSweep) -> None:
-    from rocktokens.interventions.correlates import FEWEST_TYPES
+    from rocktokens.knockout.correlates import FEWEST_TYPES
 
     if all(record["n"] < FEWEST_TYPES for record in sweep.correlations):
         return

@@ -8,8 +8,8 @@ import typer
 from rich.text import Text
 
 from rocktokens.cli.common import AsJson, notes, output, print_json
+from rocktokens.display.text import printable
 from rocktokens.errors import RocktokensError
-from rocktokens.report.text import printable
 from rocktokens.run_dir import write_atomically
 
 RunPaths = Annotated[
@@ -48,9 +48,9 @@ def report(
 
 def write_report(paths: Sequence[Path], out: Path, figures: Path | None = None) -> dict[str, Any]:
     """Write the page, and the figures if wanted; what was written and what it answers."""
-    from rocktokens.report.answers import five_answers
-    from rocktokens.report.page import report_html, write_figures
-    from rocktokens.report.runs import RunView
+    from rocktokens.report.page.answers import five_answers
+    from rocktokens.report.page.page import report_html, write_figures
+    from rocktokens.report.views.run_view import RunView
 
     views = [RunView.open(path) for path in paths]
     with notes.status("drawing"):

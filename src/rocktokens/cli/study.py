@@ -12,9 +12,9 @@ from typing import Annotated
 import typer
 
 from rocktokens.cli.common import AsJson, Overrides, notes, output, print_json, progress
-from rocktokens.cli.study_plan import describe_plan, print_plan
 from rocktokens.run_dir import RunDir
 from rocktokens.studies.config import StudyConfig, dump_study, load_study
+from rocktokens.studies.forecast import describe_plan, print_plan
 from rocktokens.studies.plan import Job, plan_jobs, require_unchanged
 from rocktokens.studies.records import StudyResult
 
@@ -51,10 +51,10 @@ def study(
 def run_study(config: StudyConfig) -> StudyResult:
     """All stages with progress bars; commit study.toml, study.json and the figures."""
     with notes.status("loading"):
-        from rocktokens.cli.study_scout import prepare_files
         from rocktokens.studies.inputs import record_inputs
-        from rocktokens.studies.ready import require_policies, require_ready, student_vocabulary
+        from rocktokens.studies.preflight import require_policies, require_ready, student_vocabulary
         from rocktokens.studies.runner import conclude, unfinished
+        from rocktokens.studies.scout import prepare_files
 
     run, jobs = RunDir(config.study.directory), plan_jobs(config)
     require_unchanged(config, jobs)
@@ -96,8 +96,8 @@ def _finish(config: StudyConfig, jobs: Sequence[Job]) -> None:
 
 def _draw(run: RunDir, result: StudyResult) -> None:
     """Commit the figures as PNG."""
-    from rocktokens.report.figures import chart_bytes
-    from rocktokens.report.study_figures import study_charts
+    from rocktokens.report.charts.find_charts import chart_bytes
+    from rocktokens.report.charts.study_charts import study_charts
 
     for name, chart in study_charts(result.to_record(), run.path.name).items():
         content = chart_bytes(chart, "png")

@@ -10,9 +10,9 @@ from rich.text import Text
 
 from rocktokens.cli.common import output, percent, percent_interval
 from rocktokens.cli.tables import WIDE, decimal, heading, plain_table
-from rocktokens.report.text import printable
+from rocktokens.display.text import printable
+from rocktokens.studies.decisions import verdict_lines
 from rocktokens.studies.records import Arm, StudyResult
-from rocktokens.studies.verdicts import verdict_lines
 
 COLUMNS: dict[str, Callable[[Arm], str]] = {
     "runs": lambda arm: str(len(arm.runs)),

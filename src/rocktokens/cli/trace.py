@@ -20,24 +20,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rocktokens.cli.common import AsJson, ConfigPath, Overrides, notes, output, print_json, progress_bar
-from rocktokens.cli.replay_record import (
+from rocktokens.config import Config, checkpoint_steps, load_config
+from rocktokens.errors import ConfigError, NonFiniteLossError, RunDirError
+from rocktokens.replay.record import (
     begin_record,
     has_replay,
     replay_settings,
     require_same_replay,
     require_vocabulary,
 )
-from rocktokens.config import Config, checkpoint_steps, load_config
-from rocktokens.errors import ConfigError, NonFiniteLossError, RunDirError
 from rocktokens.run_dir import RunDir, derive_seed
 from rocktokens.types import Rollout
 
 if TYPE_CHECKING:
     from rocktokens.models.load import LoadedModel
+    from rocktokens.replay.checkpoint_swap import Students
     from rocktokens.scoring.score import PendingScores
-    from rocktokens.scoring.students import Students
     from rocktokens.scoring.teacher_pass import TeacherPass
-    from rocktokens.scoring.tops import TopTokens
+    from rocktokens.scoring.top_tokens import TopTokens
     from rocktokens.traces.writer import WriteBehind
 
 
@@ -117,10 +117,8 @@ def run_trace(config: Config, *, restart: bool = False) -> dict[str, Any]:
 
 def find_checkpoints(run: RunDir, config: Config) -> list[Checkpoint]:
     """The checkpoints to replay through, oldest first."""
-    from rocktokens.training.checkpoint import list_checkpoints
-
     if not config.trace.checkpoints:
-        steps = list_checkpoints(run)
+        steps = run.checkpoints()
         if not steps:
             raise RunDirError(
                 f"{run.path} has no checkpoints: run `rocktokens distill` first, or list students in trace.checkpoints"
@@ -196,7 +194,7 @@ def _rollouts(
 def _parts(config: Config, probe: Probe, rollouts: list[Rollout], teacher: "LoadedModel") -> list[Part]:
     """What the teacher computes is kept only where more than one checkpoint needs it."""
     from rocktokens.scoring.teacher_pass import StatesRoom, TeacherPass
-    from rocktokens.scoring.tops import TopTokens
+    from rocktokens.scoring.top_tokens import TopTokens
 
     size, scoring = config.trace.rollouts_per_part, config.scoring
     room = StatesRoom() if len(probe.scored_by) > 1 else None
@@ -225,6 +223,7 @@ def _write_probe(
     teacher: "LoadedModel",
 ) -> None:
     from rocktokens.rollouts.encode import make_rollouts
+    from rocktokens.rollouts.sampler import make_sampler
     from rocktokens.rollouts.store import write_rollouts
     from rocktokens.tasks import make_task
 
@@ -312,7 +311,7 @@ def open_students(config: Config, teacher: "LoadedModel") -> "Students":
     """What gives the students, each of which speaks the teacher's tokens."""
     from rocktokens.models.fingerprints import same_tokenizer
     from rocktokens.models.load import load_model
-    from rocktokens.scoring.students import Students
+    from rocktokens.replay.checkpoint_swap import Students
 
     def load(name: str) -> "LoadedModel":
         student = load_model(name, config.models.dtype, config.models.device)
@@ -320,22 +319,3 @@ def open_students(config: Config, teacher: "LoadedModel") -> "Students":
         return student
 
     return Students(load)
-
-
-def make_sampler(
-    config: Config, student: "LoadedModel", teacher: "LoadedModel | None" = None, threads: int | None = None
-) -> Any:
-    """The student's sampler; columns that only one of two heads has are never sampled."""
-    from rocktokens.models.head import lm_head
-    from rocktokens.rollouts.sampler import TransformersSampler
-
-    widths = [lm_head(model.model).width for model in (student, teacher) if model is not None]
-    return TransformersSampler(
-        student.model,
-        student.eos_ids,
-        student.pad_id,
-        batch_size=config.rollouts.batch_size,
-        vocab_size=min(widths),
-        max_length=None if teacher is None else teacher.context_length,
-        threads=threads,
-    )

@@ -4,7 +4,15 @@ An unknown key is an error that names the nearest valid key; every error is one 
 """
 
 from rocktokens.config.base import Divergence, Section, WholeOrAuto
-from rocktokens.config.files import apply_overrides, dump_config, dump_toml, load_config, parse_config, read_toml
+from rocktokens.config.files import (
+    apply_overrides,
+    dump_config,
+    dump_toml,
+    load_config,
+    parse_config,
+    read_toml,
+    run_config,
+)
 from rocktokens.config.policies import PolicySection
 from rocktokens.config.sections import (
     ETA,
@@ -60,5 +68,6 @@ __all__ = [
     "load_config",
     "parse_config",
     "read_toml",
+    "run_config",
     "validate",
 ]

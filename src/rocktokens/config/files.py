@@ -16,6 +16,7 @@ from rocktokens.config.policies import PolicyBase
 from rocktokens.config.sections import Config
 from rocktokens.config.sentences import validate
 from rocktokens.errors import ConfigError
+from rocktokens.run_dir import RunDir
 
 _CHOICE = re.compile(r"\s*(?:\w+\.)*(task|policy)\.name\s*=")
 _DEFAULT_NAMES = {"task": "wordmath", "policy": "uniform"}
@@ -25,6 +26,12 @@ _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 def load_config(path: str | Path, overrides: list[str] | None = None) -> Config:
     """Read a TOML file, apply ``section.key=value`` overrides, and validate."""
     return _config(read_toml(path), overrides, name=str(path))
+
+
+def run_config(run: RunDir, overrides: list[str] | None = None) -> Config:
+    """The config a run was started with, overrides applied, pointing at where the run lies now."""
+    run.require()
+    return load_config(run.config, [*(overrides or []), f"run.directory={json.dumps(str(run.path))}"])
 
 
 def parse_config(text: str, overrides: list[str] | None = None, name: str = "config") -> Config:

@@ -14,7 +14,10 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from rocktokens.config import Config
 from rocktokens.errors import RocktokensError
+from rocktokens.models.head import lm_head
+from rocktokens.models.load import LoadedModel
 from rocktokens.rollouts.decoding import DecodingBatch, DecodingSettings, decode_batch
 from rocktokens.rollouts.noise import stream_key
 from rocktokens.rollouts.rows import DecodingRows
@@ -316,3 +319,19 @@ def _in_batches(model: Any, settings: DecodingSettings, lines: list[Line]) -> It
         )
         for line, completion in zip(own, decode_batch(model, batch, settings), strict=True):
             yield line.index, *completion
+
+
+def make_sampler(
+    config: Config, student: LoadedModel, teacher: LoadedModel | None = None, threads: int | None = None
+) -> "TransformersSampler":
+    """The student's sampler; columns that only one of two heads has are never sampled."""
+    widths = [lm_head(model.model).width for model in (student, teacher) if model is not None]
+    return TransformersSampler(
+        student.model,
+        student.eos_ids,
+        student.pad_id,
+        batch_size=config.rollouts.batch_size,
+        vocab_size=min(widths),
+        max_length=None if teacher is None else teacher.context_length,
+        threads=threads,
+    )

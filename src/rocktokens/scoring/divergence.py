@@ -29,8 +29,7 @@ from rocktokens.config import Divergence
 from rocktokens.errors import NonFiniteLossError, RocktokensError
 from rocktokens.models.head import LMHead, wide_matmul
 from rocktokens.scoring import fused
-from rocktokens.scoring.formulas import DIVERGENCES, EXTRAS, Scored, entropy, require_extras
-from rocktokens.scoring.soundness import (
+from rocktokens.scoring.checks import (
     ASYMMETRIC_REMEDY,
     FINITE_REMEDY,
     broken,
@@ -39,6 +38,7 @@ from rocktokens.scoring.soundness import (
     require_finite,
     require_logits,
 )
+from rocktokens.scoring.formulas import DIVERGENCES, EXTRAS, Scored, entropy, require_extras
 from rocktokens.types import STANDARD_COLUMNS, TokenScores
 
 Head = torch.Tensor | LMHead

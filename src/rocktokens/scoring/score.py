@@ -20,11 +20,11 @@ from rocktokens.config import Divergence
 from rocktokens.errors import RocktokensError
 from rocktokens.models.head import LMHead, lm_head
 from rocktokens.scoring.batch import response_states
+from rocktokens.scoring.checks import outside_error, require_sound_scores
 from rocktokens.scoring.divergence import token_scores
 from rocktokens.scoring.formulas import require_extras
-from rocktokens.scoring.soundness import outside_error, require_sound_scores
 from rocktokens.scoring.teacher_pass import TeacherPass, bare_model, to_host
-from rocktokens.scoring.tops import TopTokens
+from rocktokens.scoring.top_tokens import TopTokens
 from rocktokens.types import STANDARD_COLUMNS, Rollout, TokenScores
 
 States = tuple[torch.Tensor, LMHead, torch.Tensor, LMHead, torch.Tensor]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rocktokens.stats.crossed import crossed_mean
+from rocktokens.inference.crossed import crossed_mean
 from rocktokens.studies.curves import Seeds, all_runs, common_steps, table_at
 from rocktokens.studies.records import Arm, Curve, CurvePoint, RunAccuracy
 

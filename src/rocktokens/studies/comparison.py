@@ -27,8 +27,8 @@ from typing import NamedTuple
 import numpy as np
 
 from rocktokens.errors import RocktokensError
-from rocktokens.stats.crossed import Estimate, crossed_mean, holm, resampled_mean
-from rocktokens.stats.paired import prompt_draws
+from rocktokens.inference.crossed import Estimate, crossed_mean, holm, resampled_mean
+from rocktokens.inference.paired import prompt_draws
 from rocktokens.studies.arms import summarise_arm
 from rocktokens.studies.curves import (
     Axis,
@@ -42,8 +42,8 @@ from rocktokens.studies.curves import (
     table_at,
     until,
 )
+from rocktokens.studies.decisions import Rule, Sample, decide, study_notes
 from rocktokens.studies.records import KINDS, Comparison, Curve, Denominator, Kind, StudyResult
-from rocktokens.studies.verdicts import Rule, Sample, decide, study_notes
 
 GAIN_TO_REACH = 0.9
 """Of the baseline's gain, where no target is given."""

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from rocktokens.run_dir import RunDir
 from rocktokens.studies.comparison import compare
 from rocktokens.studies.config import StudyConfig
-from rocktokens.studies.measured import read_curves, require_paired
 from rocktokens.studies.plan import Job
 from rocktokens.studies.pool import choose_places, run_jobs
+from rocktokens.studies.read_runs import read_curves, require_paired
 from rocktokens.studies.records import StudyResult
 from rocktokens.studies.worker import is_complete
 

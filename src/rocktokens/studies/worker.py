@@ -87,7 +87,7 @@ def is_complete(job: Job) -> bool:
 
 def evaluation(job: Job, step: int) -> dict[str, Any] | None:
     """What a checkpoint answered, None if it has not been evaluated yet."""
-    from rocktokens.interventions.evaluations import kept_evaluation
+    from rocktokens.evaluation.ledger import kept_evaluation
 
     model = str(job.run.checkpoint(step))
     return kept_evaluation(job.run, job.config, f"step {step}", model, seed=EVALUATION_SEED)
@@ -102,7 +102,7 @@ def _train(job: Job, report: Report) -> None:
 
 
 def _evaluate(job: Job, step: int, report: Report) -> None:
-    from rocktokens.interventions.evaluations import measure_evaluation
+    from rocktokens.evaluation.ledger import measure_evaluation
     from rocktokens.models.load import load_model
 
     if evaluation(job, step) is not None:

@@ -24,12 +24,10 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from rocktokens.errors import RunDirError
-from rocktokens.run_dir import RunDir
+from rocktokens.run_dir import TRAINER_STATE, RunDir
 
 OPTIMIZER_FILE = "optimizer.safetensors"
 POLICY_FILE = "policy.safetensors"
-STATE_FILE = "trainer_state.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +41,6 @@ class TrainerState:
     """Training trace parts committed up to here; later ones belong to steps that will be made again."""
     truncated_streak: int
     scheduler: dict[str, Any]
-
-
-def list_checkpoints(run: RunDir) -> list[int]:
-    """Steps of all committed checkpoints, oldest first."""
-    paths = (Path(entry.path) for entry in run.files("checkpoints/step-"))
-    return sorted(int(path.parent.name.removeprefix("step-")) for path in paths if path.name == STATE_FILE)
-
-
-def latest_checkpoint(run: RunDir) -> int | None:
-    """Step of the newest committed checkpoint, None if there is none."""
-    return max(list_checkpoints(run), default=None)
 
 
 def save_checkpoint(
@@ -75,26 +62,16 @@ def save_checkpoint(
     save_file(dict(optimizer), temporary / OPTIMIZER_FILE)
     if policy:
         safetensors.numpy.save_file(dict(policy), temporary / POLICY_FILE)
-    (temporary / STATE_FILE).write_text(json.dumps(asdict(state), indent=1) + "\n", encoding="utf-8")
+    (temporary / TRAINER_STATE).write_text(json.dumps(asdict(state), indent=1) + "\n", encoding="utf-8")
     _flush_tree(temporary)
     temporary.replace(target)
     _flush(target.parent)
     run.adopt([path.relative_to(run.path).as_posix() for path in sorted(target.rglob("*")) if path.is_file()])
 
 
-def verified_checkpoint(run: RunDir, step: int) -> Path:
-    """The directory of a committed checkpoint whose files are all as the manifest says."""
-    entries = run.files(f"checkpoints/step-{step}/")
-    if not entries:
-        raise RunDirError(f"{run.path} has no checkpoint of step {step}: there are {list_checkpoints(run)}")
-    for entry in entries:
-        run.verify(entry)
-    return run.checkpoint(step)
-
-
 def load_trainer_state(directory: Path) -> TrainerState:
     """Read ``trainer_state.json``."""
-    return TrainerState(**json.loads((directory / STATE_FILE).read_text(encoding="utf-8")))
+    return TrainerState(**json.loads((directory / TRAINER_STATE).read_text(encoding="utf-8")))
 
 
 def optimizer_state(student: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:

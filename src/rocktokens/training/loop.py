@@ -32,7 +32,6 @@ from rocktokens.training.checkpoint import (
     load_trainer_state,
     optimizer_state,
     save_checkpoint,
-    verified_checkpoint,
 )
 from rocktokens.training.health import LengthWatch, naming_step
 from rocktokens.training.record import PhaseClock, append_log, step_record, truncated_share
@@ -70,7 +69,7 @@ def distill(config: Config, *, resume: bool = False, progress: Progress | None =
     run = RunDir(config.run.directory)
     with run.lock() if accelerator.is_main_process else nullcontext():
         done = _from_main(accelerator, lambda: open_run(run, config, accelerator.num_processes, resume=resume))
-        checkpoint = None if done is None else verified_checkpoint(run, done)
+        checkpoint = None if done is None else run.verified_checkpoint(done)
         state = None if checkpoint is None else load_trainer_state(checkpoint)
         left = config.training.max_steps - (done or 0)
         if state is None or left:

@@ -5,7 +5,7 @@ arithmetic in bfloat16. The engine is accelerate: one process, or data paralleli
 ``accelerate launch``.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +13,20 @@ import torch
 from accelerate import Accelerator
 from accelerate.tracking import get_available_trackers
 from accelerate.utils import DistributedType, GradientAccumulationPlugin
-from peft import LoraConfig, PeftModel, get_peft_model
-from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from rocktokens.config import Config, LoraSection
+from rocktokens.config import Config
 from rocktokens.errors import ConfigError
 from rocktokens.models.fingerprints import same_tokenizer, vocabulary_sha256
 from rocktokens.models.head import lm_head
 from rocktokens.models.load import LoadedModel, load_model, resolve_device
 from rocktokens.policies import WeightPolicy, policy_from_section
+from rocktokens.rollouts.bf16_copy import SamplingCopy
 from rocktokens.rollouts.sampler import Sampler, TransformersSampler
-from rocktokens.rollouts.shadow import SamplingCopy
 from rocktokens.run_dir import derive_seed
-from rocktokens.scoring.packed import checkpointing_kwargs
+from rocktokens.scoring.student import load_student
 from rocktokens.tasks import make_task
 from rocktokens.tasks.base import Task
 from rocktokens.training.checkpoint import TrainerState, load_policy_state, restore_optimizer
@@ -141,41 +139,3 @@ def _make_sampler(
         max_length=teacher.context_length,
         refresh=copied.refresh if copied else None,
     )
-
-
-def load_student(config: Config, checkpoint: Path | None, device: str) -> LoadedModel:
-    """The student in float32, with trainable adapters if configured, from its checkpoint if there is one."""
-    source = config.models.student if checkpoint is None or config.lora.enabled else str(checkpoint)
-    student = load_model(source, dtype="float32", device=device)
-    if config.lora.enabled:
-        student.model.requires_grad_(False)
-        torch.manual_seed(derive_seed(config.run.seed, "adapters"))
-        student = replace(student, model=_with_adapters(student.model, config, checkpoint))
-    if config.training.gradient_checkpointing:
-        student.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=checkpointing_kwargs(student.model))
-    return student
-
-
-def _with_adapters(model: PreTrainedModel, config: Config, checkpoint: Path | None) -> PeftModel:
-    if checkpoint is not None:
-        return PeftModel.from_pretrained(model, str(checkpoint), is_trainable=True)
-    adapted = _new_adapters(model, config.lora)
-    base = Path(config.models.student)
-    adapted.peft_config["default"].base_model_name_or_path = str(base.resolve() if base.is_dir() else base)
-    for module in (model.get_input_embeddings(), model.get_output_embeddings()):
-        if isinstance(module, BaseTunerLayer):
-            raise ConfigError(
-                f"lora.target_modules = {config.lora.target_modules!r} reaches the embeddings or the LM head, which "
-                "the loss reads directly: use 'all-linear' or a pattern for the layers only"
-            )
-    return adapted
-
-
-def _new_adapters(model: PreTrainedModel, section: LoraSection) -> PeftModel:
-    settings = section.model_dump(exclude={"enabled"})
-    try:
-        return get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **settings))
-    except ValueError as error:
-        raise ConfigError(
-            f"lora.target_modules = {section.target_modules!r} does not fit the student: {error}"
-        ) from None

@@ -8,14 +8,12 @@ CPU, up to rounding on a GPU, whose attention adds up in no fixed order.
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
-
-from rocktokens.config import Config, dump_config, load_config
+from rocktokens.config import Config, load_config
 from rocktokens.config.policies import FILE_KEYS, files_of
 from rocktokens.errors import ConfigError, RunDirError
-from rocktokens.models.fingerprints import vocabulary_sha256
+from rocktokens.models.describe_run import describe_run
 from rocktokens.run_dir import RunDir, file_sha256
-from rocktokens.training.checkpoint import TrainerState, latest_checkpoint
+from rocktokens.training.checkpoint import TrainerState
 from rocktokens.training.record import cut_log
 from rocktokens.training.session import Session
 
@@ -46,7 +44,7 @@ def open_run(run: RunDir, config: Config, num_processes: int, *, resume: bool) -
     if any(entry.path == run.config.name for entry in run.files()):
         _require_same_config(load_config(run.config), config, by_content=POLICY_FILES in run.manifest())
         _require_same_processes(run.manifest().get("num_processes", num_processes), num_processes)
-    done = latest_checkpoint(run)
+    done = max(run.checkpoints(), default=None)
     if done != config.training.max_steps:
         _require_same_files(run.manifest().get(POLICY_FILES, {}), files_of(config.policy))
     return done
@@ -59,21 +57,6 @@ def begin_run(run: RunDir, session: Session) -> None:
         POLICY_FILES: {key: file_sha256(Path(path)) for key, path in files_of(session.config.policy).items()},
     }
     describe_run(run, session.config, session.tokenizer, command="distill", **facts)
-
-
-def describe_run(run: RunDir, config: Config, tokenizer: PreTrainedTokenizerBase, **facts: Any) -> None:
-    """Commit the config and the tokenizer, and note models, seed and ``facts`` in the manifest."""
-    folder = run.path / "tokenizer"
-    run.commit_text(run.config.name, dump_config(config))
-    tokenizer.save_pretrained(folder)
-    run.adopt([path.relative_to(run.path).as_posix() for path in sorted(folder.iterdir())])
-    run.record_start(
-        seed=config.run.seed,
-        student=config.models.student,
-        teacher=config.models.teacher,
-        tokenizer_sha256=vocabulary_sha256(tokenizer.get_vocab()),
-        **facts,
-    )
 
 
 def rewind(run: RunDir, state: TrainerState | None) -> None:

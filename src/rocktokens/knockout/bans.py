@@ -1,0 +1,147 @@
+"""Which tokens a sweep bans, from what the command line asks for.
+
+1. Rocks in rank order, those of the wanted categories, the first so many of them.
+2. Types given by id, or by a text that is exactly one token; when only these are asked for, no other rocks are taken.
+3. All of it one by one, or all at once as one set.
+4. Beside such a set of rocks, as many types that are as frequent and no rocks.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from rocktokens.display.text import visible
+from rocktokens.errors import ControlMatchError, RocktokensError
+from rocktokens.knockout.records import Ban
+from rocktokens.types import RockSet, RockToken
+
+if TYPE_CHECKING:
+    from rocktokens.traces.store import TraceStore
+    from rocktokens.traces.token_text import Vocabulary
+
+NAMED = 3
+"""A set of more types than this is called by their number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the command line asks for."""
+
+    top: int
+    """Rocks at most."""
+    categories: Sequence[str] = ()
+    ids: Sequence[int] = ()
+    texts: Sequence[str] = ()
+    rocks_too: bool = False
+    """Whether rocks are wanted besides the types that are named."""
+    together: bool = False
+
+    @property
+    def any_rocks(self) -> bool:
+        """Whether rocks are wanted at all: named types alone are wanted alone."""
+        return self.rocks_too or not (self.ids or self.texts)
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """What a tokenizer knows of its tokens."""
+
+    vocabulary: "Vocabulary"
+    split: Callable[[str], list[int]]
+    """A text into ids, nothing added."""
+
+
+def choose_bans(rocks: RockSet, wanted: Wanted, tokens: Tokens) -> list[Ban]:
+    """What to ban, each type once; one set of it all when ``wanted.together``."""
+    named = [_named_ban(token_id, rocks, tokens.vocabulary) for token_id in _named_ids(wanted, tokens)]
+    chosen = ranked_rocks(rocks, wanted) if wanted.any_rocks else []
+    ranked = [Ban((token.id,), token.text, category=token.category) for token in chosen]
+    bans = list(dict.fromkeys([*ranked, *named]))
+    if not wanted.together or len(bans) == 1:
+        return bans
+    name = " and ".join(filter(None, [_rocks_name(ranked, wanted), _types_name(bans[len(ranked) :])]))
+    return [Ban(tuple(sorted(ban.ids[0] for ban in bans)), name, category=_common_category(bans))]
+
+
+def control_ban(
+    store: "TraceStore", rocks: RockSet, ban: Ban, end_ids: Collection[int], tolerance: float, seed: int
+) -> Ban:
+    """Types as frequent as the rocks of a set, none of them a rock, as one set."""
+    from rocktokens.rocks.controls import match_controls
+
+    own = replace(rocks, tokens=[token for token in rocks.tokens if token.id in ban.ids])
+    if len(own.tokens) < len(ban.ids):
+        raise RocktokensError("--controls finds partners for rocks alone: leave out --id and --text, or --controls")
+    try:
+        controls = match_controls(store, own, tolerance, 1, seed, excluded={*rocks.ids.tolist(), *end_ids})
+    except ControlMatchError as error:
+        alone = ", ".join(repr(token.text) for token in own.tokens if token.id in error.unmatched)
+        raise RocktokensError(
+            f"--controls: no set of types that are no rocks is as frequent, within knockout.tolerance = {tolerance:g} "
+            f"each and 2 % in all{f' (none is for {alone})' if alone else ''}: raise knockout.tolerance, take fewer "
+            "rocks with --top, or leave out --controls"
+        ) from None
+    return Ban(tuple(sorted(controls.draws[0].ids)), f"controls of {ban.name}", role="matched")
+
+
+def ranked_rocks(rocks: RockSet, wanted: Wanted) -> list[RockToken]:
+    """The rocks that are wanted, in rank order."""
+    if not rocks.tokens:
+        raise RocktokensError(
+            "rocks.json holds no rocks that can be banned: run `rocktokens find` with a larger find.k or a lower "
+            "find.min_score, or name types with --id or --text"
+        )
+    there = {token.category for token in rocks.tokens}
+    if absent := sorted(set(wanted.categories) - there):
+        raise RocktokensError(f"--category {absent[0]}: no rock is of it, they are of {', '.join(sorted(there))}")
+    of_categories = [token for token in rocks.tokens if token.category in (wanted.categories or there)]
+    return of_categories[: wanted.top]
+
+
+def _named_ids(wanted: Wanted, tokens: Tokens) -> list[int]:
+    return list(dict.fromkeys([*wanted.ids, *(_only_id(text, tokens) for text in wanted.texts)]))
+
+
+def _only_id(text: str, tokens: Tokens) -> int:
+    """The one token that has this text."""
+    found = tokens.vocabulary.ids(text)
+    if len(found) == 1:
+        return found[0]
+    if found:
+        listed = " and ".join(map(str, found))
+        raise RocktokensError(f"--text {text!r} is the text of {len(found)} tokens, {listed}: give one with --id")
+    parts = [f"{tokens.vocabulary.text(token_id)!r} (id {token_id})" for token_id in tokens.split(text)]
+    if not parts:
+        raise RocktokensError(f"--text {text!r} holds no token: give a text of at least one character")
+    raise RocktokensError(
+        f"--text {text!r} is not one token, it splits into {', '.join(parts)}: give one of these, or all of them with "
+        "--together"
+    )
+
+
+def _named_ban(token_id: int, rocks: RockSet, vocabulary: "Vocabulary") -> Ban:
+    """The ban of one type; a rock keeps the text and the category it was found with."""
+    for token in rocks.tokens:
+        if token.id == token_id:
+            return Ban((token_id,), token.text, category=token.category)
+    from rocktokens.rocks.categories import categorise_all
+
+    text = vocabulary.text(token_id)
+    special = vocabulary.is_special(token_id)
+    return Ban((token_id,), text, category="other" if special else categorise_all([text], vocabulary)[0])
+
+
+def _rocks_name(ranked: list[Ban], wanted: Wanted) -> str:
+    if not ranked:
+        return ""
+    categories = f" of category {', '.join(wanted.categories)}" if wanted.categories else ""
+    return f"{len(ranked)} rock{'s' if len(ranked) > 1 else ''}{categories}"
+
+
+def _types_name(named: list[Ban]) -> str:
+    return " + ".join(visible(ban.name) for ban in named) if len(named) <= NAMED else f"{len(named)} types"
+
+
+def _common_category(bans: list[Ban]) -> str:
+    categories = {ban.category for ban in bans}
+    return categories.pop() if len(categories) == 1 else ""

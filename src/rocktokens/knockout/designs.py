@@ -1,0 +1,128 @@
+"""When a sweep looks at its results, and what it then decides: all at the end, or stopping early without a change.
+
+A design divides the prompts into blocks. After each block it sees what is known of every ban that is still open, and
+settles some of them; nothing more is decoded for those. After the last block it settles the rest.
+
+What is known of a ban and a prompt is a box: the change in right answers is between ``lowest`` and ``highest``. A
+prompt whose free rollouts hold no banned id has changed by 0 before anything is decoded. For one that has not been
+looked at, right answers can be lost and wrong ones can be gained, no more.
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Protocol
+
+import numpy as np
+
+from rocktokens.knockout.records import Interval
+from rocktokens.knockout.verdicts import Rule, paired_effects, settled_verdicts, verdict
+from rocktokens.types import Verdict
+
+CURTAILED_LOOKS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Interim:
+    """What is known after a block, of K bans over N prompts."""
+
+    lowest_KN: np.ndarray
+    highest_KN: np.ndarray
+    affected_KN: np.ndarray
+    """bool: a free rollout of the prompt holds a banned id."""
+    free_right_N: np.ndarray
+    """Right answers without a ban, of ``num_samples``."""
+    num_samples: int
+    looked: int
+    """Prompts before this one are known."""
+
+    def of(self, bans: list[int]) -> "Interim":
+        """The same of some of the bans."""
+        return Interim(
+            self.lowest_KN[bans],
+            self.highest_KN[bans],
+            self.affected_KN[bans],
+            self.free_right_N,
+            self.num_samples,
+            self.looked,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What a design says about one ban; ``stopped`` says why it was not looked at to the end."""
+
+    verdict: Verdict
+    delta: float | None
+    interval: Interval | None
+    p: float | None
+    stopped: str | None = None
+
+
+class Design(Protocol):
+    """Anything that can plan looks and settle bans."""
+
+    @property
+    def blocks(self) -> list[range]:
+        """The prompts, in consecutive parts."""
+        ...
+
+    def judge(self, interim: Interim, block: int, noise: Interval) -> list[Settled | None]:
+        """What is settled after a block, ban by ban; after the last block everything is.
+
+        Args:
+            interim: what is known of the bans that are still open.
+            block: which block has just been decoded.
+            noise: interval of the change between two free runs of the engine.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """Every prompt of every ban, judged once."""
+
+    n_prompts: int
+    rule: Rule
+
+    @property
+    def blocks(self) -> list[range]:
+        """All prompts at once."""
+        return [range(self.n_prompts)]
+
+    def judge(self, interim: Interim, block: int, noise: Interval) -> list[Settled | None]:
+        """The verdict of each ban with all its numbers."""
+        return [*complete(interim, self.rule, noise)]
+
+
+@dataclass(frozen=True, slots=True)
+class Curtailed:
+    """Stops a ban as soon as no outcome of the prompts that are left can change its verdict.
+
+    The verdicts are those of ``Complete``. Where it stops, it does not know the change, only that.
+    """
+
+    n_prompts: int
+    rule: Rule
+
+    @property
+    def blocks(self) -> list[range]:
+        """Twenty parts of about the same size."""
+        ends = np.unique(np.linspace(0, self.n_prompts, CURTAILED_LOOKS + 1).round().astype(int)).tolist()
+        return [range(start, end) for start, end in pairwise(ends)]
+
+    def judge(self, interim: Interim, block: int, noise: Interval) -> list[Settled | None]:
+        """Verdicts that nothing can change any more; with their numbers where nothing is left to be known."""
+        verdicts = settled_verdicts(interim.lowest_KN, interim.highest_KN, interim.num_samples, self.rule, noise)
+        known_K = (interim.lowest_KN == interim.highest_KN).all(axis=1)
+        stopped = [None if certain is None else Settled(certain, None, None, None, "curtailed") for certain in verdicts]
+        wholes = complete(interim, self.rule, noise)
+        return [own if known else stop for own, known, stop in zip(wholes, known_K, stopped, strict=True)]
+
+
+def complete(interim: Interim, rule: Rule, noise: Interval) -> list[Settled]:
+    """Verdicts of bans of which everything is known (of others, as if the lowest were)."""
+    effects = paired_effects(interim.lowest_KN, interim.num_samples, rule, noise)
+    return [
+        Settled(verdict(effect.delta, effect.interval, rule), effect.delta, effect.interval, effect.p)
+        for effect in effects
+    ]

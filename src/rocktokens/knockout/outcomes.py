@@ -1,0 +1,235 @@
+"""What is known of every ban and every free rollout, and decoding what is not.
+
+A rollout that holds no banned token is its own outcome. Any other is a job, decoded from its first banned token on; the
+jobs of all bans are decoded together, and what the journal has is not decoded again. Results count only once their
+prompt is looked at, so that what a design decides does not depend on what happened to be decoded before.
+
+Amid the jobs every free rollout is continued once more, from a random position, under the ban of an id that no free
+rollout holds. By rights nothing changes: what does is the engine's own noise.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rocktokens.knockout.changes import NOWHERE, Continuation, first_occurrences
+from rocktokens.knockout.designs import Design, Interim, Settled
+from rocktokens.knockout.journal import Decoded, Journal, Key
+from rocktokens.knockout.records import Ban
+from rocktokens.knockout.summary import Evidence
+from rocktokens.knockout.verdicts import EXACT, Rule, paired_effects
+from rocktokens.rollouts.encode import make_rollouts
+from rocktokens.rollouts.sampler import Branch, Completion, Sampler
+from rocktokens.run_dir import derive_seed
+from rocktokens.tasks.base import Task
+from rocktokens.types import Prompt, Rollout
+
+Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
+"""Makes a progress bar of a label and a total, and gives the function that advances it."""
+Job = tuple[tuple[int, ...], int, int]
+"""Banned ids, place of the free rollout, and the first position that differs."""
+NOTHING: tuple[int, ...] = ()
+"""What is banned when free rollouts are decoded again and every id occurs in one of them."""
+
+
+@contextmanager
+def no_progress(_label: str, _total: int) -> Iterator[Callable[[int], None]]:
+    """Shows nothing."""
+    yield lambda _steps: None
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How answers are written and graded."""
+
+    sampler: Sampler
+    tokenizer: Any
+    task: Task
+    prompts: Sequence[Prompt]
+    temperature: float
+    max_new_tokens: int
+    seed: int
+
+    def grade(self, prompt: Prompt, token_ids: np.ndarray) -> bool:
+        """Whether an answer is right."""
+        return self.task.grade(prompt, self.tokenizer.decode(token_ids.tolist(), skip_special_tokens=True))
+
+
+class Outcomes:
+    """The free rollouts, and what is known so far of every ban and every one of them."""
+
+    def __init__(
+        self, sampling: Sampling, free: list[Rollout], bans: list[Ban], num_samples: int, journal: Journal
+    ) -> None:
+        self.sampling, self.free, self.bans, self.journal = sampling, free, bans, journal
+        self.num_samples = num_samples
+        self.free_right_R = np.array(
+            [sampling.grade(self._prompt(place), rollout.token_ids) for place, rollout in enumerate(free)]
+        )
+        self.first_KR = first_occurrences(free, bans)
+        affected_KR = self.first_KR != NOWHERE
+        self._lowest_KR = np.where(affected_KR, -self.free_right_R.astype(int), 0)
+        self._highest_KR = np.where(affected_KR, 1 - self.free_right_R.astype(int), 0)
+        self._looked_KR = np.zeros_like(affected_KR)
+        self._stop = 0
+        self._retraced = 0
+        self._graded: dict[Key, Continuation] = {}
+        self._again = self._repetitions()
+
+    def _prompt(self, place: int) -> Prompt:
+        return self.sampling.prompts[place // self.num_samples]
+
+    def _repetitions(self) -> list[Job]:
+        """Every free rollout from some position on, under bans that change nothing."""
+        idle = [ban.ids for ban in self.bans if ban.role == "never"] or [NOTHING]
+        rng = np.random.Generator(np.random.PCG64(derive_seed(self.sampling.seed, "repetitions")))
+        return [
+            (idle[place % len(idle)], place, int(rng.integers(len(rollout.token_ids))))
+            for place, rollout in enumerate(self.free)
+        ]
+
+    def settle(self, design: Design, rule: Rule, progress: Progress) -> tuple[list[Settled], dict[str, Any]]:
+        """Decode block by block what the design still wants to see; what it settled, and the engine's own noise."""
+        settled: dict[int, Settled] = {}
+        noise: dict[str, Any] = {}
+        for number, block in enumerate(design.blocks):
+            still_open = [ban for ban in range(len(self.bans)) if ban not in settled]
+            again = [] if noise else self._again
+            self._look(still_open, block, again, f"decoding under bans {number + 1}/{len(design.blocks)}", progress)
+            noise = noise or self._noise(rule)
+            found = design.judge(self.interim().of(still_open), number, noise["interval"])
+            settled |= {ban: own for ban, own in zip(still_open, found, strict=True) if own is not None}
+        return [settled[ban] for ban in range(len(self.bans))], noise
+
+    def _noise(self, rule: Rule) -> dict[str, Any]:
+        """What has changed in the free rollouts that were decoded again, amid the jobs."""
+        again = [self._outcome((ids, place)) for ids, place, _ in self._again]
+        changes_R = np.array([own.right for own in again]).astype(int) - self.free_right_R
+        [effect] = paired_effects(self._by_prompt(changes_R[None]), self.num_samples, rule, EXACT)
+        same = [
+            np.array_equal(own.token_ids, rollout.token_ids[own.start :])
+            for own, rollout in zip(again, self.free, strict=True)
+        ]
+        return {
+            "rollouts": len(again),
+            "tokens": sum(len(own.token_ids) for own in again),
+            "differing": len(same) - sum(same),
+            "flips": int(np.count_nonzero(changes_R)),
+            "delta": effect.delta,
+            "interval": effect.interval,
+        }
+
+    def interim(self) -> Interim:
+        """What is known now."""
+        return Interim(
+            lowest_KN=self._by_prompt(self._lowest_KR),
+            highest_KN=self._by_prompt(self._highest_KR),
+            affected_KN=self._by_prompt(self.first_KR != NOWHERE) > 0,
+            free_right_N=self._by_prompt(self.free_right_R[None])[0],
+            num_samples=self.num_samples,
+            looked=self._stop,
+        )
+
+    def evidence(self, settled: list[Settled], noise: dict[str, Any]) -> Evidence:
+        """All of it, for the summary."""
+        looked = [
+            {int(place): self._outcome((ban.ids, int(place))) for place in np.flatnonzero(looked_R)}
+            for ban, looked_R in zip(self.bans, self._looked_KR, strict=True)
+        ]
+        return Evidence(
+            bans=self.bans,
+            free=self.free,
+            free_right_R=self.free_right_R,
+            first_KR=self.first_KR,
+            looked=looked,
+            interim=self.interim(),
+            settled=settled,
+            noise=noise,
+            retraced_tokens=self._retraced,
+        )
+
+    def _by_prompt(self, values_KR: np.ndarray) -> np.ndarray:
+        return values_KR.reshape(len(values_KR), len(self.sampling.prompts), self.num_samples).sum(axis=2)
+
+    def _look(self, bans: list[int], block: range, others: list[Job], label: str, progress: Progress) -> None:
+        """Learn the outcomes of a block, and decode some other jobs among them."""
+        inside_R = np.isin(np.arange(len(self.free)) // self.num_samples, block)
+        jobs = [
+            (ban, int(place)) for ban in bans for place in np.flatnonzero((self.first_KR[ban] != NOWHERE) & inside_R)
+        ]
+        wanted = [(self.bans[ban].ids, place, int(self.first_KR[ban, place])) for ban, place in jobs]
+        self._decode([*others, *wanted], label, progress)
+        for ban, place in jobs:
+            right = self._outcome((self.bans[ban].ids, place)).right
+            change = int(right) - int(self.free_right_R[place])
+            self._lowest_KR[ban, place] = self._highest_KR[ban, place] = change
+            self._looked_KR[ban, place] = True
+        last_start = {place: start for _, place, start in sorted([*others, *wanted], key=lambda job: job[2])}
+        self._retraced += sum(last_start.values())
+        self._stop = block.stop
+
+    def _decode(self, wanted: list[Job], label: str, progress: Progress) -> None:
+        """Decode what the journal does not have, rollout by rollout."""
+        missing = [job for job in dict.fromkeys(wanted) if job[:2] not in self.journal.finished]
+        missing.sort(key=lambda job: job[1])
+        with progress(label, len(missing)) as advance:
+
+            def done(index: int, completion: Completion) -> None:
+                banned, place, start = missing[index]
+                self.journal.add((banned, place), Decoded(start, completion.token_ids, completion.finished))
+                self._outcome((banned, place))
+                advance(1)
+
+            sampling = self.sampling
+            sampling.sampler.branch(
+                self.free,
+                [Branch(place, start, frozenset(banned)) for banned, place, start in missing],
+                temperature=sampling.temperature,
+                max_new_tokens=sampling.max_new_tokens,
+                seed=sampling.seed,
+                on_done=done,
+            )
+        self.journal.flush()
+
+    def _outcome(self, key: Key) -> Continuation:
+        """What was decoded, graded."""
+        if key not in self._graded:
+            decoded, place = self.journal.finished[key], key[1]
+            token_ids = np.concatenate([self.free[place].token_ids[: decoded.start], decoded.token_ids])
+            right = self.sampling.grade(self._prompt(place), token_ids)
+            self._graded[key] = Continuation(decoded.start, decoded.token_ids, decoded.finished, right)
+        return self._graded[key]
+
+
+def free_rollouts(
+    sampling: Sampling,
+    num_samples: int,
+    chat_template: bool,
+    max_prompt_length: int,
+    journal: Journal,
+    progress: Progress,
+) -> list[Rollout]:
+    """Every prompt answered ``num_samples`` times without a ban, now or before."""
+    kept = journal.free()
+    if kept is not None:
+        return kept
+    with progress("decoding free answers", len(sampling.prompts) * num_samples) as advance:
+        free = make_rollouts(
+            sampling.sampler,
+            sampling.tokenizer,
+            sampling.prompts,
+            num_generations=num_samples,
+            policy_step=0,
+            first_rollout_id=0,
+            temperature=sampling.temperature,
+            max_new_tokens=sampling.max_new_tokens,
+            seed=sampling.seed,
+            chat_template=chat_template,
+            max_prompt_length=max_prompt_length,
+            on_done=advance,
+        )
+    journal.keep_free(free)
+    return free

@@ -1,0 +1,217 @@
+"""A sweep that looks at its results as they come in and stops a ban once more prompts would hardly tell more.
+
+1. The prompts come in blocks, with a look after each. A prompt without a banned token is known from the start: its
+   change is 0.
+2. Efficacy. Without an effect a prompt's change is as likely as its negative: given the sizes of all changes, their
+   signs are fair coins and their running sum is a random walk. It has bounds at every look, the tightest for which the
+   chance of ever having left them is at most α·t^ρ, t being the share of the affected prompts looked at. The chance is
+   exact: the distribution of the walk is carried from look to look without the part that has left. Only a ban whose
+   walk has left its bounds is called pillar or stumbling, so without an effect the chance of a call is at most α,
+   whatever else stops a ban. (Alpha spending: Lan & DeMets 1983, https://doi.org/10.1093/biomet/70.3.659.)
+3. Forecasts. Right answers to affected prompts are lost, and wrong ones gained, at two rates with Jeffreys' prior. The
+   prompts not looked at yet are filled in many times, at rates from the posterior; each time the rule of the exact mode
+   judges all prompts together.
+4. A ban stops when 1 − α/2 of its forecasts end in the same verdict: neutral ("neutral"), undecided ("futility"), or
+   pillar or stumbling ("efficacy") if its walk has left its bounds on that side, too.
+5. A ban that stops early is reported by its forecasts: Δ is their median, the interval spans their intervals, with α/2
+   of them left out at either end. It estimates what the exact mode would report, and bears the verdict out.
+6. A ban whose affected prompts have all been looked at is judged as in exact mode, except that its interval excludes 0
+   only on the side on which the walk has left its bounds.
+
+α is kept whatever the order of the prompts; forecasts take the prompts looked at to be like the others.
+
+Shape legend: K bans, N prompts, S answers a prompt, F forecasts of a ban, U affected prompts not looked at,
+X forecasts of several bans, H = 2S + 1 sizes of a change, from −S to S.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from rocktokens.inference.paired import flip_chances
+from rocktokens.knockout.designs import Interim, Settled
+from rocktokens.knockout.records import Interval
+from rocktokens.knockout.verdicts import ROUNDING, Effect, Rule, paired_effects, verdict
+from rocktokens.run_dir import derive_seed
+from rocktokens.types import Verdict
+
+LOOKS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+"""Shares of the prompts: close together where strong effects show, wider apart where few bans are left."""
+SPENDING_POWER = 3
+"""ρ: the larger, the less α is spent early. With 3 the last bounds are nearly those of a single look, and what stops
+early has a p that outlives the correction for many bans."""
+FORECASTS = 400
+FORECAST_TAIL = 25
+"""Bootstrap replicates beyond either end of a forecast's interval: few, since there are many forecasts."""
+FORECAST_CELLS = 1 << 22
+"""Of the largest array of a group of forecasts: 32 MiB."""
+JEFFREYS = 0.5
+STOPPED: dict[Verdict, str] = {
+    "pillar": "efficacy",
+    "stumbling": "efficacy",
+    "neutral": "neutral",
+    "undecided": "futility",
+}
+SIDE: dict[Verdict, int] = {"pillar": -1, "stumbling": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSequential:
+    """Stops a ban when the test has its answer, or when the prompts that are left could hardly give one."""
+
+    n_prompts: int
+    rule: Rule
+
+    @property
+    def blocks(self) -> list[range]:
+        """Parts that end at the looks."""
+        ends = np.unique([0, *(round(share * self.n_prompts) for share in LOOKS)]).tolist()
+        return [range(start, end) for start, end in pairwise(ends)]
+
+    def judge(self, interim: Interim, block: int, noise: Interval) -> list[Settled | None]:
+        """What is settled: of each ban by itself, and always the same when the same is known."""
+        ends = [past.stop for past in self.blocks[: block + 1]]
+        walks = [_walk(interim, ban, ends, self.rule) for ban in range(len(interim.affected_KN))]
+        seen_K = interim.affected_KN[:, : interim.looked].any(axis=1)
+        unseen_K = interim.affected_KN[:, interim.looked :].any(axis=1)
+        settled: list[Settled | None] = [None] * len(walks)
+        known = np.flatnonzero(~unseen_K)
+        effects = paired_effects(interim.lowest_KN[known], interim.num_samples, self.rule, noise)
+        for ban, effect in zip(known.tolist(), effects, strict=True):
+            settled[ban] = _at_the_end(effect, walks[ban], self.rule)
+        partly = np.flatnonzero(seen_K & unseen_K).tolist()
+        for ban, forecasts in zip(partly, forecast(interim, partly, self.rule, noise), strict=True):
+            settled[ban] = _on_the_way(forecasts, walks[ban], self.rule)
+        return settled
+
+
+class Walk(NamedTuple):
+    """Where the running sum of changes has got to."""
+
+    left: Literal[-1, 0, 1]
+    """The side on which it first left its bounds, if it has."""
+    p: float
+    """Chance, without an effect, of leaving at an earlier look, or of standing as far out at the look at which it left;
+    where it has not, at the last look."""
+
+
+def walk_test(stages: Sequence[np.ndarray], levels: Sequence[float]) -> Walk:
+    """The group-sequential sign-flip test, exact given the sizes of the changes.
+
+    Args:
+        stages: the integer changes that came in before each look.
+        levels: the largest chance of having left the bounds by each look; must not fall.
+    """
+    chances, spent = np.ones(1), 0.0
+    gained, lost, p = 0, 0, 1.0
+    for changes, level in zip(stages, levels, strict=True):
+        sizes = np.abs(changes)
+        gained, lost = gained + int(changes.clip(min=0).sum()), lost - int(changes.clip(max=0).sum())
+        chances = np.convolve(chances, flip_chances(np.bincount(sizes), int(sizes.sum())))
+        # By a: the chance that at most a has been gained, or at most a lost, or that the walk had left before.
+        outside = spent + np.minimum(2 * np.cumsum(chances), chances.sum())
+        p = min(1.0, float(outside[min(gained, lost)]))
+        if p <= level + ROUNDING:
+            return Walk(1 if gained > lost else -1, p)
+        beyond = int(np.searchsorted(outside, level + ROUNDING, side="right"))
+        if beyond:
+            spent = float(outside[beyond - 1])
+            chances[:beyond] = chances[-beyond:] = 0
+    return Walk(0, p)
+
+
+def _walk(interim: Interim, ban: int, ends: Sequence[int], rule: Rule) -> Walk:
+    affected = np.flatnonzero(interim.affected_KN[ban])
+    looked_at = np.searchsorted(affected, ends)
+    changes = interim.lowest_KN[ban, affected[: looked_at[-1]]]
+    levels = rule.alpha * (looked_at / max(len(affected), 1)) ** SPENDING_POWER
+    return walk_test(np.split(changes, looked_at[:-1]), levels.tolist())
+
+
+@dataclass(frozen=True, slots=True)
+class Forecasts:
+    """What the exact mode may find for one ban."""
+
+    delta_F: np.ndarray
+    low_F: np.ndarray
+    high_F: np.ndarray
+    verdict_F: np.ndarray
+
+    def share(self, kind: Verdict) -> float:
+        """Of those that end in this verdict."""
+        return float((self.verdict_F == kind).mean())
+
+
+def _at_the_end(effect: Effect, walk: Walk, rule: Rule) -> Settled:
+    low, high = effect.interval
+    interval = (low if walk.left > 0 else min(low, 0.0), high if walk.left < 0 else max(high, 0.0))
+    return Settled(verdict(effect.delta, interval, rule), effect.delta, interval, walk.p)
+
+
+def _on_the_way(forecasts: Forecasts, walk: Walk, rule: Rule) -> Settled | None:
+    kind: Verdict = max(STOPPED, key=forecasts.share)
+    may_be_called = SIDE.get(kind, walk.left) == walk.left
+    if forecasts.share(kind) < 1 - rule.alpha / 2 or not may_be_called:
+        return None
+    # Looks at which a ban may be given up are no chances to have a small p.
+    p = walk.p if walk.left else max(walk.p, rule.alpha)
+    return Settled(kind, *_expected(forecasts, rule), p, STOPPED[kind])
+
+
+def _expected(forecasts: Forecasts, rule: Rule) -> tuple[float, Interval]:
+    # Rounded inwards, so that the interval is as sure as the verdict: where 1 − α/2 end below 0, so does this.
+    low = np.quantile(forecasts.low_F, rule.alpha / 2, method="higher")
+    high = np.quantile(forecasts.high_F, 1 - rule.alpha / 2, method="lower")
+    return float(np.quantile(forecasts.delta_F, 0.5, method="lower")), (float(low), float(high))
+
+
+def forecast(interim: Interim, bans: Sequence[int], rule: Rule, noise: Interval) -> list[Forecasts]:
+    """What the exact mode may find for each of these bans, by the same random numbers for all of them."""
+    if not bans:
+        return []
+    rule = replace(rule, resamples=min(rule.resamples, round(2 * FORECAST_TAIL / rule.alpha)))
+    outcomes_XH = np.concatenate([_outcomes(interim, ban, rule.seed) for ban in bans])
+    # Effects depend, but for the bootstrap's noise, on how many prompts change by how much, not on which.
+    distinct_XH, which_X = np.unique(outcomes_XH, axis=0, return_inverse=True)
+    effects = _effects(distinct_XH, interim.num_samples, rule, noise)
+    numbers_X3 = np.array([(effect.delta, *effect.interval) for effect in effects])[which_X]
+    verdict_X = np.array([verdict(effect.delta, effect.interval, rule) for effect in effects])[which_X]
+    columns = [np.split(column_X, len(bans)) for column_X in (*numbers_X3.T, verdict_X)]
+    return [Forecasts(*own) for own in zip(*columns, strict=True)]
+
+
+def _outcomes(interim: Interim, ban: int, seed: int) -> np.ndarray:
+    """Ints (F, H): in each forecast, how many of all prompts change by how much."""
+    num_samples, affected_N = interim.num_samples, interim.affected_KN[ban]
+    looked_N = np.arange(len(affected_N)) < interim.looked
+    changes, right = interim.lowest_KN[ban, affected_N & looked_N], interim.free_right_N[affected_N & looked_N]
+    right_U = interim.free_right_N[affected_N & ~looked_N]
+    rng = np.random.Generator(np.random.PCG64(derive_seed(seed, "forecast")))
+    loss_F = _rates(rng, -changes.clip(max=0), right, num_samples)
+    gain_F = _rates(rng, changes.clip(min=0), num_samples - right, num_samples)
+    changes_FU = rng.binomial(num_samples - right_U, gain_F[:, None]) - rng.binomial(right_U, loss_F[:, None])
+    sizes = range(-num_samples, num_samples + 1)
+    outcomes_FH = np.stack([(changes_FU == size).sum(axis=1) + (changes == size).sum() for size in sizes], axis=1)
+    outcomes_FH[:, num_samples] += (~affected_N).sum()
+    return outcomes_FH
+
+
+def _rates(rng: np.random.Generator, changed: np.ndarray, of: np.ndarray, num_samples: int) -> np.ndarray:
+    """Draws (F,) of the rate at which such answers change; S answers to one prompt say as much as one."""
+    yes, no = changed.sum() / num_samples, (of - changed).sum() / num_samples
+    return rng.beta(JEFFREYS + yes, JEFFREYS + no, FORECASTS)
+
+
+def _effects(outcomes_XH: np.ndarray, num_samples: int, rule: Rule, noise: Interval) -> list[Effect]:
+    n_prompts = int(outcomes_XH[0].sum())
+    rows = max(FORECAST_CELLS // max(n_prompts, rule.resamples), 1)
+    sizes = np.arange(-num_samples, num_samples + 1)
+    effects: list[Effect] = []
+    for start in range(0, len(outcomes_XH), rows):
+        counts_XH = outcomes_XH[start : start + rows]
+        changes_XN = np.repeat(np.tile(sizes, len(counts_XH)), counts_XH.ravel()).reshape(-1, n_prompts)
+        effects += paired_effects(changes_XN, num_samples, rule, noise)
+    return effects

@@ -1,0 +1,218 @@
+"""The knock-out sweep: what accuracy loses or gains when tokens may not be written (METHOD 6).
+
+1. Every prompt is answered freely; the answers are graded. Placebos are chosen: types as frequent as the tested ones
+   that are no rocks, and ids that no free rollout holds.
+2. With common random numbers a ban changes nothing before a banned token would first have been written. So a rollout
+   without one is its own outcome, and any other is decoded from there on only, with the states it has at that point.
+   The jobs, one per ban and rollout, are decoded together, whatever ban they belong to.
+3. The design decides after each block of prompts which bans are settled: at the end (exact), when nothing can change
+   their verdict any more (curtailed), or by a group-sequential test (sequential).
+4. The free rollouts are continued once more amid the jobs, each from a random position and under the ban of an id that
+   none of them holds. In float32 on one CPU thread nothing may differ; where an engine's rounding depends on the batch,
+   the change it makes by itself is reported, and widens every interval, so that it cannot pass as an effect.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
+
+from rocktokens.errors import RocktokensError
+from rocktokens.evaluation.accuracy import require_answers
+from rocktokens.knockout.designs import Complete, Curtailed, Design
+from rocktokens.knockout.journal import Journal, MemoryJournal
+from rocktokens.knockout.outcomes import Outcomes, Progress, Sampling, free_rollouts, no_progress
+from rocktokens.knockout.placebos import matched_placebos, never_emitted, token_counts
+from rocktokens.knockout.records import Ban, KnockoutSweep, Role
+from rocktokens.knockout.sequential import GroupSequential
+from rocktokens.knockout.summary import summarise
+from rocktokens.knockout.verdicts import Rule
+from rocktokens.models.fingerprints import vocabulary_sha256
+from rocktokens.rocks.categories import categorise_all
+from rocktokens.rollouts.sampler import Sampler
+from rocktokens.run_dir import derive_seed
+from rocktokens.tasks.base import Task
+from rocktokens.traces.token_text import Vocabulary
+from rocktokens.types import Prompt, Rollout
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Mode = Literal["exact", "curtailed", "sequential"]
+DESIGNS: dict[str, Callable[[int, Rule], Design]] = {
+    "exact": Complete,
+    "curtailed": Curtailed,
+    "sequential": GroupSequential,
+}
+
+
+def knockout_sweep(
+    sampler: Sampler,
+    tokenizer: "PreTrainedTokenizerBase",
+    task: Task,
+    prompts: Sequence[Prompt],
+    bans: Sequence[Ban | int | Iterable[int]],
+    *,
+    num_samples: int = 1,
+    temperature: float = 1.0,
+    max_new_tokens: int = 160,
+    seed: int = 0,
+    chat_template: bool = True,
+    max_prompt_length: int = 512,
+    rule: Rule | None = None,
+    mode: Mode = "exact",
+    matched: int = 20,
+    never: int = 20,
+    tolerance: float = 0.25,
+    rocks: Collection[int] = (),
+    columns: Mapping[str, Mapping[int, float]] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    journal: Journal | None = None,
+    progress: Progress = no_progress,
+) -> KnockoutSweep:
+    """Ban each of these at every decoding step, and measure what that does to accuracy on the same prompts.
+
+    Args:
+        sampler: writes the rollouts; a ``TransformersSampler`` with ``threads=1`` makes them exact on a CPU.
+        tokenizer: the sampler's model's.
+        task: grades the answers.
+        prompts: with answers, each once.
+        bans: what to ban: an id, ids that are banned together, or a ``Ban``; each counts once.
+        num_samples: answers per prompt.
+        temperature: of the sampling; 0 is greedy.
+        max_new_tokens: longest response.
+        seed: of the noise, the placebos and the bootstrap.
+        chat_template: whether prompts go through the tokenizer's chat template, if it has one.
+        max_prompt_length: in tokens; a longer prompt is an error.
+        rule: when a change counts; default: METHOD 6 with ``seed``.
+        mode: "exact" looks at every prompt of every ban; "curtailed" stops where the verdict is certain, and then does
+            not know the change; "sequential" stops early by a test that keeps α.
+        matched: at most so many placebos as frequent as the banned types.
+        never: so many placebos that no free rollout holds.
+        tolerance: largest difference between the frequencies of a type and its placebo, as a share.
+        rocks: ids that are never taken for a placebo, besides those that are tested.
+        columns: by name and id, what Δ is correlated with.
+        settings: anything else to record with the result.
+        journal: remembers what was decoded; default: nothing does.
+        progress: makes a progress bar of a label and a total.
+    """
+    rule = rule or Rule(seed=seed)
+    journal = journal or MemoryJournal()
+    _require_settings(mode, num_samples, temperature)
+    require_answers(task, prompts)
+    _require_distinct(prompts)
+    vocabulary = Vocabulary(getattr(tokenizer, "backend_tokenizer", None))
+    tested = _distinct(_as_ban(ban, vocabulary) for ban in bans)
+    _require_bannable(tested, sampler)
+    sampling = Sampling(sampler, tokenizer, task, prompts, temperature, max_new_tokens, seed)
+    free = free_rollouts(sampling, num_samples, chat_template, max_prompt_length, journal, progress)
+    placebos, unmatched = _placebos(free, tested, rocks, sampler, vocabulary, (matched, never, tolerance, seed))
+    outcomes = Outcomes(sampling, free, [*tested, *placebos], num_samples, journal)
+    settled, noise = outcomes.settle(DESIGNS[mode](len(prompts), rule), rule, progress)
+    conditions = {
+        "n_prompts": len(prompts),
+        "num_samples": num_samples,
+        "temperature": temperature,
+        "max_new_tokens": max_new_tokens,
+        "seed": seed,
+        "mode": mode,
+        "task": task.name,
+        "matched": matched,
+        "never": never,
+        "tolerance": tolerance,
+    }
+    return summarise(
+        outcomes.evidence(settled, noise),
+        rule,
+        vocabulary,
+        vocabulary_sha256(tokenizer.get_vocab()),
+        {**(settings or {}), **conditions},
+        columns or {},
+        unmatched,
+    )
+
+
+def _placebos(
+    free: list[Rollout],
+    tested: list[Ban],
+    rocks: Collection[int],
+    sampler: Sampler,
+    vocabulary: Vocabulary,
+    wanted: tuple[int, int, float, int],
+) -> tuple[list[Ban], list[int]]:
+    """Bans that are set beside the tested ones, and the single types nothing could stand in for."""
+    matched, never, tolerance, seed = wanted
+    counts_V = token_counts(free, sampler.vocab_size)
+    excluded = sampler.eos_ids | set(rocks) | {token for ban in tested for token in ban.ids}
+    allowed = [
+        token for token in range(sampler.vocab_size) if token not in excluded and not vocabulary.is_special(token)
+    ]
+    single = [ban.ids[0] for ban in tested if len(ban.ids) == 1 and counts_V[ban.ids[0]]]
+    partners = matched_placebos(counts_V, allowed, single, tolerance, matched)
+    unheard = never_emitted(
+        counts_V, set(range(sampler.vocab_size)) - set(allowed), never, derive_seed(seed, "never emitted")
+    )
+    placebos = [
+        *(
+            replace(_single(token, vocabulary, "matched"), beside=rock)
+            for token, rock in zip(partners.ids, partners.rock_ids, strict=True)
+        ),
+        *(_single(token, vocabulary, "never") for token in unheard),
+    ]
+    return placebos, partners.unmatched if matched else []
+
+
+def _single(token: int, vocabulary: Vocabulary, role: Role) -> Ban:
+    text = vocabulary.text(token)
+    return Ban((token,), text, role, categorise_all([text], vocabulary)[0])
+
+
+def _as_ban(ban: Ban | int | Iterable[int], vocabulary: Vocabulary) -> Ban:
+    if isinstance(ban, Ban):
+        return ban
+    if isinstance(ban, int | np.integer):
+        return _single(int(ban), vocabulary, "tested")
+    ids = tuple(sorted({int(token) for token in ban}))
+    return Ban(ids, " ".join(vocabulary.text(token) for token in ids))
+
+
+def _distinct(bans: Iterable[Ban]) -> list[Ban]:
+    """The first ban of each set of ids, in order."""
+    first: dict[tuple[int, ...], Ban] = {}
+    for ban in bans:
+        first.setdefault(ban.ids, ban)
+    return [*first.values()]
+
+
+def _require_settings(mode: str, num_samples: int, temperature: float) -> None:
+    if mode not in get_args(Mode):
+        raise RocktokensError(f"mode is {mode!r}: use one of {', '.join(get_args(Mode))}")
+    if num_samples < 1:
+        raise RocktokensError(f"num_samples is {num_samples}: answer every prompt at least once")
+    if not temperature >= 0:
+        raise RocktokensError(f"temperature is {temperature}: give 0 for greedy answers, or a number above it")
+
+
+def _require_bannable(bans: Sequence[Ban], sampler: Sampler) -> None:
+    for ban in bans:
+        if not ban.ids:
+            raise RocktokensError(f"ban {ban.name!r} holds no ids: give at least one")
+        if ends := sampler.eos_ids.intersection(ban.ids):
+            raise RocktokensError(
+                f"ban {ban.name!r}: id {min(ends)} is an end token, and without it no answer could end: leave it out"
+            )
+        if outside := [token for token in ban.ids if not 0 <= token < sampler.vocab_size]:
+            raise RocktokensError(
+                f"ban {ban.name!r}: id {outside[0]} is outside the vocabulary of {sampler.vocab_size}: leave it out"
+            )
+
+
+def _require_distinct(prompts: Sequence[Prompt]) -> None:
+    ids = [prompt.id for prompt in prompts]
+    if len(set(ids)) < len(ids):
+        twice = next(name for name in ids if ids.count(name) > 1)
+        raise RocktokensError(
+            f"prompt {twice!r} is there more than once, and a bootstrap over prompts takes them for different ones: "
+            "lower knockout.num_prompts to what the task has"
+        )

@@ -1,0 +1,1 @@
+"""What ``rocktokens check`` looks at before a run starts (METHOD 9)."""

@@ -1,0 +1,244 @@
+"""What ``rocktokens check`` can see without sampling.
+
+1. The models: whether they share a tokenizer, have heads that are understood, and end and begin turns alike.
+2. The data: whether the prompts of training and evaluation are there, fit the models, and have answers.
+3. The run: whether its rocks can be read, its directory written, and its disk holds what will be written.
+"""
+
+import math
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rocktokens.config import Config, evaluation_task
+from rocktokens.errors import RocktokensError
+from rocktokens.models.fingerprints import SAMPLES, same_tokenizer, vocabulary_sha256
+from rocktokens.policies import policy_from_section
+from rocktokens.preflight.findings import Finding, check_disk, check_ends, check_widths, or_fail, warn_if
+from rocktokens.run_dir import RunDir, derive_seed
+from rocktokens.types import Prompt
+
+if TYPE_CHECKING:
+    from rocktokens.models.load import LoadedModel
+    from rocktokens.tasks.base import Task
+
+PROMPT_SAMPLE = 2000
+"""Prompts whose length is looked at: seconds to tokenise, and enough to meet a length that one in a thousand has."""
+CHECKPOINT_BYTES = 12
+"""A trained parameter on disk: its float32 value and Adam's two moments."""
+TRACE_BYTES = 40
+"""A token on disk: its trace row and its share of the stored rollouts, before compression."""
+
+
+def check_models(config: Config, student: "LoadedModel", teacher: "LoadedModel") -> list[Finding]:
+    """Whether the two speak of the same tokens, by heads that are understood, and end and begin alike."""
+    from rocktokens.models.head import lm_head
+
+    widths = lm_head(student.model).width, lm_head(teacher.model).width
+    return [
+        check_tokenizers(student.tokenizer, teacher.tokenizer),
+        check_widths(*widths, len(student.tokenizer)),
+        check_head("student head", student),
+        check_head("teacher head", teacher),
+        check_ends(student.eos_ids, teacher.eos_ids),
+        check_templates(student.tokenizer, teacher.tokenizer, used=config.rollouts.chat_template),
+    ]
+
+
+def check_tokenizers(student: Any, teacher: Any) -> Finding:
+    """One vocabulary, by its hash, and the same splits and joins of sample texts."""
+
+    def compare() -> Finding:
+        same_tokenizer(student, teacher)
+        sha256 = vocabulary_sha256(student.get_vocab())
+        value = f"the same, {len(student):,} entries, vocabulary {sha256[:12]}"
+        return Finding("tokenizers", "ok", value, measured={"sha256": sha256})
+
+    return or_fail("tokenizers", compare)
+
+
+def check_head(name: str, loaded: "LoadedModel") -> Finding:
+    """Whether the logits we make from the hidden states are the model's own."""
+    from rocktokens.models.head import verify_head
+
+    def verify() -> Finding:
+        difference = verify_head(loaded.model, loaded.tokenizer.encode(SAMPLES[0]))
+        value = f"logits as the model's own, within {difference:.1g}"
+        return Finding(name, "ok", value, measured={"difference": difference})
+
+    return or_fail(name, verify)
+
+
+def check_templates(student: Any, teacher: Any, *, used: bool) -> Finding:
+    """Whether both tokenizers render a turn as the same text."""
+    if not used:
+        return Finding("chat template", "ok", "not used (rollouts.chat_template = false)")
+    texts = [_render(tokenizer) for tokenizer in (student, teacher)]
+    if texts == [None, None]:
+        return Finding("chat template", "ok", "none: prompts go in as plain text")
+    value = "the same" if texts[0] == texts[1] else f"student {texts[0]!r}, teacher {texts[1]!r}"
+    problem = "the teacher reads the student's template: use a pair with one template or rollouts.chat_template=false"
+    measured = {"student": texts[0], "teacher": texts[1]}
+    return warn_if(problem if texts[0] != texts[1] else "", "chat template", value, measured)
+
+
+def _render(tokenizer: Any) -> str | None:
+    if not tokenizer.chat_template:
+        return None
+    turn = [{"role": "user", "content": "What is 3 + 4?"}]
+    return tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=False)
+
+
+def sample_prompts(config: Config, task: "Task", tokenizer: Any) -> tuple[list[Prompt], dict[str, int]]:
+    """The first prompts the run will train on, and their lengths in tokens by id."""
+    asked = config.training.max_steps * rollouts_per_step(config) // config.rollouts.num_generations
+    prompts = task.prompts(max(1, min(asked, PROMPT_SAMPLE)), derive_seed(config.run.seed, "prompts"))
+    return prompts, _lengths(config, prompts, tokenizer)
+
+
+def check_data(
+    config: Config, task: "Task", lengths: Mapping[str, int], student: "LoadedModel", teacher: "LoadedModel"
+) -> list[Finding]:
+    """Training prompts, the layout of a step, and evaluation prompts with answers."""
+    contexts = {"student": student.context_length, "teacher": teacher.context_length}
+    return [
+        check_batch(config),
+        check_prompts(config, task, lengths, contexts),
+        check_evaluation(config, contexts, student.tokenizer),
+    ]
+
+
+def check_batch(config: Config) -> Finding:
+    """Whether the rollouts of a step are whole groups of one prompt each."""
+    from rocktokens.training.start import global_batch
+
+    def lay_out() -> Finding:
+        rollouts, each = global_batch(config, 1), config.rollouts.num_generations
+        value = f"{rollouts} rollouts a step and device: {rollouts // each} prompts, {each} each"
+        return Finding("batch", "ok", value, measured={"rollouts": rollouts, "prompts": rollouts // each})
+
+    return or_fail("batch", lay_out)
+
+
+def check_prompts(
+    config: Config, task: "Task", lengths: Mapping[str, int], contexts: Mapping[str, int | None]
+) -> Finding:
+    """How many there are, and whether the longest fits with its answer."""
+    items = getattr(task, "items", None)
+    asked = config.training.max_steps * rollouts_per_step(config) // config.rollouts.num_generations
+    there = "endless" if items is None else f"{len(items):,} there"
+    value = f"{asked:,} asked for, {there}; the longest of {len(lengths):,} has {max(lengths.values())} tokens"
+    measured = {
+        "asked": asked,
+        "available": None if items is None else len(items),
+        "looked_at": len(lengths),
+        "longest": max(lengths.values()),
+    }
+    problem = misfit(config, lengths, contexts)
+    return Finding("prompts", "fail" if problem else "ok", value, problem, measured)
+
+
+def misfit(config: Config, lengths: Mapping[str, int], contexts: Mapping[str, int | None]) -> str:
+    """Why the longest prompt cannot be used, empty if it can."""
+    name = max(lengths, key=lambda key: lengths[key])
+    longest, rollouts = lengths[name], config.rollouts
+    if longest > rollouts.max_prompt_length:
+        return (
+            f"prompt {name!r} has {longest} tokens, rollouts.max_prompt_length is {rollouts.max_prompt_length}: "
+            "raise that or remove the prompt"
+        )
+    for model, context in contexts.items():
+        if context is not None and longest + rollouts.max_completion_length > context:
+            return (
+                f"prompt {name!r} has {longest} tokens and may be answered by {rollouts.max_completion_length} more, "
+                f"but the {model} sees only {context}: lower rollouts.max_completion_length or remove the prompt"
+            )
+    return ""
+
+
+def check_evaluation(config: Config, contexts: Mapping[str, int | None], tokenizer: Any) -> Finding:
+    """Whether accuracy can be measured later: prompts enough, short enough, with answers."""
+    from rocktokens.tasks import make_task
+
+    asked = config.evaluation.num_prompts
+    try:
+        task = make_task(evaluation_task(config))
+        prompts = task.prompts(asked, derive_seed(config.run.seed, "evaluation prompts"))
+        problem = misfit(config, _lengths(config, prompts, tokenizer), contexts)
+    except RocktokensError as error:
+        return Finding("evaluation", "warn", "not possible", str(error))
+    unanswered = sum(prompt.answer is None for prompt in prompts)
+    if len(prompts) < asked:
+        problem = problem or f"only {len(prompts)} prompts are there: lower evaluation.num_prompts"
+    if unanswered:
+        problem = f"{unanswered} prompts have no answer to grade against: set evaluation.task.answer_field"
+    value = f"{asked:,} prompts asked for, {len(prompts):,} there, {len(prompts) - unanswered:,} with an answer"
+    measured = {"asked": asked, "available": len(prompts), "answered": len(prompts) - unanswered}
+    return warn_if(problem, "evaluation", value, measured)
+
+
+def _lengths(config: Config, prompts: Sequence[Prompt], tokenizer: Any) -> dict[str, int]:
+    from rocktokens.rollouts.encode import encode_prompt
+
+    template = config.rollouts.chat_template
+    return {prompt.id: len(encode_prompt(tokenizer, prompt, template, sys.maxsize)) for prompt in prompts}
+
+
+def rollouts_per_step(config: Config) -> int:
+    """Rollouts that one device trains on in a step."""
+    return config.training.per_device_train_batch_size * config.training.gradient_accumulation_steps
+
+
+def check_run(config: Config, student: "LoadedModel") -> list[Finding]:
+    """The policy, the run directory and the room on its disk."""
+    trainable = sum(parameter.numel() for parameter in student.model.parameters() if parameter.requires_grad)
+    folder = _existing_part(Path(config.run.directory))
+    findings = [
+        check_directory(Path(config.run.directory)),
+        check_disk(disk_need(config, trainable), shutil.disk_usage(folder).free),
+    ]
+    if config.policy.name != "uniform" or config.policy.protect is not None:
+        findings.insert(0, check_policy(config, vocabulary_sha256(student.tokenizer.get_vocab())))
+    return findings
+
+
+def check_policy(config: Config, tokenizer_sha256: str) -> Finding:
+    """Whether the policy can be made: its files can be read and are of this vocabulary."""
+
+    def make() -> Finding:
+        needs = sorted(policy_from_section(config.policy, tokenizer_sha256).needs)
+        value = f"{config.policy.name}, {'after scoring ' + ', '.join(needs) if needs else 'before scoring'}"
+        return Finding("policy", "ok", value, measured={"needs": needs})
+
+    return or_fail("policy", make)
+
+
+def check_directory(path: Path) -> Finding:
+    """Whether a run can be written there."""
+    parent = _existing_part(path)
+    if not parent.is_dir():
+        return Finding("run directory", "fail", str(path), f"{parent} is a file: give run.directory another name")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        return Finding("run directory", "fail", str(path), f"{parent} is not writable: give another run.directory")
+    taken = "it already holds a run: continue that with --resume, or give another run.directory"
+    return warn_if(taken if RunDir(path).exists() else "", "run directory", str(path), {})
+
+
+def disk_need(config: Config, trainable: int) -> dict[str, int]:
+    """Bytes of checkpoints, and of the traces of training and replay if every response is as long as it may be."""
+    training, trace = config.training, config.trace
+    checkpoints = 1 + math.ceil(training.max_steps / training.save_steps)
+    trained = training.max_steps * rollouts_per_step(config)
+    replayed = trace.num_prompts * trace.num_generations * (len(trace.checkpoints) or checkpoints)
+    return {
+        "checkpoints": checkpoints * CHECKPOINT_BYTES * trainable,
+        "traces": TRACE_BYTES * (trained + replayed) * config.rollouts.max_completion_length,
+    }
+
+
+def _existing_part(path: Path) -> Path:
+    """The path itself, or its nearest ancestor that exists."""
+    return next(part for part in (path.absolute(), *path.absolute().parents) if part.exists())

@@ -1,0 +1,96 @@
+"""What a run notes about its replay, so that a resumed one goes on with the same models and settings or not at all.
+
+1. ``manifest["replay"]`` holds everything the rows depend on: settings by value, models by their content, so that a run
+   can be moved but a student that was trained further is noticed.
+2. A run that only replays gets what a distilled one has, config and tokenizer; a distilled one keeps its own.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from rocktokens.config import Config
+from rocktokens.errors import RocktokensError, TokenizerMismatchError
+from rocktokens.run_dir import RunDir
+
+if TYPE_CHECKING:
+    from rocktokens.models.load import LoadedModel
+
+
+def replay_settings(run: RunDir, config: Config, students: Mapping[int, str]) -> dict[str, Any]:
+    """What the rows of a replay depend on; ``students`` are the models to replay through, by step."""
+    from rocktokens.models.fingerprints import model_identity
+
+    return {
+        "checkpoints": {str(step): model_identity(model, run) for step, model in students.items()},
+        "probe": config.trace.probe,
+        "num_prompts": config.trace.num_prompts,
+        "num_generations": config.trace.num_generations,
+        "rollouts_per_part": config.trace.rollouts_per_part,
+        **({"top_k": config.trace.top_k} if config.trace.top_k else {}),  # records without tops have no such key
+        "teacher": model_identity(config.models.teacher, run),
+        "dtype": config.models.dtype,
+        "seed": config.run.seed,
+        "task": config.task.model_dump(mode="json"),
+        "rollouts": config.rollouts.model_dump(mode="json"),
+        "scoring": config.scoring.model_dump(mode="json", exclude={"round_logits"}),  # a replay never rounds them
+    }
+
+
+def has_replay(run: RunDir) -> bool:
+    """Whether a probe or trace part of a replay is committed."""
+    return bool(_replay_files(run))
+
+
+def require_same_replay(run: RunDir, settings: dict[str, Any]) -> None:
+    """Refuse to mix replays made with different settings, or with traces that came another way."""
+    recorded = run.manifest().get("replay")
+    if recorded == settings or not has_replay(run):
+        return
+    remedy = "give --restart to replace them, or another run.directory"
+    if not recorded:
+        raise RocktokensError(f"{run.path} holds traces that `rocktokens trace` did not make: {remedy}")
+    before, now = _flat(recorded), _flat(settings)
+    changed = next(key for key in now | before if before.get(key) != now.get(key))
+    raise RocktokensError(
+        f"{run.path} holds replays made with {changed} = {before.get(changed)!r}, now it is {now.get(changed)!r}: "
+        f"{remedy}"
+    )
+
+
+def require_vocabulary(run: RunDir, teacher: "LoadedModel") -> None:
+    """Refuse a teacher whose token ids do not mean what those of a distilled run mean."""
+    from rocktokens.models.fingerprints import vocabulary_sha256
+
+    found = vocabulary_sha256(teacher.tokenizer.get_vocab())
+    if _is_distilled(run) and run.manifest()["tokenizer_sha256"] != found:
+        raise TokenizerMismatchError(
+            f"models.teacher = {teacher.name!r} has another vocabulary than the run {run.path} was distilled with: "
+            "give a teacher of the run's vocabulary, or another run.directory"
+        )
+
+
+def begin_record(run: RunDir, config: Config, teacher: "LoadedModel", settings: dict[str, Any]) -> None:
+    """Drop whatever replay is there and note the settings of the one that begins."""
+    from rocktokens.models.describe_run import describe_run
+
+    run.drop(_replay_files(run))
+    run.update_manifest(replay=settings)
+    if not _is_distilled(run):
+        run.drop([entry.path for entry in run.files("tokenizer/")])
+        describe_run(run, config, teacher.tokenizer, command="trace")
+
+
+def _replay_files(run: RunDir) -> list[str]:
+    return [entry.path for prefix in ("traces/checkpoint=", "rollouts/probe/") for entry in run.files(prefix)]
+
+
+def _is_distilled(run: RunDir) -> bool:
+    return run.manifest().get("command") == "distill"
+
+
+def _flat(settings: dict[str, Any]) -> dict[str, Any]:
+    """Nested settings by dotted names."""
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        flat |= {f"{key}.{inner}": item for inner, item in value.items()} if isinstance(value, dict) else {key: value}
+    return flat

@@ -1,0 +1,200 @@
+"""The figures of a run, each with the data it is drawn from, out of the records the commands left.
+
+The same charts that the commands draw, and those only the report has: shares, categories, knock-outs.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from rocktokens.display.numbers import counted, percent
+from rocktokens.display.text import visible
+from rocktokens.report.charts.find_charts import cutoff_chart, loss_chart, sensitivity_chart
+from rocktokens.report.charts.forest import forest_chart, forest_records
+from rocktokens.report.charts.funnel import funnel
+from rocktokens.report.charts.gradient_charts import (
+    ALIGNMENT_PANELS,
+    NORM_PANELS,
+    block_records,
+    gradient_charts,
+    kl_records,
+    type_records,
+)
+from rocktokens.report.charts.share_charts import categories_chart, category_records, share_records, shares_chart
+from rocktokens.report.charts.study_charts import comparison_records, curve_records, study_charts
+from rocktokens.report.charts.theme import Chart, Records
+from rocktokens.report.views.run_view import RunView
+
+
+@dataclass(frozen=True, slots=True)
+class Exhibit:
+    """A figure and its data."""
+
+    name: str
+    """Of its files, without the ending."""
+    shows: str
+    """What there is to see, for those who do not see it."""
+    chart: Chart
+    records: Records
+
+
+def share_exhibits(run: RunView) -> list[Exhibit]:
+    """How much of everything the rocks are."""
+    if run.rocks is None:
+        return []
+    records = share_records(run.rocks.summary)
+    where = f"{_at_reference(run)}, {run.rocks.summary['measured_on']}"
+    shown = ", ".join(f"{percent(own['share'])} of the {own['of']}" for own in records if own["share"] is not None)
+    return [Exhibit("shares", f"Bars of the rocks' shares: {shown}.", shares_chart(records, where), records)]
+
+
+def funnel_exhibits(run: RunView) -> list[Exhibit]:
+    """Where the loss is left."""
+    if run.find is None:
+        return []
+    types = run.find["funnel"]
+    shows = (
+        f"Scatter of {counted(len(types['token_id']), 'token type')} by occurrences and mean kl; rocks lie top right."
+    )
+    # Objects, since pandas' own strings cannot hold every text that JSON can.
+    frame = pd.DataFrame(types, dtype=object)
+    chart = funnel(frame, f"{_at_reference(run)}, prompts that selected the rocks")
+    return [Exhibit("funnel", shows, chart, _with_visible_text(_rows(types)))]
+
+
+def category_exhibits(run: RunView) -> list[Exhibit]:
+    """What kind of tokens the rocks are."""
+    if run.find is None:
+        return []
+    records = category_records(run.find["categories"])
+    shows = (
+        "Bars by category of token: share of the tokens, of the kl and of the gradient norm, rocks and others stacked."
+    )
+    return [Exhibit("categories", shows, categories_chart(records, _at_reference(run)), records)]
+
+
+def sureness_exhibits(run: RunView) -> list[Exhibit]:
+    """How far the set depends on K, on the prompts and on the settings."""
+    if run.find is None:
+        return []
+    cutoff, where = run.find["cutoff"], _at_reference(run)
+    moved = [
+        {name: own[name] for name in ("parameter", "value", "default", "jaccard")} for own in run.find["sensitivity"]
+    ]
+    return [
+        Exhibit(
+            "cutoff",
+            f"Lines over K: share of the kl in the top K, and how well the set repeats. K = {cutoff['k']} is taken.",
+            cutoff_chart(cutoff["curve"], cutoff["k"], where),
+            cutoff["curve"],
+        ),
+        Exhibit(
+            "sensitivity",
+            "Lines, a panel a setting: Jaccard of the rock set with the one found, as the setting moves.",
+            sensitivity_chart(moved, f"{where}, prompts that selected the rocks"),
+            moved,
+        ),
+    ]
+
+
+def loss_exhibits(run: RunView) -> list[Exhibit]:
+    """Loss of rocks, rare high-kl types and random types over the checkpoints."""
+    if run.find is None:
+        return []
+    records = run.find["trajectory"]
+    shows = "Lines over the checkpoints: mean kl of rocks, rare high-kl types and random types, with bands."
+    chart = loss_chart(records, f"{run.name}, same tokens at every checkpoint, 95 % intervals")
+    return [Exhibit("loss", shows, chart, records)]
+
+
+def gradient_exhibits(run: RunView) -> list[Exhibit]:
+    """Size and direction of the gradients, kl before and after, and shares by block of the student."""
+    if run.gradients is None:
+        return []
+    charts = gradient_charts(run.gradients, run.name)
+    own: dict[str, tuple[str, Records]] = {
+        "gradient_norm": (
+            "Strips of token types by group: how large their gradients are.",
+            type_records(run.gradients, NORM_PANELS),
+        ),
+        "gradient_alignment": (
+            "Strips of token types by group: whether their gradients agree with each other and over training.",
+            type_records(run.gradients, ALIGNMENT_PANELS),
+        ),
+        "gradient_kl": (
+            "Scatter of token types: mean kl at the baseline against that at the reference.",
+            kl_records(run.gradients),
+        ),
+        "gradient_blocks": (
+            "Bars by block of the student: the rocks' signed share of the gradient and of Adam's step.",
+            block_records(run.gradients),
+        ),
+    }
+    return [Exhibit(name, shows, charts[name], records) for name, (shows, records) in own.items()]
+
+
+def knockout_exhibits(run: RunView) -> list[Exhibit]:
+    """What bans and placebos did to accuracy."""
+    if run.knockout is None:
+        return []
+    settings, baseline = run.knockout["settings"], run.knockout["baseline"]
+    records = forest_records(run.knockout["knockouts"])
+    where = f"{run.name}, {settings['model']} on {settings['task']}, {counted(baseline['n_prompts'], 'prompt')}"
+    chart = forest_chart(records, 100 * settings["margin"], where, percent(1 - settings["alpha"], 0))
+    shows = f"Forest plot of {counted(len(records), 'ban')}: change of accuracy with its interval, and the verdict."
+    return [Exhibit("knockout", shows, chart, records)]
+
+
+def study_exhibits(run: RunView) -> list[Exhibit]:
+    """Accuracy of the arms over training, and the differences of all pairs."""
+    if run.study is None:
+        return []
+    charts = study_charts(run.study, run.name)
+    means, runs = curve_records(run.study)
+    curves = [*({**point, "run": None} for point in means), *runs]
+    return [
+        Exhibit(
+            "study_curves",
+            "Lines over training steps: accuracy of each arm beside the baseline, with bands.",
+            charts["study_curves"],
+            curves,
+        ),
+        Exhibit(
+            "study_comparisons",
+            "Differences of all pairs of arms with their intervals, a panel for each way to compare.",
+            charts["study_comparisons"],
+            comparison_records(run.study),
+        ),
+    ]
+
+
+PARTS = (
+    share_exhibits,
+    funnel_exhibits,
+    category_exhibits,
+    sureness_exhibits,
+    loss_exhibits,
+    gradient_exhibits,
+    knockout_exhibits,
+    study_exhibits,
+)
+
+
+def all_exhibits(run: RunView) -> list[Exhibit]:
+    """Every figure there is, in the order of the page."""
+    return [exhibit for part in PARTS for exhibit in part(run)]
+
+
+def _at_reference(run: RunView) -> str:
+    criterion = run.find["criterion"] if run.find else run.rocks.criterion if run.rocks else {}
+    return f"{run.name}, checkpoint {criterion['reference']}"
+
+
+def _rows(columns: dict[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+
+def _with_visible_text(records: Records) -> list[dict[str, Any]]:
+    return [{**record, "text": visible(record["text"])} for record in records]

@@ -1,0 +1,194 @@
+"""The figures of ``rocktokens find`` as Vega-Lite specs: one spec for a page, a notebook, PNG, SVG and PDF.
+
+1. A function takes plain records and returns an altair chart whose data are those records, inlined: nothing is fetched
+   when it is drawn, and the same data give the same bytes.
+2. Groups differ in shape or dash as well as in colour.
+3. Without data the chart is one sentence.
+"""
+
+import io
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import altair as alt
+
+from rocktokens.errors import RocktokensError
+from rocktokens.report.charts.funnel import funnel
+from rocktokens.report.charts.funnel_layout import RARE, ROCK
+from rocktokens.report.charts.pdf import in_one_order
+from rocktokens.report.charts.theme import (
+    BLUE,
+    DASHED,
+    DOTTED,
+    GREEN,
+    GREY,
+    INK,
+    LINE_LEGEND,
+    SOLID,
+    VERMILLION,
+    WIDTH,
+    Chart,
+    Records,
+    finished,
+    finite,
+    inline,
+    inlined,
+    scale_of,
+    sentence_chart,
+)
+from rocktokens.run_dir import write_atomically
+
+__all__ = ["FORMATS", "chart_bytes", "cutoff_chart", "funnel", "loss_chart", "save_chart", "sensitivity_chart"]
+
+FORMATS = ("png", "svg", "pdf", "json")
+CURVES = {
+    "coverage": ("coverage, selection half", VERMILLION, SOLID),
+    "coverage_held_out": ("coverage, held-out half", BLUE, DASHED),
+    "stability": ("stability (mean Jaccard)", GREEN, DOTTED),
+}
+CUTOFF_HEIGHT = 300
+GROUP_LINES = {ROCK: (VERMILLION, SOLID), RARE: (BLUE, DASHED), "random": (GREY, DOTTED)}
+
+
+def cutoff_chart(curve: Records, chosen: int | None = None, subtitle: str = "") -> Chart:
+    """Coverage of the kl and stability of the set against K.
+
+    Args:
+        curve: records with k, coverage, coverage_held_out, stability, stability_low, stability_high.
+        chosen: the K to mark.
+        subtitle: the run, checkpoint and prompts the numbers are of.
+    """
+    title = "How many rocks: what the top K cover, and how well the set repeats"
+    lines = finite(
+        [{"k": at["k"], "curve": label, "share": at.get(key)} for at in curve for key, (label, _, _) in CURVES.items()],
+        ("k", "share"),
+    )
+    if not lines:
+        return sentence_chart("There is no K to compare.", title, subtitle)
+    k = alt.X("k:Q", title="K: how many types are called rocks (log scale)", scale=alt.Scale(type="log", nice=False))
+    drawn = _in_order(lines, "curve")
+    names, colors, dashes = zip(*(style for style in CURVES.values() if style[0] in drawn), strict=True)
+    band = inline(finite(curve, ("k", "stability_low", "stability_high"))).mark_area(color=GREEN, opacity=0.18)
+    line = inline(lines).mark_line(strokeWidth=2.5, point=len(curve) < 30)
+    layers = [
+        band.encode(x=k, y=_unit_share("stability_low"), y2="stability_high:Q"),
+        line.encode(
+            x=k,
+            y=_unit_share("share"),
+            color=alt.Color("curve:N", scale=scale_of(names, colors), legend=LINE_LEGEND),
+            strokeDash=alt.StrokeDash("curve:N", scale=scale_of(names, dashes)),
+        ),
+        *_chosen_k(chosen, lines),
+    ]
+    notes = [subtitle, "Band: spread of the stability over random subsets of the prompts."]
+    return finished(alt.layer(*layers).properties(width=WIDTH, height=CUTOFF_HEIGHT), title, notes)
+
+
+def loss_chart(records: Records, subtitle: str = "") -> Chart:
+    """Mean kl of groups of types over the checkpoints, one panel for each half of the prompts.
+
+    Args:
+        records: checkpoint, group ("rock", "rare high-kl" or "random"), half, mean_kl, low and high of its interval.
+        subtitle: the run and what the interval is.
+    """
+    title = "What training did to the loss: mean kl of rocks and of other types"
+    points = finite(records, ("checkpoint", "mean_kl"))
+    if not points:
+        return sentence_chart("There is no checkpoint with a kl to show.", title, subtitle)
+    groups = _in_order(points, "group")
+    colors, dashes = zip(*(GROUP_LINES.get(group, (INK, SOLID)) for group in groups), strict=True)
+    color = alt.Color("group:N", scale=scale_of(groups, colors), legend=LINE_LEGEND)
+    dash = alt.StrokeDash("group:N", scale=scale_of(groups, dashes))
+    checkpoint = alt.X("checkpoint:Q", title="checkpoint (training step)", scale=alt.Scale(zero=False))
+    mean_kl = alt.Y("mean_kl:Q", title="mean kl (nats)", scale=alt.Scale(zero=True))
+    base = alt.Chart().encode(x=checkpoint, color=color)
+    layers = alt.layer(
+        base.mark_area(opacity=0.18).encode(y="low:Q", y2="high:Q"),
+        base.mark_line(strokeWidth=2.5, point=alt.OverlayMarkDef(size=40)).encode(y=mean_kl, strokeDash=dash),
+        data=inlined(points),
+    ).properties(width=300, height=260)
+    panels = layers.facet(column=alt.Column("half:N", title=None, sort=_in_order(points, "half")))
+    return finished(panels, title, [subtitle])
+
+
+def sensitivity_chart(records: Records, subtitle: str = "") -> Chart:
+    """How much of the rock set stays as one parameter moves and the others keep their defaults.
+
+    Args:
+        records: parameter, value (a number or a word), default (whether it is the default), jaccard with the rock set.
+        subtitle: the run, checkpoint and prompts the numbers are of.
+    """
+    title = "How far the rocks depend on the settings: Jaccard with the rocks found"
+    points = [{**point, "value": _setting(point["value"])} for point in finite(records, ("jaccard",))]
+    if not points:
+        return sentence_chart("No parameter was moved.", title, subtitle)
+    base = alt.Chart().encode(
+        x=alt.X("value:O", title=None, sort=None, axis=alt.Axis(labelAngle=0, labelOverlap="greedy")),
+        y=_unit_share("jaccard", title="Jaccard"),
+    )
+    is_default = alt.datum["default"]
+    layers = alt.layer(
+        base.mark_line(color=BLUE, strokeWidth=2),
+        base.mark_point(color=BLUE, fill="white", size=50, opacity=1),
+        base.transform_filter(is_default).mark_point(
+            color=VERMILLION, fill=VERMILLION, shape="diamond", size=110, opacity=1
+        ),
+        data=inlined(points),
+    ).properties(width=190, height=150)
+    facet = alt.Facet("parameter:N", title=None, sort=_in_order(points, "parameter"))
+    panels = layers.facet(facet, columns=3).resolve_scale(x="independent").resolve_axis(y="independent")
+    return finished(
+        panels, title, [subtitle, "Diamond: the value that was used. 1 is the same set, 0 no rock in common."]
+    )
+
+
+def save_chart(chart: Chart, path: str | Path) -> None:
+    """Write a chart as PNG, SVG, PDF or JSON (its spec), as the ending of the path says; never half a file."""
+    path = Path(path)
+    content = chart_bytes(chart, path.suffix.removeprefix(".").lower())
+    write_atomically(path, lambda temporary: temporary.write_bytes(content))
+
+
+def chart_bytes(chart: Chart, file_format: str) -> bytes:
+    """The content of a chart's file; a PNG has twice the pixels of the screen.
+
+    The same data and fonts give the same bytes.
+    """
+    if file_format not in FORMATS:
+        raise RocktokensError(f"a chart cannot be saved as {file_format!r}: end its name in {', '.join(FORMATS)}")
+    if file_format == "json":
+        text = json.dumps(chart.to_dict(), indent=1, ensure_ascii=False, sort_keys=True, allow_nan=False)
+        return (text + "\n").encode()
+    buffer = io.StringIO() if file_format == "svg" else io.BytesIO()
+    chart.save(buffer, format=file_format, scale_factor=2 if file_format == "png" else 1)
+    content = buffer.getvalue()
+    if isinstance(content, str):
+        return content.encode()
+    return in_one_order(content) if file_format == "pdf" else content
+
+
+def _chosen_k(chosen: int | None, curve: Records) -> list[alt.Chart]:
+    if chosen is None:
+        return []
+    ends = min(at["k"] for at in curve), max(at["k"] for at in curve)
+    align, dx = ("left", 5) if chosen**2 <= math.prod(ends) else ("right", -5)
+    at = inline([{"k": chosen, "label": f"K = {chosen:,}"}])
+    text = at.mark_text(color=INK, fontWeight="bold", align=align, dx=dx, baseline="bottom", dy=-4)
+    return [
+        at.mark_rule(color=INK, strokeDash=[4, 3]).encode(x="k:Q"),
+        text.encode(x="k:Q", y=alt.value(CUTOFF_HEIGHT), text="label:N"),
+    ]
+
+
+def _unit_share(field: str, title: str = "share of the kl, Jaccard") -> alt.Y:
+    return alt.Y(f"{field}:Q", title=title, scale=alt.Scale(domain=[0, 1]), axis=alt.Axis(tickCount=5))
+
+
+def _in_order(records: Records, name: str) -> list[Any]:
+    return list(dict.fromkeys(record[name] for record in records))
+
+
+def _setting(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,227 @@
+"""The figures of ``rocktokens gradients``, from the content of gradients.json.
+
+1. ``gradient_norm``: how large the gradients of each type are, by group.
+2. ``gradient_alignment``: whether a type's occurrences push one way, whether it points where the types point that
+   are no rocks, and whether it still does at the other checkpoint, by group.
+3. ``gradient_kl``: the kl of each type before and after training; what did not move lies on the diagonal.
+4. ``gradient_blocks``: the rocks' signed share of the gradient, and of Adam's step, in each block of the student.
+"""
+
+from typing import Any
+
+import altair as alt
+
+from rocktokens.display.text import visible
+from rocktokens.report.charts.theme import (
+    BLUE,
+    FAINT,
+    GREEN,
+    GREY,
+    INK,
+    VERMILLION,
+    WIDTH,
+    Chart,
+    Records,
+    finished,
+    finite,
+    inline,
+    inlined,
+    scale_of,
+    sentence_chart,
+)
+
+GROUP_LOOKS = {
+    "rocks": (VERMILLION, "diamond"),
+    "rare high-kl": (BLUE, "triangle-up"),
+    "control": (GREEN, "square"),
+    "rest": (GREY, "circle"),
+}
+NORM_PANELS = {"mean_norm": "mean ‖g‖ of an occurrence", "norm": "‖mean gradient‖ of the type"}
+ALIGNMENT_PANELS = {
+    "coherence": "coherence: mean cosine of two occurrences",
+    "cos_others": "cosine with the non-rocks' balanced sum",
+    "corrected": "cosine with the baseline, noise corrected",
+}
+MOST_MARKS = 1000
+"""Of one group in one panel: where there are more, they are thinned evenly by value."""
+SOURCES = {"gradient": ("gradient", VERMILLION), "update": ("Adam's step", BLUE)}
+
+
+def gradient_charts(record: dict[str, Any], run: str) -> dict[str, Chart]:
+    """All figures by name; ``record`` is the content of gradients.json."""
+    settings = record["settings"]
+    where = f"{run}, checkpoint {settings['reference']}, {settings['measured_on']}, {settings['n_prompts']} prompts"
+    return {
+        "gradient_norm": types_chart(
+            "How large the gradients are: each mark is a token type (logit space)",
+            type_records(record, NORM_PANELS),
+            where,
+        ),
+        "gradient_alignment": types_chart(
+            "Which way the gradients point: each mark is a token type (logit space)",
+            type_records(record, ALIGNMENT_PANELS),
+            where,
+        ),
+        "gradient_kl": kl_chart(kl_records(record), f"{where}, baseline {settings['baseline']}"),
+        "gradient_blocks": blocks_chart(block_records(record), record["parameter"]["token_share"]["rocks"], where),
+    }
+
+
+def type_records(record: dict[str, Any], panels: dict[str, str]) -> list[dict[str, Any]]:
+    """A record per type and panel: what it is, its group, and its value in vocabulary space."""
+    known = _columns(record["trace"]["types"], ("group", "text"))
+    change = record["logit"]["persistence"]
+    tables = [record["logit"]["reference"]["vocabulary"]["types"], change["vocabulary"]["types"] if change else {}]
+    return [
+        {"panel": title, "group": known[token_id]["group"], "token": visible(known[token_id]["text"]), "value": value}
+        for column, title in panels.items()
+        for table in tables
+        if column in table
+        for token_id, value in zip(table["token_id"], table[column], strict=True)
+        if token_id in known
+    ]
+
+
+def kl_records(record: dict[str, Any]) -> list[dict[str, Any]]:
+    """A record per type: its group, and its mean kl before and after."""
+    types = _columns(record["trace"]["types"], ("group", "text", "freq", "kl_before", "kl"))
+    return [{**own, "text": visible(own["text"])} for own in types.values()]
+
+
+def block_records(record: dict[str, Any]) -> list[dict[str, Any]]:
+    """A record per block and source: the rocks' signed share there with its interval."""
+    shares = record["parameter"]["shares"]
+    found = []
+    for source, (label, _) in SOURCES.items():
+        for block in shares["blocks"] if shares[source] else ():
+            share = shares[source]["blocks"][block]["groups"]["rocks"]["share"]
+            low, high = share["interval"] or (None, None)
+            found.append({"block": block, "of": label, "share": share["mean"], "low": low, "high": high})
+    return found
+
+
+def types_chart(title: str, records: Records, subtitle: str = "") -> Chart:
+    """Strips of types by group, one panel a quantity, the median of each group marked.
+
+    Args:
+        title: of the figure.
+        records: panel, group, token, value.
+        subtitle: the run, checkpoint and prompts the numbers are of.
+    """
+    points = thinned(finite(records, ("value",)), ("panel", "group"), "value")
+    if not points:
+        return sentence_chart("There is no type with a gradient to show.", title, subtitle)
+    value = alt.X("value:Q", title=None, scale=alt.Scale(zero=True))
+    group = alt.Y("group:N", title=None, sort=list(GROUP_LOOKS))
+    median = alt.Chart().mark_tick(color=INK, thickness=2, size=26).encode(x="median(value):Q", y=group)
+    marks = alt.Chart().mark_point(filled=True, size=45, opacity=0.6)
+    layers = alt.layer(
+        marks.encode(x=value, y=group, **_looks(points), tooltip=["token:N", "group:N", "value:Q"]),
+        median,
+        data=inlined(points),
+    ).properties(width=WIDTH // 2, height=130)
+    panel = alt.Facet("panel:N", title=None, sort=list(dict.fromkeys(point["panel"] for point in points)))
+    panels = layers.facet(panel, columns=2).resolve_scale(x="independent")
+    return finished(panels, title, [subtitle, "Black: the median of the group.", _left_out(records, points)])
+
+
+def kl_chart(records: Records, subtitle: str = "") -> Chart:
+    """Mean kl of every type at the baseline against that at the reference.
+
+    Args:
+        records: text, group, freq, kl_before, kl.
+        subtitle: the run, checkpoints and prompts the numbers are of.
+    """
+    title = "What training did to the kl of each type, on the same tokens"
+    points = thinned(finite(records, ("kl_before", "kl")), ("group",), "kl")
+    if not points:
+        return sentence_chart("No other checkpoint scored the same tokens.", title, subtitle)
+    top = max(max(point["kl_before"], point["kl"]) for point in points)
+    scale = alt.Scale(type="sqrt", domainMin=0)
+    before = alt.X("kl_before:Q", title="mean kl at the baseline (nats, square-root scale)", scale=scale)
+    after = alt.Y("kl:Q", title="mean kl at the reference (nats)", scale=scale)
+    diagonal = inline([{"kl_before": end, "kl": end} for end in (0.0, top)])
+    marks = inline(points).mark_point(filled=True, opacity=0.75)
+    layers = alt.layer(
+        diagonal.mark_line(color=FAINT, strokeDash=[4, 3], strokeWidth=1).encode(x=before, y=after),
+        marks.encode(
+            x=before,
+            y=after,
+            **_looks(points, legend=True),
+            size=alt.Size("freq:Q", title="occurrences", scale=alt.Scale(range=[25, 250]), legend=None),
+            tooltip=["text:N", "group:N", "freq:Q", "kl_before:Q", "kl:Q"],
+        ),
+    ).properties(width=WIDTH * 2 // 3, height=WIDTH * 2 // 3)
+    notes = [subtitle, "On the dashed line: not moved. Size: occurrences.", _left_out(records, points)]
+    return finished(layers, title, notes)
+
+
+def blocks_chart(records: Records, token_share: float | None = None, subtitle: str = "") -> Chart:
+    """The rocks' signed share by block of the student, with intervals over batches.
+
+    Args:
+        records: block, of, share, low, high.
+        token_share: what share of the tokens the rocks are.
+        subtitle: the run, checkpoint and prompts the numbers are of.
+    """
+    title = "Who moves the parameters: the rocks' signed share in each block"
+    bars = finite(records, ("share",))
+    if not bars:
+        return sentence_chart("There is no gradient to show.", title, subtitle)
+    labels, colors = zip(*(look for look in SOURCES.values() if any(bar["of"] == look[0] for bar in bars)), strict=True)
+    block = alt.Y("block:N", title=None, sort=list(dict.fromkeys(bar["block"] for bar in bars)))
+    offset = alt.YOffset("of:N", sort=list(labels))
+    legend = alt.Legend(title=None, orient="bottom")
+    base = inline(bars).encode(y=block, yOffset=offset)
+    layers = [
+        base.mark_bar(height=alt.RelativeBandSize(0.8)).encode(
+            x=alt.X("share:Q", title="signed share of the block's gradient, or step", axis=alt.Axis(format="%")),
+            color=alt.Color("of:N", scale=scale_of(labels, colors), legend=legend),
+            tooltip=["block:N", "of:N", "share:Q", "low:Q", "high:Q"],
+        ),
+        base.mark_rule(color=INK).encode(x="low:Q", x2="high:Q"),
+    ]
+    notes = [subtitle, "Lines: 95 % intervals over batches."]
+    if token_share is not None:
+        layers.append(inline([{"tokens": token_share}]).mark_rule(color=FAINT, strokeDash=[4, 3]).encode(x="tokens:Q"))
+        notes.append(f"Dashed: their share of the tokens, {100 * token_share:.1f} %.")
+    height = 26 * len({bar["block"] for bar in bars})
+    return finished(alt.layer(*layers).properties(width=WIDTH * 2 // 3, height=height), title, notes)
+
+
+def thinned(records: Records, keys: tuple[str, ...], by: str) -> list[dict[str, Any]]:
+    """Of records alike in ``keys`` at most ``MOST_MARKS``, evenly spread in the order of ``by``, both ends included."""
+    alike: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for record in records:
+        alike.setdefault(tuple(record[key] for key in keys), []).append(record)
+    kept = []
+    for own in alike.values():
+        ordered = sorted(own, key=lambda record: record[by])
+        last, count = len(ordered) - 1, min(len(ordered), MOST_MARKS)
+        kept += [ordered[round(place * last / max(count - 1, 1))] for place in range(count)]
+    return kept
+
+
+def _columns(table: dict[str, list[Any]], names: tuple[str, ...]) -> dict[int, dict[str, Any]]:
+    """Rows of a table of types by token id."""
+    rows = zip(*(table[name] for name in names), strict=True)
+    return {token_id: dict(zip(names, row, strict=True)) for token_id, row in zip(table["token_id"], rows, strict=True)}
+
+
+def _left_out(records: Records, shown: Records) -> str:
+    """A note where marks were thinned; records without a value were never marks."""
+    is_thinned = len(records) > len(shown) >= MOST_MARKS
+    return f"Groups of more than {MOST_MARKS:,} types are thinned evenly." if is_thinned else ""
+
+
+def _looks(points: Records, legend: bool = False) -> dict[str, Any]:
+    """Colour and shape by group."""
+    present = {point["group"] for point in points}
+    groups, colors, shapes = zip(
+        *((group, *look) for group, look in GROUP_LOOKS.items() if group in present), strict=True
+    )
+    shown = alt.Legend(title=None, orient="bottom", symbolOpacity=1) if legend else None
+    return {
+        "color": alt.Color("group:N", scale=scale_of(groups, colors), legend=shown),
+        "shape": alt.Shape("group:N", scale=scale_of(groups, shapes), legend=shown),
+    }

@@ -1,0 +1,120 @@
+"""How much of a run the rocks are: its figures.
+
+1. ``shares_chart``: the rocks' share of the vocabulary used, of the tokens, of the kl and of the gradient norm.
+2. ``categories_chart``: what each category of tokens holds of the same, rocks and others stacked.
+"""
+
+from typing import Any
+
+import altair as alt
+
+from rocktokens.display.numbers import hundredths, percent, with_interval
+from rocktokens.report.charts.theme import (
+    FAINT,
+    GREY,
+    INK,
+    VERMILLION,
+    WIDTH,
+    Chart,
+    Records,
+    finished,
+    finite,
+    inline,
+    inlined,
+    scale_of,
+    sentence_chart,
+)
+
+SHARES = {
+    "vocab_share": "token types used",
+    "token_share": "tokens",
+    "token_share_median": "tokens, median output",
+    "kl_share": "kl that is left",
+    "grad_share": "logit-gradient norm",
+}
+CATEGORY_SHARES = {"token_share": "of the tokens", "kl_share": "of the kl", "grad_share": "of the logit-gradient norm"}
+ROCKS, OTHERS = "rocks", "other types"
+ROW = 30
+_CATEGORY_AXIS = alt.Axis(labelLimit=0, ticks=False, labelExpr="replace(datum.label, '_', ' ')")
+
+
+def share_records(summary: dict[str, Any]) -> list[dict[str, Any]]:
+    """A record per share with its interval, from the summary in rocks.json."""
+    intervals = summary.get("intervals") or {}
+    found = []
+    for name, label in SHARES.items():
+        low, high = intervals.get(name) or (None, None)
+        found.append({"of": label, "share": summary.get(name), "low": low, "high": high})
+    return found
+
+
+def shares_chart(records: Records, subtitle: str = "") -> Chart:
+    """Bars with intervals and their numbers.
+
+    Args:
+        records: of, share, low, high.
+        subtitle: the run, checkpoint and prompts the numbers are of.
+    """
+    title = "How much of everything the rocks are"
+    bars = [{**bar, "label": _label(bar)} for bar in finite(records, ("share",))]
+    if not bars:
+        return sentence_chart("There is no share to show.", title, subtitle)
+    of = alt.Y("of:N", title=None, sort=[bar["of"] for bar in bars], axis=alt.Axis(labelLimit=0, ticks=False))
+    ticks = alt.Axis(format="%", tickCount=5)
+    share = alt.X("share:Q", title=None, axis=ticks, scale=alt.Scale(domain=[0, 1]))
+    base = inline(bars).encode(y=of)
+    layers = [
+        base.mark_bar(color=VERMILLION, height=alt.RelativeBandSize(0.55)).encode(x=share),
+        base.mark_rule(color=INK, strokeWidth=1.5).encode(x=alt.X("low:Q", title=None), x2="high:Q"),
+        base.mark_text(align="left", color=INK, fontSize=12).encode(x=alt.value(WIDTH + 10), text="label:N"),
+    ]
+    drawn = alt.layer(*layers).properties(width=WIDTH, height=ROW * len(bars))
+    has_intervals = any(bar["low"] is not None for bar in bars)
+    return finished(drawn, title, [subtitle, "Black: 95 % intervals over prompts." if has_intervals else ""])
+
+
+def category_records(categories: Records) -> list[dict[str, Any]]:
+    """A record per category, share and kind of type, from the categories in find.json."""
+    found = []
+    for own in categories:
+        for name, label in CATEGORY_SHARES.items():
+            rocks = own[f"rock_{name}"]
+            for types, share in ((ROCKS, rocks), (OTHERS, own[name] - rocks)):
+                found.append({"category": own["category"], "of": label, "types": types, "share": share})
+    return found
+
+
+def categories_chart(records: Records, subtitle: str = "") -> Chart:
+    """Stacked bars by category, a panel a share.
+
+    Args:
+        records: category, of, types ("rocks" or "other types"), share.
+        subtitle: the run, checkpoint and prompts the numbers are of.
+    """
+    title = "What kind of tokens the rocks are"
+    bars = finite(records, ("share",))
+    if not bars:
+        return sentence_chart("There is no category to show.", title, subtitle)
+    categories, panels = (list(dict.fromkeys(bar[name] for bar in bars)) for name in ("category", "of"))
+    chart = (
+        alt.Chart()
+        .mark_bar(height=alt.RelativeBandSize(0.65))
+        .encode(
+            x=alt.X("share:Q", title=None, axis=alt.Axis(format="%", tickCount=4), stack="zero"),
+            y=alt.Y("category:N", title=None, sort=categories, axis=_CATEGORY_AXIS),
+            color=alt.Color(
+                "types:N",
+                scale=scale_of((ROCKS, OTHERS), (VERMILLION, GREY)),
+                legend=alt.Legend(title=None, orient="bottom", symbolOpacity=1),
+            ),
+            order=alt.Order("types:N", sort="descending"),
+        )
+        .properties(width=WIDTH // 3, height=24 * len(categories))
+    )
+    facet = alt.Facet("of:N", title=None, sort=panels, header=alt.Header(labelAnchor="start", labelColor=FAINT))
+    return finished(alt.layer(chart, data=inlined(bars)).facet(facet, columns=3), title, [subtitle])
+
+
+def _label(bar: dict[str, Any]) -> str:
+    interval = None if bar["low"] is None or bar["high"] is None else (bar["low"], bar["high"])
+    return with_interval(percent(bar["share"]), hundredths(interval))

@@ -1,0 +1,198 @@
+"""The figures of ``rocktokens study``, from the content of study.json.
+
+1. ``study_curves``: accuracy over the steps, a panel for every arm beside the baseline, with bands over seeds and
+   prompts and a thin line for every run.
+2. ``study_comparisons``: the difference of every pair with its interval, a panel for each way to compare.
+"""
+
+from typing import Any
+
+import altair as alt
+
+from rocktokens.display.text import printable
+from rocktokens.report.charts.theme import (
+    BLUE,
+    DASHED,
+    GREEN,
+    GREY,
+    INK,
+    LINE_LEGEND,
+    SOLID,
+    VERMILLION,
+    Chart,
+    Records,
+    finished,
+    finite,
+    inlined,
+    scale_of,
+    sentence_chart,
+)
+
+THIS_ARM, BASELINE = "this arm", "baseline"
+PANELS = {
+    "equal_steps": ("equal steps", 100, "points"),
+    "equal_tokens": ("equal tokens", 100, "points"),
+    "equal_seconds": ("equal time", 100, "points"),
+    "steps_to_accuracy": ("steps to accuracy", 1, "steps"),
+}
+"""Title, scale and unit of each kind of comparison."""
+VERDICT_LOOKS = {
+    "better": (GREEN, "triangle-up"),
+    "worse": (VERMILLION, "triangle-down"),
+    "equivalent": (BLUE, "square"),
+    "undecided": (GREY, "circle"),
+}
+PANEL_WIDTH, PANEL_HEIGHT = 220, 190
+
+
+def study_charts(record: dict[str, Any], study: str) -> dict[str, Chart]:
+    """All figures by name; ``record`` is the content of study.json."""
+    n_seeds = len(record["seeds"])
+    sizes = f"{n_seeds} seed{'s' if n_seeds > 1 else ''}, {record['n_prompts']} prompts"
+    where = f"{study}, {sizes}, denominator {record.get('denominator', 'all')}"
+    level = f"{100 * (1 - record['alpha']):g} %"
+    return {
+        "study_curves": curves_chart(
+            *curve_records(record), subtitle=f"{where}; the baseline is {record['baseline']}", level=level
+        ),
+        "study_comparisons": comparisons_chart(comparison_records(record), subtitle=where, level=level),
+    }
+
+
+def curve_records(record: dict[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """A record per panel, arm and evaluated step, and one per panel, run and evaluated step.
+
+    A study of the baseline alone has one panel, its own.
+    """
+    arms = {arm["name"]: arm for arm in record["arms"]}
+    others = [name for name in arms if name != record["baseline"]]
+    means, runs = [], []
+    for panel in others or [record["baseline"]]:
+        for name in dict.fromkeys((record["baseline"], panel)):
+            look = {"panel": printable(panel), "line": BASELINE if name == record["baseline"] else THIS_ARM}
+            means += [_point(look, point) for point in arms[name]["points"]]
+            runs += [point for run in arms[name]["runs"] for point in _run_points(look, run)]
+    return means, runs
+
+
+def comparison_records(record: dict[str, Any]) -> list[dict[str, Any]]:
+    """A record per comparison: pair, panel, difference with its interval in the unit of the panel, verdict.
+
+    ``low_end`` and ``high_end`` are the ends that are estimates, None for one that was cut. Where an arm never reached
+    the accuracy there is nothing to draw.
+    """
+    found = []
+    for own in record["comparisons"]:
+        if own["interval"] is None:
+            continue
+        title, scale, unit = PANELS[own["kind"]]
+        low, high = (scale * end for end in own["interval"])
+        low_cut, high_cut = own.get("cut", (False, False))
+        found.append(
+            {
+                "pair": printable(f"{own['first']} vs {own['second']}"),
+                "panel": f"{title} ({unit})",
+                "difference": scale * own["difference"],
+                "low": low,
+                "high": high,
+                "low_end": None if low_cut else low,
+                "high_end": None if high_cut else high,
+                "verdict": own["verdict"],
+            }
+        )
+    return found
+
+
+def curves_chart(means: Records, runs: Records, subtitle: str = "", level: str = "95 %") -> Chart:
+    """Accuracy over training, each arm beside the baseline.
+
+    Args:
+        means: panel, line ("this arm" or "baseline"), step, accuracy, low, high.
+        runs: panel, line, run (what tells runs of a panel apart), step, accuracy.
+        subtitle: the study, its seeds and prompts.
+        level: of the bands.
+    """
+    title = "Accuracy as the arms train, each beside the baseline"
+    points = finite(means, ("step", "accuracy"))
+    if not points:
+        return sentence_chart("No run was evaluated.", title, subtitle)
+    lines = [line for line in (THIS_ARM, BASELINE) if any(point["line"] == line for point in points)]
+    colors, dashes = zip(
+        *({THIS_ARM: (VERMILLION, SOLID), BASELINE: (INK, DASHED)}[line] for line in lines), strict=True
+    )
+    base = alt.Chart().encode(
+        x=alt.X("step:Q", title="training step"),
+        color=alt.Color("line:N", scale=scale_of(lines, colors), legend=LINE_LEGEND),
+    )
+    accuracy = alt.Y("accuracy:Q", title="accuracy", axis=alt.Axis(format="%"), scale=alt.Scale(zero=False))
+    dash = alt.StrokeDash("line:N", scale=scale_of(lines, dashes))
+    is_mean = alt.datum["run"] == None  # noqa: E711 (an expression of the chart)
+    mean, run = base.transform_filter(is_mean), base.transform_filter(~is_mean)
+    layers = alt.layer(
+        run.mark_line(strokeWidth=0.7, opacity=0.45).encode(y=accuracy, detail="run:N"),
+        mean.mark_area(opacity=0.18).encode(y=alt.Y("low:Q", title="accuracy"), y2="high:Q"),
+        mean.mark_line(strokeWidth=2.5, point=alt.OverlayMarkDef(size=30)).encode(y=accuracy, strokeDash=dash),
+        data=inlined([*({**point, "run": None} for point in points), *finite(runs, ("step", "accuracy"))]),
+    ).properties(width=PANEL_WIDTH, height=PANEL_HEIGHT)
+    order = list(dict.fromkeys(point["panel"] for point in points))
+    panels = layers.facet(alt.Facet("panel:N", title=None, sort=order), columns=3)
+    return finished(panels, title, [subtitle, f"Bands: {level} intervals over seeds and prompts. Thin: single runs."])
+
+
+def comparisons_chart(records: Records, subtitle: str = "", level: str = "95 %") -> Chart:
+    """The differences of all pairs with their intervals, a row a pair, a panel a kind.
+
+    Args:
+        records: as ``comparison_records`` makes them.
+        subtitle: the study, its seeds and prompts.
+        level: of the intervals, for all pairs of a panel together.
+    """
+    title = "Who is better: first arm minus second"
+    points = finite(records, ("difference", "low", "high"))
+    if not points:
+        return sentence_chart("No arms were compared.", title, subtitle)
+    verdicts = [name for name in VERDICT_LOOKS if any(point["verdict"] == name for point in points)]
+    colors, shapes = zip(*(VERDICT_LOOKS[name] for name in verdicts), strict=True)
+    pairs = list(dict.fromkeys(point["pair"] for point in points))
+    legend = alt.Legend(title=None, orient="bottom", symbolOpacity=1)
+    base = alt.Chart().encode(
+        y=alt.Y("pair:N", title=None, sort=pairs, axis=alt.Axis(labelLimit=0)),
+        color=alt.Color("verdict:N", scale=scale_of(verdicts, colors), legend=legend),
+    )
+    layers = alt.layer(
+        alt.Chart().mark_rule(color=INK, strokeDash=[4, 3]).encode(x=alt.datum(0)),
+        base.mark_rule(strokeWidth=2).encode(x=alt.X("low:Q", title=None), x2="high:Q"),
+        *(
+            base.transform_filter(alt.datum[end] != None)  # noqa: E711 (an expression of the chart)
+            .mark_tick(thickness=2, size=11, opacity=1)
+            .encode(x=alt.X(f"{end}:Q", title=None))
+            for end in ("low_end", "high_end")
+        ),
+        base.mark_point(filled=True, size=90, opacity=1).encode(
+            x="difference:Q",
+            shape=alt.Shape("verdict:N", scale=scale_of(verdicts, shapes), legend=legend),
+            tooltip=["pair:N", "panel:N", "difference:Q", "low:Q", "high:Q", "verdict:N"],
+        ),
+        data=inlined(points),
+    ).properties(width=PANEL_WIDTH * 4 // 3, height=40 + 26 * len(pairs))
+    kinds = list(dict.fromkeys(point["panel"] for point in points))
+    panels = layers.facet(alt.Facet("panel:N", title=None, sort=kinds), columns=2).resolve_scale(x="independent")
+    notes = [
+        f"Lines: {level} intervals for all pairs of a panel together; without an end where they go on beyond what is "
+        "possible.",
+        "Fewer steps to an accuracy are better; an arm of which no run reaches it is not shown there.",
+    ]
+    return finished(panels, title, [subtitle, *notes])
+
+
+def _point(look: dict[str, str], point: dict[str, Any]) -> dict[str, Any]:
+    low, high = point["interval"]
+    return {**look, "step": point["step"], "accuracy": point["accuracy"], "low": low, "high": high}
+
+
+def _run_points(look: dict[str, str], run: dict[str, Any]) -> list[dict[str, Any]]:
+    name = f"{look['line']} {run['seed']} {run['draw']}"
+    return [
+        {**look, "run": name, "step": step, "accuracy": accuracy}
+        for step, accuracy in zip(run["steps"], run["accuracy"], strict=True)
+    ]

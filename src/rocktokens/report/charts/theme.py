@@ -1,0 +1,82 @@
+"""What all charts share: colours, dashes, inlined data, and the frame of title and notes.
+
+Colours are those of Okabe and Ito, told apart with any colour vision: https://jfly.uni-koeln.de/color/
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import altair as alt
+import numpy as np
+
+from rocktokens.display.text import printable
+
+Records = Sequence[dict[str, Any]]
+Chart = alt.Chart | alt.LayerChart | alt.FacetChart
+
+VERMILLION, BLUE, GREEN, GREY = "#d55e00", "#0072b2", "#009e73", "#8c8c8c"
+INK, FAINT = "#333333", "#6b6b6b"
+SOLID, DASHED, DOTTED = [1, 0], [7, 3], [2, 2]
+WIDTH = 640
+FONT = "Liberation Sans, Arial, Helvetica, sans-serif"
+"""All but the last have the same widths: a browser then needs the room for a text that was left for it."""
+LINE_LEGEND = alt.Legend(
+    title=None,
+    orient="bottom",
+    symbolType="stroke",
+    symbolOpacity=1,
+    symbolSize=700,
+    symbolStrokeWidth=2.5,
+    labelLimit=0,
+)
+
+
+def inline(records: Records) -> alt.Chart:
+    """A chart whose data are these records, in the spec itself."""
+    return alt.Chart(inlined(records))
+
+
+def inlined(records: Records) -> Any:
+    """Records as the data of a chart. Not a table, which altair may cut, or write to a file of its own."""
+    return {"values": list(records)}
+
+
+def finite(records: Records, required: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """The records that have all the required numbers; other numbers that are missing or infinite become None."""
+    plain = [{name: _plain(value) for name, value in record.items()} for record in records]
+    return [record for record in plain if all(record.get(name) is not None for name in required)]
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON has it."""
+    value = value.item() if isinstance(value, np.generic) else value
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def scale_of(domain: Sequence[str], values: Sequence[Any]) -> alt.Scale:
+    """A colour, dash, shape or size for each name."""
+    return alt.Scale(type="ordinal", domain=list(domain), range=list(values))
+
+
+def sentence_chart(sentence: str, title: str, subtitle: str) -> Chart:
+    """What stands in for a chart without data."""
+    text = inline([{"text": sentence}]).mark_text(fontSize=14, color=INK).encode(text="text:N")
+    return finished(text.properties(width=WIDTH, height=100), title, [subtitle])
+
+
+def finished(chart: Any, title: str, notes: list[str]) -> Chart:
+    """The chart with its title and the look that all figures share."""
+    lines = [printable(note) for note in notes if note]
+    heading = alt.TitleParams(text=title, subtitle=lines, anchor="start", offset=14)
+    return chart.properties(title=heading, background="white", padding=12, config=_CONFIG)
+
+
+_CONFIG = alt.Config(
+    font=FONT,
+    title=alt.TitleConfig(fontSize=16, subtitleFontSize=12, color=INK, subtitleColor=FAINT, subtitlePadding=5),
+    axis=alt.AxisConfig(labelColor=INK, titleColor=INK, labelFontSize=11, titleFontSize=12, gridColor="#eeeeee"),
+    legend=alt.LegendConfig(labelColor=INK, labelFontSize=12),
+    header=alt.HeaderConfig(labelColor=INK, labelFontSize=12),
+    view=alt.ViewConfig(stroke="#dddddd"),
+)

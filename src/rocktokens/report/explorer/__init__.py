@@ -1,0 +1,1 @@
+"""The explorer: a local, read-only web server over runs."""

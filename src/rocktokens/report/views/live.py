@@ -1,0 +1,86 @@
+"""A run in training: its curves and the types it has frozen so far, from the log alone."""
+
+import tomllib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rocktokens.display.text import legible
+from rocktokens.policies.online_rocks import freezes
+from rocktokens.report.views.run_view import Record, RunView
+from rocktokens.report.views.strips import MAX_TOKEN_TEXT
+
+MAX_POINTS = 500
+"""Of a curve: more than a screen can tell apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One number of the log through training; long curves are thinned evenly, first and last point kept."""
+
+    name: str
+    steps: tuple[int, ...]
+    values: tuple[float | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LiveRock:
+    """A type that the online policy leaves out now."""
+
+    token_id: int
+    text: str
+    since: int
+    """The step it was frozen at."""
+
+
+@dataclass(frozen=True, slots=True)
+class LiveView:
+    """Where training stands."""
+
+    run: str
+    step: int | None
+    """The last finished step; None before the first."""
+    max_steps: int | None
+    """None where the config does not say."""
+    curves: tuple[Curve, ...]
+    rocks: tuple[LiveRock, ...]
+    """Longest frozen first; empty where the policy is another one."""
+
+
+def live(run: RunView) -> LiveView:
+    """What the log says now."""
+    log = [line for line in run.logs if isinstance(line.get("step"), int)]
+    thinned = [log[place] for place in _thinned(len(log))]
+    names = dict.fromkeys(name for line in thinned for name, value in line.items() if _is_number(value))
+    frozen = [own for own in freezes(log) if own.until is None]
+    return LiveView(
+        run=run.name,
+        step=log[-1]["step"] if log else None,
+        max_steps=_max_steps(run),
+        curves=tuple(_curve(name, thinned) for name in names if name != "step"),
+        rocks=tuple(
+            LiveRock(own.token_id, legible(run.text_of(own.token_id), MAX_TOKEN_TEXT), own.frozen)
+            for own in sorted(frozen, key=lambda own: (own.frozen, own.token_id))
+        ),
+    )
+
+
+def _max_steps(run: RunView) -> int | None:
+    try:
+        return int(tomllib.loads(run.config_text)["training"]["max_steps"])
+    except (tomllib.TOMLDecodeError, KeyError, TypeError, ValueError):
+        return None
+
+
+def _thinned(count: int) -> list[int]:
+    return np.unique(np.linspace(0, count - 1, min(count, MAX_POINTS)).round().astype(int)).tolist() if count else []
+
+
+def _curve(name: str, log: list[Record]) -> Curve:
+    values = [line.get(name) for line in log]
+    return Curve(name, tuple(line["step"] for line in log), tuple(v if _is_number(v) else None for v in values))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

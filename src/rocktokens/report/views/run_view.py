@@ -1,0 +1,235 @@
+"""One run as the pages see it: its records, the texts of its tokens, and its rollouts; read-only, without a model.
+
+1. ``RunView.open`` reads the records that are there. A part that was not run is None or empty; one that is damaged is
+   refused by name.
+2. Traces, rollouts and grades are read when they are first asked for. Several threads may ask.
+3. ``to_json`` turns any view into JSON that is safe inside a script element.
+"""
+
+import json
+import math
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import fields, is_dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+
+from rocktokens.errors import RocktokensError
+from rocktokens.report.views.grades import Grades
+from rocktokens.report.views.knockout_answers import Sweep, read_sweep
+from rocktokens.report.views.logs import LogTail
+from rocktokens.report.views.token_index import TokenIndex
+from rocktokens.rocks.categories import store_categories
+from rocktokens.rollouts.store import read_rollouts
+from rocktokens.run_dir import RunDir
+from rocktokens.traces.store import TraceStore
+from rocktokens.types import RockSet, Rollout, read_record
+
+RECORD_VERSION = 1
+Record = dict[str, Any]
+
+
+class RunView:
+    """What is known of a run; make one with ``RunView.open``.
+
+    Example: ``RunView.open("runs/demo").checkpoints == [0, 16, 32, 48, 64]``.
+    """
+
+    def __init__(self, path: Path) -> None:
+        run = RunDir(path).require()
+        self.run, self.path = run, path
+        self.name = path.resolve().name
+        self.manifest: Record = run.manifest()
+        self.config_text = _if_there(run.config, lambda file: file.read_text(encoding="utf-8", errors="replace")) or ""
+        self.rocks: RockSet | None = _if_there(run.rocks, RockSet.load)
+        self.find: Record | None = _record(path / "find.json", "`rocktokens find`")
+        self.gradients: Record | None = _record(run.gradients, "`rocktokens gradients`")
+        self.knockout: Record | None = _record(run.knockout, "`rocktokens knockout`")
+        self.evaluations: list[Record] = _evaluations(run)
+        self.study: Record | None = _study(path)
+        self._traces = TraceStore(run)
+        self._log = LogTail(run.logs)
+        self._lock = threading.RLock()
+        self._indices: dict[int, TokenIndex] = {}
+        self._texts: dict[int, str] = {}
+        self._categories: dict[int, str] = {}
+        self._correct: dict[int, bool | None] = {}
+
+    @classmethod
+    def open(cls, path: str | Path) -> Self:
+        """The run in a folder; a study's folder, which has a study.json and no traces, will do."""
+        return cls(Path(path))
+
+    # Records
+
+    @property
+    def summary(self) -> Record | None:
+        """The summary of rocks.json."""
+        return self.rocks.summary if self.rocks else None
+
+    @property
+    def logs(self) -> list[Record]:
+        """The log lines there are now, one a training step."""
+        with self._lock:
+            return self._log.lines()
+
+    @cached_property
+    def rock_ranks(self) -> dict[int, int]:
+        """Ranks of the rocks by id."""
+        return {token.id: token.rank for token in self.rocks.tokens} if self.rocks else {}
+
+    # Traces
+
+    @property
+    def store(self) -> TraceStore | None:
+        """The replayed traces, None where there are none."""
+        return self._traces if self.checkpoints else None
+
+    @cached_property
+    def checkpoints(self) -> list[int]:
+        """Steps of the replayed checkpoints, oldest first."""
+        return self._traces.checkpoints
+
+    @property
+    def reference(self) -> int | None:
+        """The checkpoint the rocks were found at, else the last one; None without traces."""
+        found_at = self.rocks.criterion.get("reference") if self.rocks else None
+        return found_at if found_at in self.checkpoints else next(reversed(self.checkpoints), None)
+
+    def checkpoint(self, step: int | None) -> int:
+        """A replayed checkpoint, by default the reference."""
+        chosen = self.reference if step is None else step
+        if chosen is None:
+            raise RocktokensError(f"{self.path} has no replay traces: run `rocktokens trace`")
+        if chosen not in self.checkpoints:
+            available = ", ".join(map(str, self.checkpoints))
+            raise RocktokensError(f"checkpoint {chosen} has no traces in {self.path}: available are {available}")
+        return chosen
+
+    def query(self, ask: Callable[[TraceStore], pa.Table]) -> pa.Table:
+        """Rows of the traces; the engine answers one question at a time."""
+        with self._lock:
+            return ask(self._traces)
+
+    def index(self, step: int | None = None) -> TokenIndex:
+        """The tokens of a checkpoint, by default the reference."""
+        chosen = self.checkpoint(step)
+        with self._lock:
+            if chosen not in self._indices:
+                rock_ids = np.array(list(self.rock_ranks), dtype=np.int64)
+                self._indices[chosen] = TokenIndex.read(self._traces, chosen, rock_ids)
+            return self._indices[chosen]
+
+    # Texts
+
+    def text_of(self, token_id: int) -> str:
+        """What a token reads, as it is: hostile until it is shown by ``report.text``."""
+        return self._traces.vocabulary.text(token_id)
+
+    def category_of(self, token_id: int) -> str | None:
+        """The category of a token; None where there is no tokenizer to tell."""
+        return self.categories_of([token_id]).get(token_id)
+
+    def categories_of(self, token_ids: Iterable[int]) -> dict[int, str]:
+        """Categories by id; empty where there is no tokenizer to tell."""
+        if self._traces.vocab_size is None:
+            return {}
+        wanted = list(dict.fromkeys(map(int, token_ids)))
+        with self._lock:
+            new = [token_id for token_id in wanted if token_id not in self._categories]
+            if new:
+                self._categories |= zip(new, store_categories(self._traces, new), strict=True)
+            return {token_id: self._categories[token_id] for token_id in wanted}
+
+    def read(self, sequences: Iterable[Iterable[int]]) -> list[str]:
+        """The text of each sequence of tokens, without tokens that only control the model."""
+        return self._traces.vocabulary.read([list(ids) for ids in sequences])
+
+    def response_texts(self, index: TokenIndex, places: Iterable[int]) -> list[str]:
+        """What the rollouts at these places of an index read."""
+        wanted = [int(place) for place in places]
+        ids = index.rollout_ids_R[wanted].tolist()
+        # Without the lock: who wants one page need not wait for who reads them all, and both read the same.
+        new = [place for place, own in zip(wanted, ids, strict=True) if own not in self._texts]
+        texts = self.read(index.tokens(place).tolist() for place in new)
+        self._texts |= zip(index.rollout_ids_R[new].tolist(), texts, strict=True)
+        return [self._texts[own] for own in ids]
+
+    # Rollouts
+
+    def rollout(self, rollout_id: int) -> Rollout | None:
+        """A rollout of the probe as it was sampled; None where it was not stored."""
+        with self._lock:
+            return self._probe.get(rollout_id)
+
+    def correct(self, index: TokenIndex, place: int) -> bool | None:
+        """Whether the rollout at a place of an index ends in the right answer; None where that is not known."""
+        rollout_id = int(index.rollout_ids_R[place])
+        if rollout_id not in self._correct:
+            own = self.rollout(rollout_id)
+            self._correct[rollout_id] = own and self._grades.is_right(
+                own.prompt_id, self.prompt_text(own), self.response_texts(index, [place])[0]
+            )
+        return self._correct[rollout_id]
+
+    def prompt_text(self, rollout: Rollout) -> str:
+        """What a rollout answers, template included."""
+        return self.read([rollout.prompt_ids.tolist()])[0]
+
+    @cached_property
+    def sweep(self) -> Sweep | None:
+        """The answers of the last knock-out; None where there was none."""
+        return read_sweep(self.run, self.knockout) if self.knockout else None
+
+    @cached_property
+    def _probe(self) -> dict[int, Rollout]:
+        files = self.run.files("rollouts/probe/")
+        return {own.rollout_id: own for file in files for own in read_rollouts(self.run, file.path)}
+
+    @cached_property
+    def _grades(self) -> Grades:
+        return Grades(self._traces.replay, "probe prompts")
+
+
+def to_json(view: Any) -> str:
+    """A view as JSON: no NaN, only plain values, and nothing that could end a script element."""
+    return json.dumps(_plain(view), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, np.generic | np.ndarray):
+        return _plain(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return str(value) if isinstance(value, Path) else value
+
+
+def _if_there(path: Path, read: Callable[[Path], Any]) -> Any:
+    return read(path) if path.exists() else None
+
+
+def _record(path: Path, maker: str) -> Record | None:
+    return _if_there(path, lambda file: read_record(file, file.name, maker, RECORD_VERSION))
+
+
+def _evaluations(run: RunDir) -> list[Record]:
+    maker = "`rocktokens evaluate`"
+    records = (_record(run.evaluations, maker) or {"evaluations": []}).get("evaluations")
+    if not isinstance(records, list):
+        raise RocktokensError(f"{run.evaluations} has no list of evaluations: write it anew with {maker}")
+    return records
+
+
+def _study(path: Path) -> Record | None:
+    maker = "`rocktokens study`"
+    return _record(path / "study.json", maker) or _record(path / "study" / "study.json", maker)

@@ -1,0 +1,182 @@
+"""Token strips: one rollout with everything a checkpoint says of each of its tokens.
+
+Texts are made legible here (``report.text``): spaces, tabs and line ends as they are, every other character that
+cannot be seen written as its code point, long ones cut. Scores are the float32 numbers of the trace in their shortest
+form; a token that was not scored has None.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from itertools import chain, zip_longest
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from rocktokens.display.text import legible
+from rocktokens.errors import RocktokensError
+from rocktokens.report.views.notebook import rollout_html
+from rocktokens.report.views.run_view import RunView
+from rocktokens.report.views.token_index import TokenIndex
+
+MAX_TOKEN_TEXT = 64
+SCORES = ("kl", "logp_student", "logp_teacher", "entropy_student", "entropy_teacher", "grad_norm", "weight")
+TOPS = ("student_top", "teacher_top")
+Likely = tuple[int, str, float | None]
+"""Id, text and log-probability."""
+
+
+@dataclass(frozen=True, slots=True)
+class StripToken:
+    """One response token as a checkpoint scores it."""
+
+    position: int
+    token_id: int
+    text: str
+    kl: float | None
+    logp_student: float | None
+    logp_teacher: float | None
+    entropy_student: float | None
+    entropy_teacher: float | None
+    grad_norm: float | None
+    weight: float | None
+    rock_rank: int | None
+    """None where it is no rock."""
+    category: str | None
+    student_top: tuple[Likely, ...] | None
+    """What the student would rather write, the likeliest first; None where the trace does not have it."""
+    teacher_top: tuple[Likely, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Strip:
+    """One rollout as a checkpoint scores it."""
+
+    run: str
+    rollout_id: int
+    prompt_id: str
+    checkpoint: int
+    prompt_text: str
+    """Empty where the rollout was not stored."""
+    response_text: str
+    finished: bool | None
+    """None where the rollout was not stored."""
+    correct: bool | None
+    """None where it is not known."""
+    tokens: tuple[StripToken, ...]
+    more: int = 0
+    """Tokens after these that were left out."""
+
+    def first(self, count: int) -> "Strip":
+        """The strip with its first tokens only."""
+        kept = self.tokens[:count]
+        return replace(self, tokens=kept, more=self.more + len(self.tokens) - len(kept))
+
+    def _repr_html_(self) -> str:
+        """The strip in a notebook."""
+        return rollout_html(self)
+
+
+def rollout_strip(run: RunView, rollout_id: int, checkpoint: int | None = None) -> Strip:
+    """The strip of a rollout, by default at the reference checkpoint, or the last that scored it."""
+    step = run.checkpoint(checkpoint) if checkpoint is not None else _scoring_checkpoint(run, rollout_id)
+    index = run.index(step)
+    place = index.place(rollout_id)
+    rows = run.query(lambda store: store.rollout(rollout_id, step).table)
+    own = run.rollout(rollout_id)
+    return Strip(
+        run=run.name,
+        rollout_id=rollout_id,
+        prompt_id=index.prompt_ids_R[place],
+        checkpoint=step,
+        prompt_text=legible(run.prompt_text(own)) if own else "",
+        response_text=legible(run.response_texts(index, [place])[0]),
+        finished=own.finished if own else None,
+        correct=run.correct(index, place),
+        tokens=_tokens(run, rows),
+    )
+
+
+def shortest(value: float | None) -> float | None:
+    """The shortest number that is the same float32; None where there is none, or NaN."""
+    return None if value is None or math.isnan(value) else float(str(np.float32(value)))
+
+
+def interesting_rollouts(run: RunView, count: int) -> list[int]:
+    """Rollouts that show much: right and wrong ones in turn, of either kind the longer half, richest in rocks first.
+
+    Where no rocks were found, those of the highest mean kl come first.
+    """
+    if run.reference is None:
+        return []
+    index = run.index()
+    places_of: dict[bool | None, list[int]] = {True: [], False: [], None: []}
+    for place in range(len(index.rollout_ids_R)):
+        places_of[run.correct(index, place)].append(place)
+    richness_R = index.n_rocks_R / index.lengths_R if run.rocks else np.nan_to_num(index.mean_kl_R)
+    ranked = [_longer_half(index, places, richness_R) for places in places_of.values() if places]
+    in_turn = chain.from_iterable(zip_longest(*ranked))
+    chosen = [place for place in in_turn if place is not None][:count]
+    return index.rollout_ids_R[chosen].tolist()
+
+
+def _longer_half(index: TokenIndex, places: list[int], richness_R: np.ndarray) -> list[int]:
+    """The places of rollouts of at least median length, the richest first."""
+    median = np.median(index.lengths_R[places])
+    return sorted(
+        (place for place in places if index.lengths_R[place] >= median), key=lambda place: (-richness_R[place], place)
+    )
+
+
+def _scoring_checkpoint(run: RunView, rollout_id: int) -> int:
+    """The reference, or the last checkpoint with this rollout where each checkpoint wrote its own."""
+    for step in (run.checkpoint(None), *reversed(run.checkpoints)):
+        if _holds(run.index(step), rollout_id):
+            return step
+    raise RocktokensError(f"rollout {rollout_id} is not in the traces of {run.path}: it is in none of its checkpoints")
+
+
+def _holds(index: TokenIndex, rollout_id: int) -> bool:
+    return bool(np.isin(rollout_id, index.rollout_ids_R))
+
+
+def _tokens(run: RunView, rows: pa.Table) -> tuple[StripToken, ...]:
+    token_ids = rows["token_id"].to_pylist()
+    texts = _Texts(run)
+    categories = run.categories_of(token_ids)
+    scores = [{name: shortest(row[name]) for name in SCORES} for row in rows.select(SCORES).to_pylist()]
+    columns = (rows["position"].to_pylist(), token_ids, scores, *(_tops(rows, name, texts) for name in TOPS))
+    return tuple(
+        StripToken(
+            position=position,
+            token_id=token_id,
+            text=texts[token_id],
+            rock_rank=run.rock_ranks.get(token_id),
+            category=categories.get(token_id),
+            student_top=student_top,
+            teacher_top=teacher_top,
+            **own,
+        )
+        for position, token_id, own, student_top, teacher_top in zip(*columns, strict=True)
+    )
+
+
+class _Texts(dict[int, str]):
+    """Legible texts by id, each made once."""
+
+    def __init__(self, run: RunView) -> None:
+        self._run = run
+
+    def __missing__(self, token_id: int) -> str:
+        self[token_id] = legible(self._run.text_of(token_id), MAX_TOKEN_TEXT)
+        return self[token_id]
+
+
+def _tops(rows: pa.Table, name: str, texts: _Texts) -> list[tuple[Likely, ...] | None]:
+    if name not in rows.column_names:
+        return [None] * rows.num_rows
+    return [_likely(top, texts) for top in rows[name].to_pylist()]
+
+
+def _likely(top: list[dict[str, Any]] | None, texts: _Texts) -> tuple[Likely, ...] | None:
+    return None if top is None else tuple((own["id"], texts[own["id"]], shortest(own["logp"])) for own in top)

@@ -1,0 +1,120 @@
+"""One type of a run: what is known of it, and where it stands.
+
+1. ``type_card``: its rock record, what banning it did, its mean kl at every checkpoint, and its first occurrences at
+   the reference with the text around them.
+2. ``history``: the kl of one occurrence at every checkpoint that scored it.
+
+Values from outside are compared with arrays or bound to expressions; none becomes part of a query's text.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+
+from rocktokens.display.text import legible
+from rocktokens.report.views.knockout_pairs import KnockoutRow, knockouts
+from rocktokens.report.views.run_view import RunView
+from rocktokens.report.views.strips import MAX_TOKEN_TEXT, shortest
+from rocktokens.report.views.token_index import TokenIndex
+from rocktokens.traces.store import TraceStore
+from rocktokens.types import RockToken
+
+MAX_OCCURRENCES = 50
+CONTEXT = 12
+"""Tokens shown on each side of an occurrence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Occurrence:
+    """A token where it stands."""
+
+    rollout_id: int
+    position: int
+    kl: float | None
+    before: str
+    after: str
+
+
+@dataclass(frozen=True, slots=True)
+class TypeCard:
+    """A vocabulary type in a run."""
+
+    token_id: int
+    text: str
+    category: str | None
+    checkpoint: int
+    """The reference, where the occurrences are counted."""
+    n_occurrences: int
+    n_rollouts: int
+    rock: RockToken | None
+    knockout: KnockoutRow | None
+    """What banning it alone did."""
+    losses: tuple[tuple[int, float | None, int], ...]
+    """Checkpoint, mean kl and occurrences."""
+    occurrences: tuple[Occurrence, ...]
+    """The first ones."""
+
+
+def history(run: RunView, rollout_id: int, position: int) -> list[tuple[int, float | None]]:
+    """Checkpoint and kl of one occurrence, at the checkpoints that scored it, oldest first."""
+
+    def ask(store: TraceStore, step: int) -> pa.Table:
+        rows = store.table(step)
+        return rows.filter(rows.rollout_id == rollout_id, rows.position == position).select("kl").to_pyarrow()
+
+    found = [(step, run.query(lambda store, step=step: ask(store, step))) for step in run.checkpoints]
+    return [(step, shortest(rows["kl"][0].as_py())) for step, rows in found if rows.num_rows]
+
+
+def type_card(run: RunView, token_id: int) -> TypeCard:
+    """All that is known of a type."""
+    index = run.index()
+    places_T = np.flatnonzero(index.token_ids_T == token_id)
+    rocks = run.rocks.tokens if run.rocks else []
+    text = legible(run.text_of(token_id), MAX_TOKEN_TEXT)
+    return TypeCard(
+        token_id=token_id,
+        text=text,
+        category=run.category_of(token_id),
+        checkpoint=index.checkpoint,
+        n_occurrences=len(places_T),
+        n_rollouts=len(np.unique(_rollouts_of(index, places_T))),
+        rock=next((replace(token, text=text) for token in rocks if token.id == token_id), None),
+        knockout=next((row for row in knockouts(run) if row.ids == (token_id,)), None),
+        losses=tuple((step, *_mean_kl(run, step, token_id)) for step in run.checkpoints),
+        occurrences=tuple(_occurrences(run, index, places_T[:MAX_OCCURRENCES])),
+    )
+
+
+def _rollouts_of(index: TokenIndex, places_T: np.ndarray) -> np.ndarray:
+    """Which rollouts tokens belong to."""
+    return np.searchsorted(index.starts_R, places_T, side="right") - 1
+
+
+def _mean_kl(run: RunView, step: int, token_id: int) -> tuple[float | None, int]:
+    """Over the scored occurrences, and how many occurrences there are; the same on any number of threads."""
+
+    def ask(store: TraceStore) -> pa.Table:
+        rows = store.table(step)
+        return rows.filter(rows.token_id == token_id).select("kl").to_pyarrow()
+
+    kl = run.query(ask)["kl"]
+    scored = kl.drop_null().to_numpy()
+    return math.fsum(scored) / len(scored) if len(scored) else None, len(kl)
+
+
+def _occurrences(run: RunView, index: TokenIndex, places_T: np.ndarray) -> Iterable[Occurrence]:
+    for place_T, place in zip(places_T.tolist(), _rollouts_of(index, places_T).tolist(), strict=True):
+        start, response = int(index.starts_R[place]), index.tokens(place)
+        at = place_T - start
+        before, after = run.read([response[max(at - CONTEXT, 0) : at], response[at + 1 : at + 1 + CONTEXT]])
+        yield Occurrence(
+            rollout_id=int(index.rollout_ids_R[place]),
+            position=int(index.positions_T[place_T]),
+            kl=shortest(index.kl_T[place_T].item()),
+            before=legible(before),
+            after=legible(after),
+        )

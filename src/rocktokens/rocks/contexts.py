@@ -1,0 +1,189 @@
+"""Context consistency (METHOD 4.3): do the persistent occurrences of a type stand in contexts that are alike?
+
+1. An ``Encoder`` makes a vector of the context of each occurrence.
+2. ρ(o) is the share of the *other* persistent occurrences of its type whose cosine with o is at least γ; o is kept when
+   ρ(o) ≥ η. A type with fewer than two persistent occurrences keeps nothing.
+3. Every pair is compared as long as all types together have at most ``max_pairs`` ordered pairs. Above that a cap is
+   filled like water: types with fewer pairs are judged in full, each of the others on a random sample of its
+   occurrences. Samples are seeded by token id and nested: other types only decide how large one is.
+4. A sample estimates twice: which occurrences are kept, each by an estimated ρ, and how many they are. So its interval
+   goes from the lower bound of the share that is surely above η to the upper bound of the share that may be.
+
+Shape legend: N occurrences given, M of them judged, U types, J judged types, G values of γ.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import isqrt
+
+import numpy as np
+
+from rocktokens.errors import RocktokensError
+from rocktokens.rocks.encoding import Encoder
+from rocktokens.rocks.neighbours import neighbour_counts
+from rocktokens.run_dir import derive_seed
+
+Z_95 = 1.959963984540054
+"""Standard errors to each side of a 95 % interval."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContextResult:
+    """The neighbours of the judged occurrences, and what is kept at each γ that was asked for and any η."""
+
+    gammas: tuple[float, ...]
+    persistent: np.ndarray
+    """int64 (U,): persistent occurrences of each type, n."""
+    judged: np.ndarray
+    """int64 (U,): how many of them were compared with each other, m; 0 for a type with fewer than two."""
+    occurrences: np.ndarray
+    """int64 (M,): indices of the judged occurrences, ascending."""
+    columns: np.ndarray
+    """int64 (M,): their types."""
+    neighbours: np.ndarray
+    """int32 (G, M): how many other judged occurrences of the type are similar."""
+
+    @property
+    def exact(self) -> np.ndarray:
+        """Whether nothing about a type is estimated, bool (U,)."""
+        return (self.judged == self.persistent) | (self.persistent < 2)
+
+    @property
+    def scales(self) -> np.ndarray:
+        """float64 (U,): how many persistent occurrences each judged one stands for, n/m; 1 where exact."""
+        return np.where(self.exact, 1.0, self.persistent / np.maximum(self.judged, 1))
+
+    def rho(self, gamma: float) -> np.ndarray:
+        """float64 (M,): ρ of the judged occurrences."""
+        return self.neighbours[self.gammas.index(gamma)] / (self.judged[self.columns] - 1)
+
+    def kept(self, gamma: float, eta: float) -> np.ndarray:
+        """Which judged occurrences stand in a consistent context, bool (M,)."""
+        _require_above_zero("eta", eta)
+        return self.rho(gamma) >= eta
+
+    def kept_count(self, gamma: float, eta: float) -> np.ndarray:
+        """float64 (U,): kept occurrences of each type; those of a sample are scaled by n/m."""
+        return self._count(self.kept(gamma, eta)) * self.scales
+
+    def kept_share_interval(self, gamma: float, eta: float) -> np.ndarray:
+        """float64 (U, 2): 95 % interval of the kept share of the persistent ones; both ends the share where exact."""
+        shares_U = self._count(self.kept(gamma, eta)) / np.maximum(self.judged, 1)
+        interval_U2 = np.stack([shares_U, shares_U], axis=1)
+        sampled = ~self.exact
+        n, m = self.persistent[sampled], self.judged[sampled]
+        # ρ is a share of m − 1 others out of n − 1, the kept share one of m out of n, both drawn without replacement.
+        margin_U = np.zeros(len(shares_U))
+        margin_U[sampled] = Z_95 * np.sqrt(eta * (1 - eta) / (m - 1) * (n - m) / (n - 2))
+        size = m * (n - 1) / (n - m)
+        rho_M, margin_M = self.rho(gamma), margin_U[self.columns]
+        # At η = 1 the margin is 0, and no sample can be sure that every other occurrence is similar: hence ">".
+        surely = self._count(rho_M > eta + margin_M)[sampled]
+        maybe = self._count(rho_M >= eta - margin_M)[sampled]
+        # Half a count outwards: without it, what is called 95 % is 90 % for some shares of a small sample.
+        interval_U2[sampled, 0] = _wilson(np.maximum(surely - 0.5, 0) / m, size)[0]
+        interval_U2[sampled, 1] = _wilson(np.minimum(maybe + 0.5, m) / m, size)[1]
+        return interval_U2
+
+    def _count(self, chosen_M: np.ndarray) -> np.ndarray:
+        return np.bincount(self.columns[chosen_M], minlength=len(self.judged))
+
+
+def context_consistency(
+    columns_N: np.ndarray,
+    rollout_ids_N: np.ndarray,
+    positions_N: np.ndarray,
+    token_ids_U: np.ndarray,
+    encoder: Encoder,
+    gammas: Sequence[float],
+    max_pairs: int = 400_000_000,
+    seed: int = 0,
+    on_done: Callable[[int], None] | None = None,
+) -> ContextResult:
+    """Count similar contexts within every type.
+
+    Args:
+        columns_N: the type of each persistent occurrence as an index into ``token_ids_U``, ascending.
+        rollout_ids_N: their rollouts; within a type in a fixed order, such as by rollout and position.
+        positions_N: their positions in the response.
+        token_ids_U: the types; a sample is seeded by its token id.
+        encoder: makes vectors of contexts.
+        gammas: the least cosine of similar contexts, above 0 and up to 1; further values cost little.
+        max_pairs: ordered pairs to compare in all; no type gets fewer than two occurrences, whatever this says.
+        seed: of the samples.
+        on_done: called with a number of ordered pairs when they are done, Σ m(m − 1) over ``judged_sizes`` in the end.
+    """
+    for gamma in gammas:
+        _require_above_zero("gamma", gamma)
+    if (columns_N[1:] < columns_N[:-1]).any():
+        raise ValueError("columns_N must ascend")
+    persistent_U = np.bincount(columns_N, minlength=len(token_ids_U))
+    judged_U = judged_sizes(persistent_U, max_pairs)
+    chosen_M = _chosen(persistent_U, judged_U, token_ids_U, seed)
+    neighbours_GM = np.empty((len(gammas), len(chosen_M)), dtype=np.int32)
+    bounds = np.cumsum([0, *judged_U[judged_U > 0]])
+    for some in _batches(bounds, encoder.at_once):
+        batch_M = chosen_M[some[0] : some[-1]]
+        found = encoder.look_up(rollout_ids_N[batch_M], positions_N[batch_M])
+        for start, stop in pairwise(some.tolist()):
+            vectors_ND = encoder.encode(found[start - some[0] : stop - some[0]])
+            neighbours_GM[:, start:stop] = neighbour_counts(vectors_ND, gammas)
+            if on_done is not None:
+                on_done((stop - start) * (stop - start - 1))
+    columns_M = np.asarray(columns_N, dtype=np.int64)[chosen_M]
+    return ContextResult(tuple(gammas), persistent_U, judged_U, chosen_M, columns_M, neighbours_GM)
+
+
+def judged_sizes(persistent_U: np.ndarray, max_pairs: int) -> np.ndarray:
+    """How many occurrences of each type to compare.
+
+    Args:
+        persistent_U: int64, how many there are, n.
+        max_pairs: bounds Σ m(m − 1), unless there are so many types that even m = 2 is too much.
+
+    Returns:
+        int64 (U,): m, which is n, or what the cap allows, or 0 where n < 2.
+    """
+    if max_pairs < 2:
+        raise RocktokensError(f"max_pairs = {max_pairs} is not valid: give a whole number of at least 2")
+    sizes_U = np.where(persistent_U < 2, 0, persistent_U)
+    pairs_U = np.sort(sizes_U * (sizes_U - 1))
+    if pairs_U.sum() <= max_pairs:
+        return sizes_U
+    # From the smallest type on: what is left if it and those before are full, divided among it and those after.
+    caps_U = (max_pairs - (np.cumsum(pairs_U) - pairs_U)) // np.arange(len(pairs_U), 0, -1)
+    cap = max(int(caps_U[np.argmax(caps_U < pairs_U)]), 2)
+    return np.minimum(sizes_U, (1 + isqrt(1 + 4 * cap)) // 2)
+
+
+def _chosen(persistent_U: np.ndarray, judged_U: np.ndarray, token_ids_U: np.ndarray, seed: int) -> np.ndarray:
+    """int64 (M,): indices of the occurrences to judge, ascending."""
+    chosen_N = np.repeat(judged_U == persistent_U, persistent_U)
+    starts_U = np.cumsum(persistent_U) - persistent_U
+    for u in np.flatnonzero((judged_U > 0) & (judged_U < persistent_U)):
+        generator = np.random.Generator(np.random.PCG64(derive_seed(seed, "context", int(token_ids_U[u]))))
+        chosen_N[starts_U[u] + generator.permutation(persistent_U[u])[: judged_U[u]]] = True
+    return np.flatnonzero(chosen_N)
+
+
+def _batches(bounds: np.ndarray, at_once: int) -> Iterator[np.ndarray]:
+    """Cut the bounds of consecutive types into runs of at most ``at_once`` occurrences, or of a single type."""
+    first = 0
+    while first < len(bounds) - 1:
+        last = max(int(np.searchsorted(bounds, bounds[first] + at_once, side="right")) - 1, first + 1)
+        yield bounds[first : last + 1]
+        first = last
+
+
+def _wilson(shares: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Bounds of the 95 % score interval of shares of samples."""
+    z2 = Z_95**2 / sizes
+    centre = (shares + z2 / 2) / (1 + z2)
+    half = np.sqrt(z2 * (shares * (1 - shares) + z2 / 4)) / (1 + z2)
+    return np.maximum(centre - half, 0.0), np.minimum(centre + half, 1.0)
+
+
+def _require_above_zero(name: str, value: float) -> None:
+    if not 0 < value <= 1:
+        raise RocktokensError(f"{name} = {value} is not valid: give a number above 0, up to 1")

@@ -1,0 +1,303 @@
+"""Where to cut a ranking of types, and which ranking to trust (METHOD 4.5).
+
+1. coverage(K): the share of all kl mass that the first K types of a ranking hold. It rises with K.
+2. stability(K): the mean Jaccard index of the first K on random prompt subsets against the first K of all prompts. It
+   falls once K reaches types whose place in the ranking is chance.
+3. ``K = "auto"`` is where they cross: the smallest K whose coverage is at least its stability. When every type is
+   ranked and every subset sees them all, both are 1 at the last K, so there is a crossing. When types left unranked
+   hold more of the mass than subsets lose of the types, there may be none: then all types that can be ranked are taken
+   and the record says so.
+4. Selectors are compared by what a second sample would say: rankings of two disjoint halves of the prompts.
+
+Both curves are exact at every K, at the cost of one ranking a subset: type v is in both of two top-K sets if and only
+if the worse of its two ranks is within K.
+
+Shape legend: C clusters, U types used, B subsets, N ranks.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+from scipy.stats import rankdata
+
+from rocktokens.errors import RocktokensError
+from rocktokens.rocks.selectors import SELECTORS, Rules, Sample, Selector, rank_types
+from rocktokens.rocks.uncertainty import replicates
+
+BAND = (0.05, 0.95)
+"""Quantiles over the subsets that a band shows."""
+EVERY_K_UP_TO = 50
+GRID_RATIO = 1.1
+"""Curves are recorded at every K up to the first, then in steps of about ten per cent."""
+
+
+@dataclass(frozen=True, slots=True)
+class CutoffCurve:
+    """Coverage and stability at K = 1..N, N the number of types with a positive score; NaN where undefined."""
+
+    coverage: np.ndarray
+    coverage_held_out: np.ndarray
+    """Of the same ranking, on the measuring prompts."""
+    stability: np.ndarray
+    stability_low: np.ndarray
+    stability_high: np.ndarray
+
+    def records(self, k: int | None = None) -> list[dict[str, Any]]:
+        """The curve on a grid of K, with the given K among them."""
+        last = len(self.coverage)
+        ks = cutoff_grid(last) | ({k} if k is not None and 1 <= k <= last else set())
+        curves = {field.name: getattr(self, field.name) for field in fields(self)}
+        return [{"k": at, **{name: _number(curve[at - 1]) for name, curve in curves.items()}} for at in sorted(ks)]
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """The K that coverage and stability agree on, and what they are there."""
+
+    k: int
+    coverage: float
+    stability: float
+    crossed: bool
+    """False where coverage stays below stability up to the last K, which is then taken."""
+
+
+def coverage(order_N: np.ndarray, kl_totals_U: np.ndarray) -> np.ndarray:
+    """float64 (N,): the share of the kl of all types, ranked or not, in the first K of a ranking; NaN of no kl."""
+    total = int(kl_totals_U.sum())
+    return np.cumsum(kl_totals_U[order_N]) / (total if total else np.nan)
+
+
+def cutoff_curve(
+    selection: Sample,
+    measuring: Sample | None,
+    selector: Selector,
+    rules: Rules,
+    fraction: float = 0.5,
+    draws: int = 50,
+    seed: int = 0,
+) -> CutoffCurve:
+    """Coverage and stability of a ranking at every K.
+
+    Args:
+        selection: the prompts the ranking comes from.
+        measuring: other prompts, with the same columns, for the held-out coverage.
+        selector: the score that ranks.
+        rules: its ``k`` is not used.
+        fraction: share of the clusters in a subset.
+        draws: number of subsets.
+        seed: of the subsets.
+    """
+    if measuring is not None and not np.array_equal(measuring.token_ids, selection.token_ids):
+        raise ValueError("the two halves must have the same columns")
+    selection = selection.by_type()
+    score_U, order_N = _full_ranking(selection, selector, rules)
+    order_N = order_N[score_U[order_N] > 0]
+    held_out = np.full(len(order_N), np.nan) if measuring is None else coverage(order_N, measuring.totals("kl"))
+    curves = _stability_curves(selection, selector, rules, len(order_N), fraction, draws, seed)
+    return CutoffCurve(coverage(order_N, selection.totals("kl")), held_out, **curves)
+
+
+def auto_k(curve: CutoffCurve) -> Crossing:
+    """The smallest K whose coverage is at least its stability, among all whole K."""
+    if not len(curve.coverage):
+        raise RocktokensError(
+            "k = 'auto' finds nothing to rank, no type that may be ranked has a positive score: "
+            "trace more prompts, or lower min_freq, exclude_top_freq, tau, gamma or eta"
+        )
+    if np.isnan(curve.stability).any():
+        raise RocktokensError(
+            "k = 'auto' needs at least 2 prompts to tell how stable a ranking is: give a whole number, such as k=100"
+        )
+    reached = np.flatnonzero(curve.coverage >= curve.stability)
+    at = int(reached[0]) if len(reached) else len(curve.coverage) - 1
+    return Crossing(at + 1, float(curve.coverage[at]), float(curve.stability[at]), bool(len(reached)))
+
+
+def sample_size_curve(
+    sample: Sample,
+    selector: Selector,
+    rules: Rules,
+    fractions: Sequence[float] = (0.1, 0.25, 0.5, 0.75, 0.9),
+    draws: int = 30,
+    seed: int = 0,
+) -> list[dict[str, Any]]:
+    """How close the ranking of fewer prompts comes to that of all: Jaccard of the top k, Spearman of the scores.
+
+    A curve that still climbs steeply at 0.9 says that more prompts would change the rocks. Subsets are nested: the ones
+    of a smaller fraction lie within those of a larger one, so that the curve shows size and little chance.
+    """
+    sample = sample.by_type()
+    ranking = _full_ranking(sample, selector, rules)
+    records = []
+    for fraction in fractions:
+        weights_BC = subset_weights(sample.n_clusters, fraction, draws, seed)
+        agreements = [
+            _agreement(ranking, (score_U, _rank_all(score_U, freq_U, rules)), rules.k)
+            for score_U, freq_U in replicates(sample, selector, weights_BC)
+        ]
+        records.append(
+            {
+                "fraction": float(fraction),
+                "n_clusters": _subset_size(sample.n_clusters, fraction),
+                "jaccard": _mean(overlap for overlap, _ in agreements),
+                "spearman": _mean(correlation for _, correlation in agreements),
+            }
+        )
+    return records
+
+
+def compare_selectors(
+    sample: Sample, rules: Rules, draws: int = 30, seed: int = 0, fraction: float = 0.5
+) -> list[dict[str, Any]]:
+    """What each selector is worth on this sample, one record each; None where undefined.
+
+    - ``jaccard_halves``: of the top k on a random half and on its complement, which share no prompt: what to expect of
+      a second sample of that size; ``spearman_halves``: of the scores of the types that both may rank.
+    - ``jaccard_full``: of the top k on a random half and on the whole, which contains it: flattering.
+    - ``coverage``: share of the kl mass in its top k.
+    - ``jaccard_with``: of its top k and that of each other selector.
+    """
+    sample = sample.by_type()
+    available = {name: selector for name, selector in SELECTORS.items() if _is_available(name, sample)}
+    top = {name: _full_ranking(sample, selector, rules)[1][: rules.k] for name, selector in available.items()}
+    return [
+        {
+            "selector": name,
+            **split_half(sample, selector, rules, draws, seed, fraction),
+            "coverage": _last(coverage(top[name], sample.totals("kl"))),
+            "jaccard_with": {other: jaccard(top[name], top[other]) for other in available if other != name},
+        }
+        for name, selector in available.items()
+    ]
+
+
+def split_half(
+    sample: Sample, selector: Selector, rules: Rules, draws: int = 30, seed: int = 0, fraction: float = 0.5
+) -> dict[str, float | None]:
+    """Agreement of the ranking of each random part of the prompts with that of the rest, and with that of all."""
+    sample = sample.by_type()
+    ranking = _full_ranking(sample, selector, rules)
+    half_BC = subset_weights(sample.n_clusters, fraction, draws, seed)
+    both = np.stack([half_BC, 1 - half_BC], axis=1).reshape(-1, sample.n_clusters)
+    found = ((score_U, _rank_all(score_U, freq_U, rules)) for score_U, freq_U in replicates(sample, selector, both))
+    agreements = [
+        (*_agreement(half, rest, rules.k), jaccard(half[1][: rules.k], ranking[1][: rules.k]))
+        for half, rest in zip(found, found, strict=True)
+    ]
+    return {
+        "jaccard_halves": _mean(overlap for overlap, _, _ in agreements),
+        "jaccard_full": _mean(overlap for _, _, overlap in agreements),
+        "spearman_halves": _mean(correlation for _, correlation, _ in agreements),
+    }
+
+
+def subset_weights(n_clusters: int, fraction: float, draws: int, seed: int) -> np.ndarray:
+    """int64 (B, C): 1 for the clusters of each random subset; no subsets where one cluster is all there is.
+
+    A subset holds round(fraction · C) clusters, at least 1 and at most C − 1.
+    """
+    rng = np.random.Generator(np.random.PCG64(seed))
+    weights_BC = np.zeros((draws if n_clusters > 1 else 0, n_clusters), dtype=np.int64)
+    for weights_C in weights_BC:
+        weights_C[rng.permutation(n_clusters)[: _subset_size(n_clusters, fraction)]] = 1
+    return weights_BC
+
+
+def jaccard(first: np.ndarray, second: np.ndarray) -> float | None:
+    """Size of the intersection over size of the union of two sets of columns; None of two empty sets."""
+    shared = len(np.intersect1d(first, second, assume_unique=True))
+    union = len(first) + len(second) - shared
+    return shared / union if union else None
+
+
+def spearman(first: np.ndarray, second: np.ndarray) -> float | None:
+    """Rank correlation, ties sharing their mean rank; None for fewer than 3 values or when one side is constant."""
+    if len(first) < 3:
+        return None
+    # Twice the centred ranks are whole numbers: their sums do not depend on the order of addition.
+    one, two = (np.rint(2 * rankdata(side)).astype(np.int64) - (len(side) + 1) for side in (first, second))
+    spread = int((one * one).sum()) * int((two * two).sum())
+    return int((one * two).sum()) / spread**0.5 if spread else None
+
+
+def cutoff_grid(last: int) -> set[int]:
+    """Every K up to 50, then about geometric, up to the last."""
+    steps = np.geomspace(EVERY_K_UP_TO, max(last, EVERY_K_UP_TO), _grid_steps(last))
+    return {*range(1, min(last, EVERY_K_UP_TO) + 1), *(int(step) for step in np.rint(steps) if step <= last)}
+
+
+def _grid_steps(last: int) -> int:
+    return 2 + max(int(np.log(max(last, 1) / EVERY_K_UP_TO) / np.log(GRID_RATIO)), 0)
+
+
+def _stability_curves(
+    sample: Sample, selector: Selector, rules: Rules, last: int, fraction: float, draws: int, seed: int
+) -> dict[str, np.ndarray]:
+    """Mean and band of the Jaccard index at K = 1..last, by the names they have in a record."""
+    weights_BC = subset_weights(sample.n_clusters, fraction, draws, seed)
+    names = ("stability", "stability_low", "stability_high")
+    if not len(weights_BC) or not last:
+        return {name: np.full(last, np.nan) for name in names}
+    _, order = _full_ranking(sample, selector, rules)
+    jaccard_BN = np.array(
+        [
+            _jaccard_by_k(order, _rank_all(score_U, freq_U, rules), last)
+            for score_U, freq_U in replicates(sample, selector, weights_BC)
+        ]
+    )
+    return dict(zip(names, (jaccard_BN.mean(axis=0), *np.quantile(jaccard_BN, BAND, axis=0)), strict=True))
+
+
+def _jaccard_by_k(first: np.ndarray, second: np.ndarray, last: int) -> np.ndarray:
+    """float64 (N,): Jaccard index of the first K of two rankings at K = 1..last, NaN if both are empty."""
+    place = np.full(max(first.max(initial=0), second.max(initial=0)) + 1, last)
+    place[first] = np.arange(len(first))
+    worse = np.maximum(place[second], np.arange(len(second)))
+    shared = np.cumsum(np.bincount(worse[worse < last], minlength=last))
+    ks = np.arange(1, last + 1)
+    union = np.minimum(ks, len(first)) + np.minimum(ks, len(second)) - shared
+    return np.divide(shared, union, out=np.full(last, np.nan), where=union > 0)
+
+
+def _agreement(
+    first: tuple[np.ndarray, np.ndarray], second: tuple[np.ndarray, np.ndarray], k: int
+) -> tuple[float | None, float | None]:
+    """Jaccard index of the first k of two (score, ranking), and Spearman over the types in both rankings."""
+    (score_one, order_one), (score_two, order_two) = first, second
+    in_one, in_both = np.zeros((2, len(score_one)), dtype=bool)
+    in_one[order_one] = True
+    in_both[order_two] = in_one[order_two]
+    return jaccard(order_one[:k], order_two[:k]), spearman(score_one[in_both], score_two[in_both])
+
+
+def _full_ranking(sample: Sample, selector: Selector, rules: Rules) -> tuple[np.ndarray, np.ndarray]:
+    score_U = selector(sample, np.ones((1, sample.n_clusters)))[0]
+    return score_U, _rank_all(score_U, sample.totals("freq"), rules)
+
+
+def _rank_all(score_U: np.ndarray, freq_U: np.ndarray, rules: Rules) -> np.ndarray:
+    return rank_types(score_U, freq_U, replace(rules, k=len(score_U)))
+
+
+def _is_available(name: str, sample: Sample) -> bool:
+    needs = {"joint": sample.kl_before, "context": sample.kept}
+    return name not in needs or needs[name] is not None
+
+
+def _subset_size(n_clusters: int, fraction: float) -> int:
+    return min(max(int(fraction * n_clusters + 0.5), 1), max(n_clusters - 1, 1))
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None
+
+
+def _last(values: np.ndarray) -> float | None:
+    return _number(values[-1]) if len(values) else None
+
+
+def _number(value: float) -> float | None:
+    return None if np.isnan(value) else float(value)

@@ -1,0 +1,189 @@
+"""Occurrences that stayed hard, and what training did to rocks and to others (METHOD 4.2, 4.8).
+
+1. An occurrence is persistent when its kl reached τ_pre at the baseline and τ_post at the reference; both are quantiles
+   over the occurrences of the selection half, or given in nats. The two checkpoints are joined by (rollout, position).
+2. Three groups of types are followed: the rocks, the rare ones with a high mean kl that are no rocks, and random types.
+   All three are chosen on the selection half.
+3. Each group's paired change is measured on both halves. What was picked for a high loss falls back when it is measured
+   on other data (regression to the mean): numbers of the selection half flatter, those of the held-out half do not.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import ibis
+import numpy as np
+import pyarrow as pa
+
+from rocktokens.errors import RocktokensError
+from rocktokens.rocks.aggregate import kl_quantiles, occurrences
+from rocktokens.rocks.selectors import Rules, Sample, mean_kl, rank_types
+from rocktokens.rocks.split import Evidence
+from rocktokens.rocks.uncertainty import paired_tests
+from rocktokens.run_dir import derive_seed
+from rocktokens.traces.store import TraceStore
+
+KEYS = ("token_id", "rollout_id", "position", "cluster")
+RARE_MIN_FREQ = 2
+ROCK, RARE, RANDOM = "rock", "rare high-kl", "random"
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """The least kl of a persistent occurrence, in nats, at the baseline and at the reference checkpoint."""
+
+    pre: float
+    post: float
+
+
+@dataclass(frozen=True, slots=True)
+class Occurrences:
+    """Occurrences of the selection half, sorted by (type, rollout, position)."""
+
+    columns: np.ndarray
+    """int64 (N,): indices into the sample's types."""
+    rollout_ids: np.ndarray
+    positions: np.ndarray
+    clusters: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class Persistent(Occurrences):
+    """O_PH of the selection half, and how many there are in the other half."""
+
+    held_out_counts: np.ndarray
+    """int64 (U,): by type, of the measuring half; those of the selection half again when there is no split."""
+
+
+def find_thresholds(
+    store: TraceStore, evidence: Evidence, tau: float, tau_nats: tuple[float, float] | None
+) -> Thresholds:
+    """The quantile ``tau`` of kl at each checkpoint over the selection half, or the given values."""
+    return quantile_thresholds(store, evidence, [tau])[0] if tau_nats is None else Thresholds(*map(float, tau_nats))
+
+
+def quantile_thresholds(store: TraceStore, evidence: Evidence, taus: Sequence[float]) -> list[Thresholds]:
+    """Each quantile of kl at each checkpoint over the selection half."""
+    prompts = evidence.prompts.selection
+    post = kl_quantiles(occurrences(store.table(evidence.reference), prompts), taus)
+    if evidence.baseline == evidence.reference:
+        return [Thresholds(value, value) for value in post]
+    pre = kl_quantiles(occurrences(store.table(evidence.baseline), prompts), taus)
+    return [Thresholds(*values) for values in zip(pre, post, strict=True)]
+
+
+def persistent_occurrences(store: TraceStore, evidence: Evidence, thresholds: Thresholds) -> Persistent:
+    """Join the hard occurrences of both checkpoints."""
+    found = _hard_at_both(store, evidence, thresholds).select(*KEYS).to_pyarrow()
+    selects = found["cluster"].to_numpy() < evidence.selection.n_clusters
+    measured = ~selects if evidence.is_split else selects
+    token_ids = evidence.selection.token_ids
+    held_out = np.searchsorted(token_ids, found["token_id"].to_numpy()[measured])
+    return Persistent(
+        **_fields(found, np.flatnonzero(selects), token_ids),
+        held_out_counts=np.bincount(held_out, minlength=len(token_ids)),
+    )
+
+
+def persistent_at_each(store: TraceStore, evidence: Evidence, ladder: Sequence[Thresholds]) -> Iterator[Occurrences]:
+    """Those of the selection half under each of some ascending thresholds, from one join at the first."""
+    hard = _hard_at_both(store, evidence, ladder[0])
+    reached = sum((_reaches(hard.kl_before, step.pre) & _reaches(hard.kl, step.post)).cast("int8") for step in ladder)
+    selected = hard.filter(hard.cluster < evidence.selection.n_clusters)
+    found = selected.select(*KEYS, reached=reached).to_pyarrow()
+    for below in range(len(ladder)):
+        chosen = np.flatnonzero(found["reached"].to_numpy() > below)
+        yield Occurrences(**_fields(found, chosen, evidence.selection.token_ids))
+
+
+def paired_occurrences(store: TraceStore, reference: int, baseline: int) -> ibis.Table:
+    """Every occurrence with its kl at both checkpoints, as ``kl`` and ``kl_before``, and their difference ``delta``."""
+    late, early = (occurrences(store.table(checkpoint)) for checkpoint in (reference, baseline))
+    before = early.select("rollout_id", "position", kl_before=early.kl)
+    joined: Any = late.select("rollout_id", "prompt_id", "position", "token_id", "kl").inner_join(
+        before, ["rollout_id", "position"]
+    )
+    return joined.mutate(delta=joined.kl.cast("float64") - joined.kl_before.cast("float64"))
+
+
+def type_groups(selection: Sample, rock_columns: np.ndarray, min_freq: int, seed: int) -> dict[str, np.ndarray]:
+    """Ascending columns of the rocks, of as many rare types with high mean kl, and of as many random ones.
+
+    The rare ones lead the ranking by mean kl among types that occur at least twice and are no rocks; the random ones
+    are drawn from those that may be ranked and are no rocks.
+    """
+    freq = selection.totals("freq")
+    others = np.setdiff1d(np.arange(len(freq)), rock_columns)
+    score = mean_kl(selection, np.ones((1, selection.n_clusters)))[0]
+    rare = others[rank_types(score[others], freq[others], Rules(len(rock_columns), RARE_MIN_FREQ))]
+    eligible = others[freq[others] >= min_freq]
+    rng = np.random.Generator(np.random.PCG64(derive_seed(seed, "random types")))
+    drawn = rng.permutation(eligible)[: len(rock_columns)]
+    return {ROCK: np.sort(rock_columns), RARE: np.sort(rare), RANDOM: np.sort(drawn)}
+
+
+def persistence_report(
+    evidence: Evidence, groups: dict[str, np.ndarray], persistent: Persistent | None, seed: int
+) -> list[dict[str, Any]]:
+    """One record per group and half: how its kl changed over the same occurrences; none without paired checkpoints."""
+    if not evidence.paired:
+        return []
+    size = len(evidence.selection.token_ids)
+    counts = (
+        None if persistent is None else [np.bincount(persistent.columns, minlength=size), persistent.held_out_counts]
+    )
+    records = []
+    for index, (half, sample) in enumerate(evidence.halves.items()):
+        for group, columns in groups.items():
+            change = paired_tests(sample, np.isin(np.arange(size), columns), seed=seed)
+            hard = None if counts is None else int(counts[index][columns].sum())
+            records.append(
+                {
+                    "group": group,
+                    "half": half,
+                    "n_types": int(np.count_nonzero(sample.totals("freq")[columns])),
+                    **asdict(change),
+                    "persistent_share": hard / change.n_occurrences
+                    if hard is not None and change.n_occurrences
+                    else None,
+                }
+            )
+    return records
+
+
+def _hard_at_both(store: TraceStore, evidence: Evidence, thresholds: Thresholds) -> Any:
+    """The persistent occurrences of both halves: the keys, with ``kl`` and ``kl_before``."""
+    alone = evidence.baseline == evidence.reference
+    if not alone and not evidence.paired:
+        raise RocktokensError(
+            f"checkpoints {evidence.baseline} and {evidence.reference} did not score the same tokens of the same "
+            "rollouts, so none can be followed: trace both with probe = 'last' or 'first', or use stage='score'"
+        )
+    late = _hard(store, evidence.reference, max(thresholds.pre, thresholds.post) if alone else thresholds.post)
+    hard = late.inner_join(ibis.memtable(evidence.clusters), "prompt_id")
+    if alone:
+        return hard.mutate(kl_before=hard.kl)
+    early = _hard(store, evidence.baseline, thresholds.pre)
+    return hard.inner_join(early.select("rollout_id", "position", kl_before=early.kl), ["rollout_id", "position"])
+
+
+def _hard(store: TraceStore, checkpoint: int, least: float) -> Any:
+    rows: Any = occurrences(store.table(checkpoint))
+    return rows.filter(_reaches(rows.kl, least))
+
+
+def _reaches(kl: Any, least: float) -> Any:
+    return kl.cast("float64") >= least
+
+
+def _fields(found: pa.Table, chosen: np.ndarray, token_ids: np.ndarray) -> dict[str, np.ndarray]:
+    """What ``Occurrences`` says of the chosen rows."""
+    ids, rollout_ids, positions, clusters = (found[name].to_numpy()[chosen] for name in KEYS)
+    order = np.lexsort((positions, rollout_ids, ids))
+    return {
+        "columns": np.searchsorted(token_ids, ids[order]),
+        "rollout_ids": rollout_ids[order],
+        "positions": positions[order],
+        "clusters": clusters[order],
+    }

@@ -1,0 +1,330 @@
+"""Selects the rocks of a run: every step of METHOD 4 from traces to a ranking, with what it rests on kept for later.
+
+1. Gather the sums of both halves of the prompts; rank on the selection half alone.
+2. Stage "score" ranks by R(v) = Freq(v) · mean kl(v); with ``joint`` by the smaller R of the two checkpoints.
+3. Stage "context" multiplies R with CCR(v), the share of the type's occurrences that are persistent *and* stand in
+   contexts like those of its other persistent occurrences.
+4. R_ctx(v) is at most R(v) · |O_PH(v)| / Freq(v). When there are more pairs of contexts than ``max_pairs``, types are
+   compared in the order of that bound, and those whose bound lies below the k-th score are passed over: they cannot be
+   rocks, so the pairs go to those that can.
+5. The first ``k`` are the rocks, or as many as the crossing of coverage and stability says.
+
+Paper: https://arxiv.org/abs/2605.09253
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import isfinite
+from numbers import Integral, Real
+from typing import Any, Literal
+
+import numpy as np
+from scipy.sparse import csr_array
+
+from rocktokens.config import ETA, GAMMA
+from rocktokens.errors import RocktokensError
+from rocktokens.rocks.contexts import ContextResult, context_consistency, judged_sizes
+from rocktokens.rocks.cutoff import CutoffCurve, auto_k, cutoff_curve
+from rocktokens.rocks.encoding import Encoder
+from rocktokens.rocks.persistence import Occurrences, Persistent, Thresholds, find_thresholds, persistent_occurrences
+from rocktokens.rocks.selectors import Rules, Sample, Selector, rank_types, selector_of
+from rocktokens.rocks.split import Evidence, gather
+from rocktokens.run_dir import derive_seed
+from rocktokens.traces.store import TraceStore
+
+STAGES = ("context", "score")
+WHOLE = {
+    "reference": 0,
+    "baseline": 0,
+    "k": 1,
+    "min_freq": 1,
+    "exclude_top_freq": 0,
+    "window": 1,
+    "max_pairs": 2,
+    "seed": 0,
+}
+"""Parameters that are whole numbers, with the least they may be."""
+NUMBERS: dict[str, tuple[Callable[[float], bool], str]] = {
+    "gamma": (lambda value: 0 < value <= 1, "a number above 0, up to 1"),
+    "eta": (lambda value: 0 < value <= 1, "a number above 0, up to 1"),
+    "tau": (lambda value: 0 <= value <= 1, "a quantile from 0 to 1, or tau_nats in nats"),
+    "split": (lambda value: 0 < value <= 1, "a share above 0 and up to 1"),
+    "min_score": (lambda value: True, "a number of nats"),
+}
+"""Parameters that are any finite numbers, with what is asked of them."""
+OPTIONAL = ("reference", "baseline", "tau_nats", "min_score", "split")
+MAX_PAIRS = 400_000_000
+"""Ordered pairs of contexts: 2·10⁴ occurrences of one type, seconds at a width of 576."""
+MANY = 1000
+PER_ROCK = 10
+"""Types compared at first when there are too many pairs: this many, or this many for every rock."""
+
+
+OnPairs = Callable[[int, int], None]
+"""Told how many pairs are done, and of how many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Criterion:
+    """Every parameter of a search; see ``find_rocks`` for their meaning."""
+
+    reference: int | None = None
+    baseline: int | None = None
+    k: int | Literal["auto"] = 100
+    stage: str = "context"
+    min_freq: int = 2
+    exclude_top_freq: int = 0
+    joint: bool = False
+    window: int = 5
+    tau: float = 0.8
+    tau_nats: tuple[float, float] | None = None
+    gamma: float = GAMMA
+    eta: float = ETA
+    encoder: str = "embeddings"
+    max_pairs: int = MAX_PAIRS
+    min_score: float | None = None
+    split: float | None = 0.5
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse values that mean nothing, by name; keep numbers as plain ones, which JSON can hold."""
+        if self.stage not in STAGES:
+            raise RocktokensError(f"stage = {self.stage!r} is not known: use one of {', '.join(STAGES)}")
+        if not isinstance(self.joint, bool):
+            raise RocktokensError(f"joint = {self.joint!r} is not valid: give True or False")
+        for name in (*WHOLE, *NUMBERS, "tau_nats"):
+            value = getattr(self, name)
+            is_no_number = (value is None and name in OPTIONAL) or (name == "k" and value == "auto")
+            if not is_no_number:
+                object.__setattr__(self, name, _plain(name, value))
+
+    @property
+    def selector(self) -> Selector:
+        """The score that ranks."""
+        return selector_of(self.stage, self.joint)
+
+    def rules(self, k: int) -> Rules:
+        """Who may be a rock, with ``k`` to be taken."""
+        least = -np.inf if self.min_score is None else self.min_score
+        return replace(self.rankable(k), min_score=least)
+
+    def rankable(self, k: int) -> Rules:
+        """The same, whatever the score."""
+        return Rules(k, self.min_freq, self.exclude_top_freq)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The ranking of one search and all it rests on."""
+
+    criterion: Criterion
+    """With the checkpoints that were used."""
+    evidence: Evidence
+    """Its selection half knows which occurrences were kept, after stage "context"."""
+    thresholds: Thresholds
+    persistent: Persistent | None
+    context: ContextResult | None
+    score_U: np.ndarray
+    """R(v), or the joint score, on the selection half."""
+    ranking_U: np.ndarray
+    """What ranks: R(v) or R_ctx(v)."""
+    curve: CutoffCurve
+    k: int
+    """How many were asked for, by number or by "auto"."""
+    columns: np.ndarray
+    """int64 (K,): the rocks in rank order, as indices into the sample's types."""
+
+    @property
+    def is_rock(self) -> np.ndarray:
+        """Which types are rocks, bool (U,)."""
+        return np.isin(np.arange(len(self.score_U)), self.columns)
+
+    @property
+    def n_persistent(self) -> np.ndarray:
+        """|O_PH(v)| on the selection half, int64 (U,); 0 throughout where no contexts were compared."""
+        found = np.empty(0, np.int64) if self.persistent is None else self.persistent.columns
+        return np.bincount(found, minlength=len(self.score_U))
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether all contexts of all types that may be ranked were compared."""
+        if self.context is None or self.persistent is None:
+            return True
+        return compares_all(self.evidence.selection, self.persistent, self.context, self.criterion)
+
+    @property
+    def consistency(self) -> np.ndarray:
+        """CCR(v) on the selection half, float64 (U,); NaN where contexts were passed over or never compared."""
+        if self.context is None:
+            return np.full(len(self.score_U), np.nan)
+        sample = self.evidence.selection
+        ccr = sample.totals("kept") / np.maximum(sample.totals("freq"), 1)
+        return np.where((self.n_persistent >= 2) & (self.context.judged == 0), np.nan, ccr)
+
+
+def search(
+    store: TraceStore,
+    criterion: Criterion,
+    encoder: Encoder | None,
+    on_pairs: OnPairs | None = None,
+    gammas: tuple[float, ...] = (),
+) -> Finding:
+    """Rank the types of a run.
+
+    Args:
+        store: replay traces.
+        criterion: all parameters.
+        encoder: of contexts; needed by stage "context".
+        on_pairs: told how many pairs of contexts are compared, and of how many.
+        gammas: further cosines to count neighbours at, for whoever looks at other settings later.
+    """
+    evidence = gather(store, criterion.reference, criterion.baseline, criterion.split, criterion.seed)
+    criterion = replace(criterion, reference=evidence.reference, baseline=evidence.baseline)
+    if criterion.joint and evidence.reference == evidence.baseline:
+        raise RocktokensError(
+            f"joint needs two checkpoints, both are {evidence.reference}: trace another or leave joint out"
+        )
+    thresholds = find_thresholds(store, evidence, criterion.tau, criterion.tau_nats)
+    if criterion.stage != "context":
+        return _take_first(criterion, evidence, thresholds, None, None)
+    if encoder is None:
+        raise RocktokensError("stage = 'context' needs embeddings or an encoder: give one, or use stage='score'")
+    persistent = persistent_occurrences(store, evidence, thresholds)
+    k = criterion.k if isinstance(criterion.k, int) else MANY // PER_ROCK
+    while True:
+        context = compare_contexts(evidence.selection, persistent, criterion, k, encoder, on_pairs, gammas)
+        kept = with_kept(evidence.selection, persistent, context, criterion.gamma, criterion.eta)
+        finding = _take_first(criterion, replace(evidence, selection=kept), thresholds, persistent, context)
+        is_settled = criterion.k != "auto" or (finding.k <= k and auto_k(finding.curve).crossed)
+        if is_settled or finding.is_exact or k >= len(finding.score_U):
+            return finding
+        k = 2 * max(k, finding.k)  # the curves of "auto" may cross beyond what was compared
+
+
+def compare_contexts(
+    selection: Sample,
+    persistent: Occurrences,
+    criterion: Criterion,
+    k: int,
+    encoder: Encoder,
+    on_pairs: OnPairs | None = None,
+    gammas: tuple[float, ...] = (),
+) -> ContextResult:
+    """Count similar contexts of every type that can be among the first ``k``; ``gammas`` are counted as well.
+
+    Types that are excluded as too frequent are compared too, if the pairs suffice for all: subsets of the prompts, by
+    which a ranking's stability is judged, may exclude others.
+    """
+    score, freq = score_types(selection, selector_of("score", criterion.joint)), selection.totals("freq")
+    number = np.bincount(persistent.columns, minlength=len(freq))
+    bound = score * number / np.maximum(freq, 1)
+    rankable = criterion.rankable(len(freq))
+    order = rank_types(bound, freq, replace(rankable, exclude_top_freq=0))
+    order = order[number[order] >= 2]
+    if not _fit(number[order], criterion.max_pairs):
+        order = order[np.isin(order, rank_types(bound, freq, rankable))]
+    count = len(order) if _fit(number[order], criterion.max_pairs) else min(max(MANY, PER_ROCK * k), len(order))
+    while True:
+        chosen = np.flatnonzero(np.isin(persistent.columns, order[:count]))
+        judged = judged_sizes(number[order[:count]], criterion.max_pairs)
+        context = context_consistency(
+            persistent.columns[chosen],
+            persistent.rollout_ids[chosen],
+            persistent.positions[chosen],
+            selection.token_ids,
+            encoder,
+            tuple(dict.fromkeys((criterion.gamma, *gammas))),
+            criterion.max_pairs,
+            criterion.seed,
+            on_pairs and _counter(on_pairs, int((judged * (judged - 1)).sum())),
+        )
+        reached = np.sort(score * context.kept_count(criterion.gamma, criterion.eta) / np.maximum(freq, 1))[::-1]
+        if count == len(order) or bound[order[count]] < reached[min(k, len(reached)) - 1]:
+            return replace(context, occurrences=chosen[context.occurrences])
+        count = min(2 * count, len(order))
+
+
+def _fit(numbers: np.ndarray, max_pairs: int) -> bool:
+    """Whether all pairs among so many occurrences of each type may be compared."""
+    return int((numbers * (numbers - 1)).sum()) <= max_pairs
+
+
+def compares_all(selection: Sample, persistent: Occurrences, context: ContextResult, criterion: Criterion) -> bool:
+    """Whether no type that may be ranked was judged on a sample or passed over: then other settings are exact too."""
+    freq = selection.totals("freq")
+    ranked = rank_types(np.zeros(len(freq)), freq, criterion.rankable(len(freq)))
+    number = np.bincount(persistent.columns, minlength=len(freq))[ranked]
+    return bool((context.judged[ranked] == np.where(number < 2, 0, number)).all())
+
+
+def with_kept(sample: Sample, persistent: Occurrences, context: ContextResult, gamma: float, eta: float) -> Sample:
+    """The sample, told how many occurrences of each type and cluster were kept."""
+    kept = context.kept(gamma, eta)
+    columns, clusters = context.columns[kept], persistent.clusters[context.occurrences[kept]]
+    each = context.scales[columns]
+    counts = each.astype(np.int64) if context.exact.all() else each
+    return replace(sample, kept=csr_array((counts, (clusters, columns)), shape=sample.freq.shape))
+
+
+def score_types(sample: Sample, selector: Selector) -> np.ndarray:
+    """float64 (U,): the score of every type on the whole sample."""
+    return selector(sample, np.ones((1, sample.n_clusters)))[0]
+
+
+def _take_first(
+    criterion: Criterion,
+    evidence: Evidence,
+    thresholds: Thresholds,
+    persistent: Persistent | None,
+    context: ContextResult | None,
+) -> Finding:
+    """Rank what has been scored and take the first k."""
+    sample, selector = evidence.selection, criterion.selector
+    ranking = score_types(sample, selector)
+    rules = criterion.rules(len(ranking))
+    held_out = evidence.measuring if evidence.is_split else None
+    curve = cutoff_curve(sample, held_out, selector, rules, seed=derive_seed(criterion.seed, "cutoff"))
+    k = auto_k(curve).k if criterion.k == "auto" else int(criterion.k)
+    return Finding(
+        criterion=criterion,
+        evidence=evidence,
+        thresholds=thresholds,
+        persistent=persistent,
+        context=context,
+        score_U=score_types(sample, selector_of("score", criterion.joint)),
+        ranking_U=ranking,
+        curve=curve,
+        k=k,
+        columns=rank_types(ranking, sample.totals("freq"), criterion.rules(k)),
+    )
+
+
+def _counter(on_pairs: OnPairs, total: int) -> Callable[[int], None]:
+    done = 0
+
+    def count(pairs: int) -> None:
+        nonlocal done
+        done += pairs
+        on_pairs(done, total)
+
+    return count
+
+
+def _plain(name: str, value: Any) -> Any:
+    """A parameter as a plain number, or a pair of them; one sentence where it is not what it should be."""
+    if name in WHOLE:
+        if isinstance(value, bool) or not isinstance(value, Integral) or value < WHOLE[name]:
+            raise RocktokensError(f"{name} = {value!r} is not valid: give a whole number of at least {WHOLE[name]}")
+        return int(value)
+    if name == "tau_nats":
+        if not isinstance(value, tuple | list) or len(value) != 2 or not all(map(_is_number, value)):
+            raise RocktokensError(f"tau_nats = {value!r} is not valid: give two numbers, (baseline, reference)")
+        return float(value[0]), float(value[1])
+    is_valid, remedy = NUMBERS[name]
+    if not _is_number(value) or not is_valid(value):
+        raise RocktokensError(f"{name} = {value!r} is not valid: give {remedy}")
+    return float(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and isfinite(value)

@@ -1,0 +1,149 @@
+"""Scores of types over weighted prompts: the one place where a selector is a formula (METHOD 4.1, 4.4).
+
+1. A ``Sample`` holds sums per (cluster of prompts, type) as sparse matrices. All entries are whole numbers (counts, or
+   fixed-point sums), so a product with whole weights is exact in float64 below 2^53 (half a billion nats), whatever the
+   order of addition.
+2. A selector maps weights of the clusters to a score per type: weights of 1 give the score of the sample, bootstrap
+   counts a replicate, 0/1 weights a subset of the prompts.
+3. ``rank_types`` turns a score into an order: types below ``min_freq`` and the most frequent ones leave first, ties
+   go to the smaller token id.
+
+Shape legend: C clusters, U types used, B sets of weights.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import numpy as np
+
+from rocktokens.rocks.aggregate import ONE
+
+LOWER_BOUND_Z = 1.6448536269514722
+"""One-sided 95 %: how far below its estimate the lower confidence bound of a score lies, in standard errors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Sums over one set of prompts; every matrix is a scipy sparse array (C, U) of int64, CSR unless ``by_type``."""
+
+    token_ids: np.ndarray
+    """int64 (U,): ascending, so that the order of columns breaks ties."""
+    freq: Any
+    kl: Any
+    """Fixed point, at the reference checkpoint."""
+    grad_norm: Any
+    """Fixed point."""
+    kl_before: Any | None = None
+    """Fixed point, at the baseline checkpoint; None where there is no other checkpoint."""
+    kept: Any | None = None
+    """Occurrences with consistent contexts; float64 where it was estimated from a sample; None before that stage."""
+
+    @property
+    def n_clusters(self) -> int:
+        """Rows of the matrices."""
+        return self.freq.shape[0]
+
+    def rows(self, chosen: np.ndarray) -> Self:
+        """The clusters chosen by mask or index."""
+        return self._each(lambda matrix: matrix[chosen])
+
+    def columns(self, chosen: np.ndarray) -> Self:
+        """The types chosen by mask or ascending index."""
+        return replace(self._each(lambda matrix: matrix[:, chosen]), token_ids=self.token_ids[chosen])
+
+    def by_type(self) -> Self:
+        """The same sums stored type after type (CSC): several times quicker under many sets of weights."""
+        return self._each(lambda matrix: matrix.tocsc())
+
+    def totals(self, name: str) -> np.ndarray:
+        """Column sums (U,) of one matrix, exact."""
+        return np.asarray(getattr(self, name).sum(axis=0)).ravel()
+
+    def _each(self, change: Callable[[Any], Any]) -> Self:
+        names = ("freq", "kl", "grad_norm", "kl_before", "kept")
+        matrices = {name: getattr(self, name) for name in names}
+        return replace(self, **{name: change(matrix) for name, matrix in matrices.items() if matrix is not None})
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """Who may be ranked, and how many are taken."""
+
+    k: int
+    min_freq: int = 2
+    exclude_top_freq: int = 0
+    min_score: float = -np.inf
+    """Types whose score is below it are not ranked."""
+
+
+def weighted_totals(weights_BC: np.ndarray, matrix_CU: Any) -> np.ndarray:
+    """float64 (B, U): the column sums of a matrix under each set of weights."""
+    return (matrix_CU.T.astype(np.float64) @ weights_BC.T.astype(np.float64)).T
+
+
+def summed_kl(sample: Sample, weights_BC: np.ndarray) -> np.ndarray:
+    """R(v) = Freq(v) · mean kl(v), in nats."""
+    return weighted_totals(weights_BC, sample.kl) / ONE
+
+
+def mean_kl(sample: Sample, weights_BC: np.ndarray) -> np.ndarray:
+    """The mean kl of a type, however rare it is."""
+    return _ratio(summed_kl(sample, weights_BC), weighted_totals(weights_BC, sample.freq))
+
+
+def joint_kl(sample: Sample, weights_BC: np.ndarray) -> np.ndarray:
+    """The smaller R of the two checkpoints."""
+    return np.minimum(summed_kl(sample, weights_BC), weighted_totals(weights_BC, sample.kl_before) / ONE)
+
+
+def lower_bound(sample: Sample, weights_BC: np.ndarray) -> np.ndarray:
+    """R(v) less 1.645 of its standard errors between clusters: what the type is worth at least."""
+    total = summed_kl(sample, weights_BC)
+    count = weights_BC.sum(axis=1, keepdims=True).astype(np.float64)
+    squares = weighted_totals(weights_BC, sample.kl.astype(np.float64).power(2)) / ONE**2
+    variance = np.maximum(squares - total**2 / count, 0) * count / np.maximum(count - 1, 1)
+    return total - LOWER_BOUND_Z * np.sqrt(variance)
+
+
+def context_kl(sample: Sample, weights_BC: np.ndarray) -> np.ndarray:
+    """R_ctx(v) = R(v) · CCR(v); which occurrences are kept does not change with the weights."""
+    return _in_contexts(summed_kl(sample, weights_BC), sample, weights_BC)
+
+
+Selector = Callable[[Sample, np.ndarray], np.ndarray]
+"""A score per set of weights and type, float64 (B, U)."""
+SELECTORS: dict[str, Selector] = {
+    "freq x mean": summed_kl,
+    "mean": mean_kl,
+    "joint": joint_kl,
+    "lower bound": lower_bound,
+    "context": context_kl,
+}
+
+
+def selector_of(stage: str, joint: bool) -> Selector:
+    """The score that ranks at a stage; ``joint`` replaces R by the smaller R of the two checkpoints."""
+    base = joint_kl if joint else summed_kl
+    if stage == "score":
+        return base
+    return lambda sample, weights_BC: _in_contexts(base(sample, weights_BC), sample, weights_BC)
+
+
+def rank_types(score_U: np.ndarray, freq_U: np.ndarray, rules: Rules) -> np.ndarray:
+    """Column indices of the first ``k`` types that may be ranked, best first."""
+    eligible = (freq_U >= rules.min_freq) & (score_U >= rules.min_score)
+    if rules.exclude_top_freq:
+        eligible[np.argsort(-freq_U, kind="stable")[: rules.exclude_top_freq]] = False
+    order = np.argsort(-score_U, kind="stable")
+    return order[eligible[order]][: rules.k]
+
+
+def _in_contexts(score_BU: np.ndarray, sample: Sample, weights_BC: np.ndarray) -> np.ndarray:
+    """A score times CCR, rounded only once, by the division: equal scores stay equal, so that they tie."""
+    kept_BU, freq_BU = (weighted_totals(weights_BC, matrix) for matrix in (sample.kept, sample.freq))
+    return _ratio(score_BU * kept_BU, freq_BU)
+
+
+def _ratio(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
+    return np.divide(numerator, denominator, out=np.zeros_like(numerator), where=denominator > 0)

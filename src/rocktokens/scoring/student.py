@@ -1,0 +1,53 @@
+"""The student as it is trained: float32 weights, LoRA adapters where the config asks for them."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from peft.tuners.tuners_utils import BaseTunerLayer
+from transformers import PreTrainedModel
+
+from rocktokens.config import Config, LoraSection
+from rocktokens.errors import ConfigError
+from rocktokens.models.load import LoadedModel, load_model
+from rocktokens.run_dir import derive_seed
+from rocktokens.scoring.packed import checkpointing_kwargs
+
+
+def load_student(config: Config, checkpoint: Path | None, device: str) -> LoadedModel:
+    """The student in float32, with trainable adapters if configured, from its checkpoint if there is one."""
+    source = config.models.student if checkpoint is None or config.lora.enabled else str(checkpoint)
+    student = load_model(source, dtype="float32", device=device)
+    if config.lora.enabled:
+        student.model.requires_grad_(False)
+        torch.manual_seed(derive_seed(config.run.seed, "adapters"))
+        student = replace(student, model=_with_adapters(student.model, config, checkpoint))
+    if config.training.gradient_checkpointing:
+        student.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=checkpointing_kwargs(student.model))
+    return student
+
+
+def _with_adapters(model: PreTrainedModel, config: Config, checkpoint: Path | None) -> PeftModel:
+    if checkpoint is not None:
+        return PeftModel.from_pretrained(model, str(checkpoint), is_trainable=True)
+    adapted = _new_adapters(model, config.lora)
+    base = Path(config.models.student)
+    adapted.peft_config["default"].base_model_name_or_path = str(base.resolve() if base.is_dir() else base)
+    for module in (model.get_input_embeddings(), model.get_output_embeddings()):
+        if isinstance(module, BaseTunerLayer):
+            raise ConfigError(
+                f"lora.target_modules = {config.lora.target_modules!r} reaches the embeddings or the LM head, which "
+                "the loss reads directly: use 'all-linear' or a pattern for the layers only"
+            )
+    return adapted
+
+
+def _new_adapters(model: PreTrainedModel, section: LoraSection) -> PeftModel:
+    settings = section.model_dump(exclude={"enabled"})
+    try:
+        return get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **settings))
+    except ValueError as error:
+        raise ConfigError(
+            f"lora.target_modules = {section.target_modules!r} does not fit the student: {error}"
+        ) from None

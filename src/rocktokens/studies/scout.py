@@ -1,0 +1,86 @@
+"""What the arms of a study share besides their base: its rocks, and the types matched to them.
+
+1. A scout is distilled with uniform weights, replayed and searched, and its rocks are banned one by one where the study
+   wants to know the pillars. Or the study names a rocks.json.
+2. The rocks are copied into the study, once: every arm, now and later, uses these.
+3. Types as frequent as the rocks are matched in the scout's traces. A poor match is refused before any arm is trained.
+"""
+
+from rocktokens.cli.common import notes
+from rocktokens.cli.distill import run_distill
+from rocktokens.cli.find import run_find, split_seed
+from rocktokens.cli.knockout import run_knockout
+from rocktokens.cli.trace import run_trace
+from rocktokens.config import Config
+from rocktokens.errors import ConfigError
+from rocktokens.knockout.bans import Wanted
+from rocktokens.run_dir import RunDir, derive_seed
+from rocktokens.studies.config import CONTROLS, ScoutSection, StudyConfig, arms_with
+from rocktokens.studies.plan import scout_config
+from rocktokens.types import ControlSet, RockSet
+
+CONTROLS_FILE = "controls.json"
+STAGES = "scout_stages"
+"""Entry of the study's manifest: what its rocks were made by."""
+
+
+def prepare_files(study: StudyConfig, run: RunDir) -> RockSet | None:
+    """Commit the study's rocks.json and controls.json where its arms need them; the rocks, if it has any."""
+    if study.scout is not None:
+        rocks = _scouted_rocks(run, scout_config(study), study.scout)
+    elif study.study.rocks is not None:
+        rocks = _given_rocks(run, study.study.rocks)
+    else:
+        return None
+    _match_controls(study, run, rocks)
+    return rocks
+
+
+def _scouted_rocks(run: RunDir, config: Config, section: ScoutSection) -> RockSet:
+    if run.files(run.rocks.name):
+        stages = run.manifest().get(STAGES)
+        if stages != section.stages:
+            raise ConfigError(
+                f"scout.stages = {section.stages}, but {run.rocks} was made with {stages}, and arms may have used it: "
+                "put them back, or give another study.directory"
+            )
+        return RockSet.load(run.rocks)
+    scout = RunDir(config.run.directory)
+    notes.rule("scout: distil, replay, find the rocks")
+    run_distill(config, resume=True)
+    run_trace(config)
+    run_find(scout, config.find, split_seed(config))
+    if "knockout" in section.stages:
+        run_knockout(scout, config, Wanted(top=config.knockout.top))
+    rocks = RockSet.load(scout.rocks)
+    run.update_manifest(**{STAGES: section.stages})
+    run.commit(run.rocks.name, rocks.save)
+    return rocks
+
+
+def _given_rocks(run: RunDir, path: str) -> RockSet:
+    rocks = RockSet.load(path)
+    if not run.files(run.rocks.name):
+        run.commit(run.rocks.name, rocks.save)
+    elif RockSet.load(run.rocks) != rocks:
+        raise ConfigError(
+            f"study.rocks = {path!r} holds other rocks than {run.rocks}, which arms may have used: put them back, or "
+            "give another study.directory"
+        )
+    return rocks
+
+
+def _match_controls(study: StudyConfig, run: RunDir, rocks: RockSet) -> None:
+    """Match as many draws as the arms want; a draw stays the same when more are added."""
+    arms = arms_with(study, CONTROLS)
+    if not arms or study.scout is None:
+        return
+    from rocktokens.rocks.controls import match_controls
+    from rocktokens.traces.store import TraceStore
+
+    draws = max(max(arm.draws, getattr(arm.policy, "draw", 0) + 1) for arm in arms)
+    if run.files(CONTROLS_FILE) and len(ControlSet.load(run.path / CONTROLS_FILE)) >= draws:
+        return
+    store = TraceStore(RunDir(scout_config(study).run.directory))
+    controls = match_controls(store, rocks, draws=draws, seed=derive_seed(study.scout.seed, "controls"))
+    run.commit(CONTROLS_FILE, controls.save)

@@ -1,0 +1,175 @@
+"""knockout.json: what is saved is what is loaded, and nothing else is accepted."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocktokens.errors import RocktokensError
+from rocktokens.knockout.records import Ban, Changes, Knockout, KnockoutSweep
+
+numbers = st.floats(allow_nan=False, allow_infinity=False)
+perhaps = st.none() | numbers
+intervals = st.tuples(numbers, numbers)
+verdicts = st.sampled_from(["untested", "pillar", "stumbling", "neutral", "undecided"])
+rollouts = st.lists(st.tuples(st.text(), st.integers(0)), max_size=3)
+bans = st.builds(
+    Ban,
+    ids=st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=3).map(tuple),
+    name=st.text(),
+    role=st.sampled_from(["tested", "matched", "never"]),
+    category=st.text(),
+)
+changes = st.builds(
+    Changes,
+    n_rollouts=st.integers(0),
+    n_prompts=st.integers(0),
+    length=perhaps,
+    truncated=perhaps,
+    first_difference=perhaps,
+    first_difference_share=perhaps,
+    replacements=st.lists(st.tuples(st.integers(0), st.text(), numbers), max_size=3),
+    lost=rollouts,
+    gained=rollouts,
+)
+knockouts = st.builds(
+    Knockout,
+    ban=bans,
+    delta=perhaps,
+    interval=st.none() | intervals,
+    p=perhaps,
+    q=perhaps,
+    verdict=verdicts,
+    paper_verdict=verdicts,
+    detectable=numbers,
+    bounds=intervals,
+    n_looked=st.integers(0),
+    stopped=st.none() | st.sampled_from(["curtailed", "efficacy", "futility", "neutral"]),
+    changes=changes,
+)
+facts = st.dictionaries(st.text(), st.none() | st.booleans() | st.integers() | numbers | st.text(), max_size=3)
+sweeps = st.builds(
+    KnockoutSweep,
+    tokenizer_sha256=st.text(),
+    settings=facts,
+    baseline=facts,
+    noise=facts,
+    cost=facts,
+    counts=facts,
+    detectable=st.dictionaries(st.sampled_from(["single", "corrected"]), numbers),
+    correlations=st.lists(facts, max_size=2),
+    warnings=st.lists(st.text(), max_size=2),
+    knockouts=st.lists(knockouts, max_size=3),
+)
+
+
+@given(sweeps)
+def test_a_saved_sweep_loads_equal_and_saves_to_the_same_bytes(tmp_path_factory, sweep):
+    folder = tmp_path_factory.mktemp("sweeps")
+    sweep.save(folder / "a.json")
+    loaded = KnockoutSweep.load(folder / "a.json")
+    loaded.save(folder / "b.json")
+    assert loaded == sweep
+    assert (folder / "a.json").read_bytes() == (folder / "b.json").read_bytes()
+
+
+def small_sweep() -> KnockoutSweep:
+    some = Changes(3, 2, 1.5, 0.0, 4.0, 0.25, [(9, "Thus", 0.75), (4, "\n", 0.25)], [("p1", 0), ("p2", 1)], [("p3", 0)])
+    none = Changes(0, 0, None, None, None, None, [], [], [])
+    so = Knockout(
+        Ban((325,), "So", category="discourse"), -0.05, (-0.09, -0.01), 0.02, 0.03, "pillar", "pillar", 0.04,
+        (-0.2, 0.1), 40, None, some,
+    )  # fmt: skip
+    placebo = replace(so, ban=Ban((7,), "the", "matched"), verdict="undecided", paper_verdict="neutral")
+    never = replace(so, ban=Ban((8,), "zz", "never"), delta=0.0, interval=(0.0, 0.0), verdict="neutral", changes=none)
+    every = replace(so, ban=Ban((7, 325), "both"), delta=None, interval=None, p=None, q=None, stopped="futility")
+    return KnockoutSweep(
+        tokenizer_sha256="f" * 64, settings={"seed": 0}, baseline={"accuracy": 0.7}, noise={"flips": 0},
+        cost={"share": 0.1}, counts={"tested": {"method": {"pillar": 1}}}, detectable={"single": 0.04},
+        correlations=[{"name": "kl", "rho": None, "interval": None, "p": None, "n": 1}],
+        knockouts=[so, every, placebo, never],
+    )  # fmt: skip
+
+
+def test_knockouts_are_told_apart_by_role_in_their_order():
+    sweep = small_sweep()
+    names = {role: [knockout.ban.name for knockout in sweep.of_role(role)] for role in ("tested", "matched", "never")}
+    assert names == {"tested": ["So", "both"], "matched": ["the"], "never": ["zz"]}
+
+
+def test_the_frame_has_a_row_for_every_ban_with_counts_for_lists():
+    frame = small_sweep().to_frame()
+    assert frame["name"].tolist() == ["So", "both", "the", "zz"]
+    assert frame["ids"].tolist() == [(325,), (7, 325), (7,), (8,)]
+    assert frame["role"].tolist() == ["tested", "tested", "matched", "never"]
+    assert frame["verdict"].tolist() == ["pillar", "pillar", "undecided", "neutral"]
+    assert frame["lost"].tolist() == [2, 2, 2, 0]
+    assert frame["gained"].tolist() == [1, 1, 1, 0]
+    assert frame["replaced_by"].fillna("nothing").tolist() == ["Thus", "Thus", "Thus", "nothing"]
+    assert frame["delta"].isna().tolist() == [False, True, False, False]
+    assert frame.loc[0, ["delta", "p", "q", "detectable", "n_looked", "n_rollouts", "n_prompts"]].tolist() == [
+        -0.05, 0.02, 0.03, 0.04, 40, 3, 2,
+    ]  # fmt: skip
+    assert frame.loc[0, "interval"] == (-0.09, -0.01)
+    assert frame.loc[0, ["length", "truncated", "first_difference", "first_difference_share"]].tolist() == [
+        1.5, 0.0, 4.0, 0.25,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("broken", [float("nan"), float("inf")])
+def test_a_delta_that_is_no_number_is_never_written(tmp_path, broken):
+    sweep = small_sweep()
+    sweep = replace(sweep, knockouts=[replace(sweep.knockouts[0], delta=broken)])
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        sweep.save(tmp_path / "knockout.json")
+    assert not (tmp_path / "knockout.json").exists()
+
+
+@pytest.mark.parametrize("content", ["", "{", "\x00\x01", '{"schema_version": 1'])
+def test_a_file_that_is_cut_short_is_refused(tmp_path, content):
+    path = tmp_path / "knockout.json"
+    path.write_text(content)
+    with pytest.raises(RocktokensError, match=r"knockout\.json is not valid JSON .*: write it anew"):
+        KnockoutSweep.load(path)
+
+
+def test_a_missing_file_says_what_writes_it(tmp_path):
+    with pytest.raises(RocktokensError, match=r"does not exist: run `rocktokens knockout` first"):
+        KnockoutSweep.load(tmp_path / "knockout.json")
+
+
+def drop(record: dict, name: str) -> dict:
+    return {key: value for key, value in record.items() if key != name}
+
+
+FIELDS = r"lacks fields of knockout\.json or has others \(.*\): write it anew with `rocktokens knockout`"
+
+
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        (lambda r: {**r, "schema_version": 2}, "has schema_version 2, this rocktokens reads 1: use the version that"),
+        (lambda r: drop(r, "schema_version"), "has schema_version None, this rocktokens reads 1"),
+        (lambda r: [r], "is not a JSON object: write it anew with `rocktokens knockout`"),
+        (lambda r: drop(r, "knockouts"), FIELDS),
+        (lambda r: drop(r, "noise"), FIELDS),
+        (lambda r: {**r, "later": 1}, FIELDS),
+        (lambda r: {**r, "knockouts": 3}, FIELDS),
+        (lambda r: {**r, "knockouts": ["So"]}, FIELDS),
+        (lambda r: {**r, "knockouts": [drop(r["knockouts"][0], "verdict")]}, FIELDS),
+        (lambda r: {**r, "knockouts": [drop(r["knockouts"][0], "bounds")]}, FIELDS),
+        (lambda r: {**r, "knockouts": [{**r["knockouts"][0], "interval": 0.1}]}, FIELDS),
+        (lambda r: {**r, "knockouts": [{**r["knockouts"][0], "ban": {"name": "So"}}]}, FIELDS),
+        (lambda r: {**r, "knockouts": [{**r["knockouts"][0], "changes": []}]}, FIELDS),
+        (lambda r: {**r, "knockouts": [{**r["knockouts"][0], "changes": {"lost": [3]}}]}, FIELDS),
+    ],
+)
+def test_a_newer_or_damaged_file_is_refused_in_one_sentence(tmp_path, damage, sentence):
+    path = tmp_path / "knockout.json"
+    small_sweep().save(path)
+    path.write_text(json.dumps(damage(json.loads(path.read_text()))))
+    with pytest.raises(RocktokensError, match=rf"knockout\.json {sentence}") as caught:
+        KnockoutSweep.load(path)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,343 @@
+"""The bootstrap equals a loop that really draws clusters again; tests take the prompt as their unit."""
+
+import itertools
+import json
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sample_oracle import ONE, Occurrences, naive_rank, naive_score, random_occurrences
+from scipy.sparse import csr_array
+from scipy.stats import norm, wilcoxon
+
+from rocktokens.errors import RocktokensError
+from rocktokens.rocks import uncertainty
+from rocktokens.rocks.selectors import SELECTORS, Rules, Sample, rank_types, summed_kl
+from rocktokens.rocks.uncertainty import (
+    bootstrap_counts,
+    candidates,
+    median_interval,
+    paired_tests,
+    replicates,
+    score_uncertainty,
+    share_intervals,
+)
+
+DRAWS = 40
+
+
+@pytest.fixture(scope="module")
+def occurrences():
+    return random_occurrences(3)
+
+
+@pytest.fixture(scope="module")
+def sample(occurrences):
+    return occurrences.sample()
+
+
+@pytest.fixture(scope="module")
+def drawn(occurrences):
+    """Each replicate with seed 5 as occurrences."""
+    return [occurrences.drawn(counts_C) for counts_C in bootstrap_counts(12, DRAWS, seed=5)]
+
+
+# Counts
+
+
+@given(clusters=st.integers(1, 40), draws=st.integers(1, 20), seed=st.integers(0, 2**32))
+def test_a_replicate_draws_as_many_clusters_as_there_are(clusters, draws, seed):
+    counts_BC = bootstrap_counts(clusters, draws, seed)
+    assert counts_BC.shape == (draws, clusters)
+    assert (counts_BC >= 0).all()
+    assert (counts_BC.sum(axis=1) == clusters).all()
+    assert np.array_equal(counts_BC, bootstrap_counts(clusters, draws, seed))
+
+
+def test_every_cluster_is_drawn_alike():
+    counts_BC = bootstrap_counts(20, 20_000, seed=1)
+    assert counts_BC.mean(axis=0) == pytest.approx(1, abs=5 / 20_000**0.5)
+    assert counts_BC.var(axis=0) == pytest.approx(1 - 1 / 20, abs=0.06)
+    assert not np.array_equal(counts_BC[:9], bootstrap_counts(20, 9, seed=2))
+
+
+# Scores
+
+
+@pytest.mark.parametrize("rules", [Rules(4), Rules(3, min_freq=5), Rules(4, min_freq=3, exclude_top_freq=2)])
+@pytest.mark.parametrize("name", SELECTORS)
+def test_probability_of_the_top_k_equals_a_loop(sample, drawn, name, rules):
+    inside = [0] * 15
+    for replicate in drawn:
+        for column in naive_rank(naive_score(replicate, name), replicate.freq, rules):
+            inside[column] += 1
+    found = score_uncertainty(sample, SELECTORS[name], rules, DRAWS, seed=5)
+    assert found.p_in_top_k.tolist() == [count / DRAWS for count in inside]
+
+
+def test_the_interval_is_of_summed_kl_whatever_ranks(sample, drawn):
+    scores = np.array([naive_score(replicate, "freq x mean") for replicate in drawn])
+    low, high = np.quantile(scores, [0.05, 0.95], axis=0)
+    for name in ("freq x mean", "mean", "context"):
+        found = score_uncertainty(sample, SELECTORS[name], Rules(4), DRAWS, seed=5, level=0.9)
+        for column in np.flatnonzero(sample.totals("freq")):
+            assert found.interval(column) == pytest.approx((low[column], high[column]), rel=1e-12)
+
+
+def test_blocks_do_not_change_anything(sample, monkeypatch):
+    whole = score_uncertainty(sample, SELECTORS["lower bound"], Rules(4), DRAWS)
+    medians = median_interval(np.arange(9) ** 2, np.arange(9) % 4, 4, DRAWS)
+    for cells in (1, 100):
+        monkeypatch.setattr(uncertainty, "BLOCK_CELLS", cells)
+        blocked = score_uncertainty(sample, SELECTORS["lower bound"], Rules(4), DRAWS)
+        for name, values in asdict(whole).items():
+            assert np.array_equal(values, getattr(blocked, name), equal_nan=True)
+        assert median_interval(np.arange(9) ** 2, np.arange(9) % 4, 4, DRAWS) == medians
+
+
+def many_types(seed: int, types: int = 400, clusters: int = 30) -> Sample:
+    """Zipf frequencies; the five most frequent types have no kl at all."""
+    rng = np.random.default_rng(seed)
+    freq = rng.poisson(3000 / clusters / np.arange(1, types + 1) ** 0.9, (clusters, types))
+    kl = np.floor(rng.gamma(np.maximum(freq, 1e-9), rng.exponential(0.5, types)) * ONE).astype(np.int64) * (freq > 0)
+    kl[:, :5] = 0
+    kept = rng.binomial(freq, rng.random(types))
+    shuffled = rng.permutation(types)
+    kl, freq, kept = (csr_array(matrix[:, shuffled]) for matrix in (kl, freq, kept))
+    return Sample(np.arange(types), freq=freq, kl=kl, grad_norm=kl, kl_before=kl, kept=kept)
+
+
+@pytest.mark.parametrize("rules", [Rules(5), Rules(3, min_freq=12, exclude_top_freq=4)])
+@pytest.mark.parametrize("name", SELECTORS)
+def test_types_that_are_no_candidates_hardly_ever_make_it(monkeypatch, name, rules):
+    sample = many_types(2)
+    inside = np.zeros(400)
+    for score_U, freq_U in replicates(sample, SELECTORS[name], bootstrap_counts(30, 200, seed=0)):
+        inside[rank_types(score_U, freq_U, rules)] += 1
+    monkeypatch.setattr(uncertainty, "CANDIDATES", 20)
+    chosen = candidates(sample, SELECTORS[name], rules)
+    assert len(chosen) < 300
+    found = score_uncertainty(sample, SELECTORS[name], rules, 200)
+    # A mean over few occurrences moves most: one type or another is off by a replicate or two of the 200.
+    assert np.abs(np.rint(found.p_in_top_k * 200) - inside).max() <= (2 if name == "mean" else 0)
+    others = np.setdiff1d(np.arange(400), chosen)
+    assert not found.p_in_top_k[others].any()
+    assert [found.interval(column) for column in others] == [None] * len(others)
+    assert all(found.interval(column) for column in chosen)
+
+
+@pytest.mark.parametrize("almost", [20, 40])
+def test_types_too_rare_to_rank_do_not_crowd_out_the_others(monkeypatch, almost):
+    """60 frequent types with the largest sums, 60 rare ones with the largest means, and two kinds between them."""
+    rng = np.random.default_rng(0)
+    total = np.repeat([900, 1, 30, 10], [60, 60, 20, almost])
+    mean = np.repeat([0.1, 10.0, 1.0, 1.1], [60, 60, 20, almost]) + rng.random(len(total)) / 100
+    freq = np.stack([rng.multinomial(count, np.full(30, 1 / 30)) for count in total], axis=1)
+    kl = csr_array(np.rint(freq * mean * ONE).astype(np.int64))
+    sample = Sample(np.arange(len(total)), freq=csr_array(freq), kl=kl, grad_norm=kl)
+    rules, inside = Rules(3, min_freq=12), np.zeros(len(total))
+    for score_U, freq_U in replicates(sample, SELECTORS["mean"], bootstrap_counts(30, 100)):
+        inside[rank_types(score_U, freq_U, rules)] += 1
+    monkeypatch.setattr(uncertainty, "CANDIDATES", 20)
+    assert len(candidates(sample, SELECTORS["mean"], rules)) < len(total)
+    found = score_uncertainty(sample, SELECTORS["mean"], rules, 100)
+    assert np.array_equal(found.p_in_top_k, inside / 100)
+    assert inside[140:].any()
+    rocks = rank_types(mean, total, rules)
+    assert set(rocks.tolist()) <= set(range(120, 140))
+    assert all(found.interval(rock) for rock in rocks)
+
+
+def test_intervals_cover_the_expected_score_in_nine_of_ten_samples():
+    rng = np.random.default_rng(11)
+    clusters, mean_freq, mean_kl, covered = 40, 3.0, 0.7, 0
+    for seed in range(300):
+        freq = rng.poisson(mean_freq, (clusters, 1))
+        kl = np.floor(rng.gamma(np.maximum(freq, 1e-9), mean_kl) * ONE).astype(np.int64) * (freq > 0)
+        sample = Sample(np.array([0]), freq=csr_array(freq), kl=csr_array(kl), grad_norm=csr_array(kl))
+        low, high = score_uncertainty(sample, summed_kl, Rules(1), 400, seed).interval(0) or (0, 0)
+        covered += low <= clusters * mean_freq * mean_kl <= high
+    assert 0.90 <= covered / 300 <= 0.99
+
+
+# Shares
+
+
+def interval_of(values: list[float | None], level: float = 0.95) -> tuple[float, float] | None:
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    low, high = np.quantile(known, [(1 - level) / 2, (1 + level) / 2])
+    return low, high
+
+
+def over(numerator: float, denominator: float) -> float | None:
+    return numerator / denominator if denominator else None
+
+
+def naive_shares(occurrences: Occurrences, is_rock_U: np.ndarray) -> dict[str, float | None]:
+    rock = is_rock_U[occurrences.column]
+    kl, before, grad = (getattr(occurrences, name).astype(object) for name in ("kl", "kl_before", "grad_norm"))
+    return {
+        "token_share": over(rock.sum(), len(rock)),
+        "kl_share": over(kl[rock].sum(), kl.sum()),
+        "grad_share": over(grad[rock].sum(), grad.sum()),
+        "mean_kl": over(kl.sum() / ONE, len(rock)),
+        "mean_kl_rocks": over(kl[rock].sum() / ONE, rock.sum()),
+        "mean_kl_rest": over(kl[~rock].sum() / ONE, (~rock).sum()),
+        "kl_change_rocks": over(kl[rock].sum() - before[rock].sum(), before[rock].sum()),
+        "kl_change_rest": over(kl[~rock].sum() - before[~rock].sum(), before[~rock].sum()),
+    }
+
+
+@pytest.mark.parametrize("columns", [[0, 2, 3], [8], [13, 14]])
+def test_shares_equal_a_loop(sample, drawn, columns):
+    is_rock_U = np.isin(np.arange(15), columns)
+    loop = [naive_shares(replicate, is_rock_U) for replicate in drawn]
+    found = share_intervals(sample, is_rock_U, paired=True, draws=DRAWS, seed=5)
+    for name in loop[0]:
+        assert found.pop(name) == pytest.approx(interval_of([shares[name] for shares in loop]), rel=1e-12), name
+    assert not found
+
+
+def test_replicates_without_a_rock_are_left_out(occurrences):
+    lonely = random_occurrences(3, clusters=3)
+    lonely.column[:] = np.where(lonely.cluster == 0, 0, 1)
+    mask_U = np.arange(15) == 0
+    found = share_intervals(lonely.sample(), mask_U, paired=True, draws=200)
+    assert found["token_share"][0] == 0
+    mean = sum(lonely.of(0, "kl")) / ONE / len(lonely.of(0, "kl"))
+    assert found["mean_kl_rocks"] == pytest.approx((mean, mean), rel=1e-12)
+
+
+def test_what_is_not_defined_has_no_interval(occurrences, sample):
+    nothing = share_intervals(sample, np.zeros(15, dtype=bool), paired=True, draws=DRAWS)
+    assert nothing["mean_kl_rocks"] is None
+    assert nothing["kl_change_rocks"] is None
+    assert nothing["kl_share"] == (0, 0)
+    for found in (
+        share_intervals(sample, np.arange(15) < 4, paired=False, draws=DRAWS),
+        share_intervals(occurrences.sample(without=("kl_before",)), np.arange(15) < 4, paired=True, draws=DRAWS),
+    ):
+        assert found["kl_change_rocks"] is found["kl_change_rest"] is None
+        assert found["kl_share"] is not None
+
+
+# Median
+
+
+@settings(deadline=None)
+@given(
+    rollouts=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 4)), min_size=1, max_size=20), seed=st.integers(0, 99)
+)
+def test_the_median_equals_that_of_the_rollouts_drawn(rollouts, seed):
+    values, clusters = (np.array([pair[side] for pair in rollouts]) for side in (0, 1))
+    medians = []
+    for counts_C in bootstrap_counts(6, 15, seed):
+        multiset = np.repeat(values / 7, counts_C[clusters])
+        medians.append(float(np.median(multiset)) if len(multiset) else None)
+    assert median_interval(values / 7, clusters, 6, 15, seed) == interval_of(medians)
+
+
+def test_no_rollout_has_no_median():
+    assert median_interval(np.array([]), np.array([], dtype=np.int64), 3, 10) is None
+
+
+# Paired changes
+
+
+def paired_sample(freq_C: list[int], delta_C: list[float], before: float = 2.0) -> Sample:
+    """One type; the mean kl of a cluster's occurrences moves from ``before`` by its delta."""
+    freq = np.array(freq_C)[:, None]
+    after = np.rint(freq * (before + np.array(delta_C)[:, None]) * ONE).astype(np.int64)
+    kl, kl_before = csr_array(after), csr_array(np.rint(freq * before * ONE).astype(np.int64))
+    return Sample(np.array([7]), freq=csr_array(freq), kl=kl, grad_norm=kl, kl_before=kl_before)
+
+
+ALL = np.array([True])
+DELTAS = [-0.5, -0.25, 0.125, -1.0, -0.75, -0.0625, 0.375, -1.5]
+
+
+def test_wilcoxon_is_over_prompts():
+    found = paired_tests(paired_sample([4, 1, 2, 8, 1, 2, 4, 1], DELTAS), ALL)
+    assert found.n_clusters == 8
+    assert found.n_occurrences == 23
+    assert found.wilcoxon_p == wilcoxon(DELTAS).pvalue
+    assert found.rank_biserial == pytest.approx((2 + 4 - (5 + 3 + 7 + 6 + 1 + 8)) / 36, rel=1e-12)
+
+
+@pytest.mark.parametrize("times", [[100] * 8, [1, 1000, 3, 1, 7, 2, 1, 50]])
+def test_more_occurrences_of_the_same_prompt_do_not_make_it_more_certain(times):
+    freq = [4, 1, 2, 8, 1, 2, 4, 1]
+    once = paired_tests(paired_sample(freq, DELTAS), ALL)
+    often = paired_tests(paired_sample([f * t for f, t in zip(freq, times, strict=True)], DELTAS), ALL)
+    assert (often.wilcoxon_p, often.rank_biserial) == (once.wilcoxon_p, once.rank_biserial)
+    assert often.n_occurrences > once.n_occurrences
+
+
+def test_prompts_without_change_count_as_evidence_of_none():
+    deltas = [*DELTAS, 0, 0, 0]
+    found = paired_tests(paired_sample([1] * 11, deltas), ALL)
+    ranks = np.array([0, 0, 0, 4, 5, 6, 7, 8, 9, 10, 11])[np.argsort(np.argsort(np.abs(deltas), kind="stable"))]
+    observed = (ranks * np.sign(deltas)).sum()
+    flips = [sum(map(lambda r, s: r * s, ranks[:8], signs)) for signs in itertools.product((-1, 1), repeat=8)]
+    assert found.wilcoxon_p == pytest.approx(np.mean(np.abs(flips) >= abs(observed)), rel=1e-12)
+    assert found.wilcoxon_p > 0
+    assert found.rank_biserial == pytest.approx(observed / 66, rel=1e-12)
+    assert abs(found.rank_biserial) < abs(paired_tests(paired_sample([1] * 8, DELTAS), ALL).rank_biserial or 0)
+
+
+def test_prompts_without_change_add_nothing_to_the_variance():
+    deltas = np.concatenate([np.arange(1, 21) / 16, np.zeros(10)])
+    deltas[[1, 4, 7, 8, 12, 14]] *= -1
+    ranks = np.arange(11, 31)
+    z = (ranks * np.sign(deltas[:20])).sum() / np.sqrt((ranks**2).sum())
+    found = paired_tests(paired_sample([1] * 30, deltas.tolist()), ALL)
+    assert found.wilcoxon_p == pytest.approx(2 * norm.sf(abs(z)), rel=1e-12)
+
+
+@pytest.mark.parametrize(("sign", "effect"), [(1, 1.0), (-1, -1.0), (0, 0.0)])
+def test_the_effect_has_the_sign_of_the_change(sign, effect):
+    found = paired_tests(paired_sample([1] * 7, [sign * (1 + c / 8) for c in range(7)]), ALL)
+    assert found.rank_biserial == effect
+    assert found.wilcoxon_p == (None if sign == 0 else 2 / 2**7)
+
+
+def test_five_changes_cannot_be_tested():
+    assert paired_tests(paired_sample([1] * 9, [1, 2, 3, 4, 5, 0, 0, 0, 0]), ALL).wilcoxon_p is None
+    assert paired_tests(paired_sample([1] * 9, [1, 2, 3, 4, 5, 6, 0, 0, 0]), ALL).wilcoxon_p is not None
+
+
+def test_means_and_intervals_equal_a_loop(occurrences, sample, drawn):
+    columns = [1, 4, 5]
+    in_group_U = np.isin(np.arange(15), columns)
+
+    def means(of: Occurrences) -> tuple[float, float, float]:
+        chosen = np.isin(of.column, columns)
+        after, before = (sum(getattr(of, name)[chosen].tolist()) / ONE for name in ("kl", "kl_before"))
+        return before, after, int(chosen.sum())
+
+    found = paired_tests(sample, in_group_U, DRAWS, seed=5, level=0.8)
+    before, after, count = means(occurrences)
+    assert found.n_occurrences == count
+    assert found.n_clusters == len(set(occurrences.cluster[np.isin(occurrences.column, columns)].tolist())) < 12
+    expected = (before / count, after / count, (after - before) / count, (after - before) / before)
+    assert (found.kl_before, found.kl_after, found.delta, found.relative) == pytest.approx(expected, rel=1e-12)
+    loop = [means(replicate) for replicate in drawn]
+    deltas, relatives = [(b - a) / n for a, b, n in loop], [(b - a) / a for a, b, _ in loop]
+    assert found.delta_interval == pytest.approx(interval_of(deltas, 0.8), rel=1e-12)
+    assert found.relative_interval == pytest.approx(interval_of(relatives, 0.8), rel=1e-12)
+    json.dumps(asdict(found), allow_nan=False)
+
+
+def test_an_empty_group_says_nothing(sample):
+    found = asdict(paired_tests(sample, np.zeros(15, dtype=bool), DRAWS))
+    assert found.pop("n_occurrences") == found.pop("n_clusters") == 0
+    assert set(found.values()) == {None}
+
+
+def test_one_checkpoint_cannot_be_paired(occurrences):
+    with pytest.raises(RocktokensError, match="a paired test needs two checkpoints, the sample has only one"):
+        paired_tests(occurrences.sample(without=("kl_before",)), np.ones(15, dtype=bool))
