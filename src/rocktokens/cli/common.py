@@ -4,7 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -63,6 +63,25 @@ def progress_bar(label: str, total: int) -> Iterator[Callable[[int], None]]:
     with progress() as bars:
         task = bars.add_task(label, total=total)
         yield lambda steps: bars.update(task, advance=steps)
+
+
+class Terminal:
+    """Shows the progress of a stage on standard error."""
+
+    def bar(self, label: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
+        """Show one bar; the block gets a function that advances it."""
+        return progress_bar(label, total)
+
+    def status(self, label: str) -> AbstractContextManager[object]:
+        """Show a spinner."""
+        return notes.status(label)
+
+    def note(self, line: str) -> None:
+        """Print one line as it is."""
+        notes.print(line, markup=False, highlight=False)
+
+
+terminal = Terminal()
 
 
 def percent(share: float | None) -> str:

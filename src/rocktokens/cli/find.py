@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rocktokens.cli.common import AsJson, Overrides, notes, output, print_json, progress
-from rocktokens.config import Config, FindSection, parse_config, run_config
+from rocktokens.config import Config, FindSection, parse_config, run_config, student_name
 from rocktokens.errors import RocktokensError
 from rocktokens.run_dir import RunDir, derive_seed
 from rocktokens.types import RockSet
@@ -182,9 +182,8 @@ def _embeddings(store: "TraceStore", checkpoint: int) -> "np.ndarray":
 def _student(store: "TraceStore", checkpoint: int) -> str:
     """The student that was replayed, if it still is the one the traces are of."""
     from rocktokens.models.fingerprints import model_identity
-    from rocktokens.rocks.embeddings import student_name
 
-    name = student_name(store, checkpoint)
+    name = student_name(store.run, checkpoint)
     traced = store.replay.get("checkpoints", {}).get(str(checkpoint))
     if traced is not None and model_identity(name, store.run) != traced:
         raise RocktokensError(
