@@ -16,9 +16,9 @@ from rocktokens.errors import RunDirError
 from rocktokens.evaluation.accuracy import evaluate
 from rocktokens.knockout.outcomes import Progress, no_progress
 from rocktokens.models.fingerprints import model_identity
-from rocktokens.models.head import lm_head
 from rocktokens.models.load import LoadedModel
-from rocktokens.rollouts.sampler import TransformersSampler
+from rocktokens.rollouts.encode import Sampling
+from rocktokens.rollouts.sampler import make_sampler
 from rocktokens.run_dir import RunDir, derive_seed, file_sha256
 from rocktokens.tasks import make_task
 
@@ -43,28 +43,17 @@ def measure_evaluation(
 
 
 def _measure(config: Config, name: str, loaded: LoadedModel, seed: int, progress: Progress) -> Record:
-    section, rollouts = config.evaluation, config.rollouts
+    section = config.evaluation
     task = make_task(evaluation_task(config))
     prompts = task.prompts(section.num_prompts, derive_seed(seed, "evaluation prompts"))
-    sampler = TransformersSampler(
-        loaded.model,
-        loaded.eos_ids,
-        loaded.pad_id,
-        batch_size=rollouts.batch_size,
-        vocab_size=lm_head(loaded.model).width,
-    )
     with progress(f"evaluating {name}", len(prompts) * section.num_samples) as advance:
         return evaluate(
-            sampler,
+            make_sampler(config, loaded),
             loaded.tokenizer,
             task,
             prompts,
+            Sampling.of(config.rollouts, derive_seed(seed, "evaluation"), section.temperature),
             num_samples=section.num_samples,
-            temperature=rollouts.temperature if section.temperature is None else section.temperature,
-            max_new_tokens=rollouts.max_completion_length,
-            seed=derive_seed(seed, "evaluation"),
-            chat_template=rollouts.chat_template,
-            max_prompt_length=rollouts.max_prompt_length,
             on_done=advance,
         ).to_record()
 
