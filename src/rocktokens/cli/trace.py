@@ -222,7 +222,7 @@ def _write_probe(
     student: "LoadedModel",
     teacher: "LoadedModel",
 ) -> None:
-    from rocktokens.rollouts.encode import make_rollouts
+    from rocktokens.rollouts.encode import Sampling, make_rollouts
     from rocktokens.rollouts.sampler import make_sampler
     from rocktokens.rollouts.store import write_rollouts
     from rocktokens.tasks import make_task
@@ -235,14 +235,10 @@ def _write_probe(
             make_sampler(config, student, teacher),
             student.tokenizer,
             prompts,
+            Sampling.of(config.rollouts, derive_seed(seed, "probe")),
             num_generations=config.trace.num_generations,
             policy_step=writer.step,
             first_rollout_id=count * checkpoints.index(writer) if config.trace.probe == "each" else 0,
-            temperature=config.rollouts.temperature,
-            max_new_tokens=config.rollouts.max_completion_length,
-            seed=derive_seed(seed, "probe"),
-            chat_template=config.rollouts.chat_template,
-            max_prompt_length=config.rollouts.max_prompt_length,
             on_done=advance,
         )
     write_rollouts(run, probe_file(writer), rollouts)

@@ -16,7 +16,7 @@ from scipy.stats import binomtest
 
 from rocktokens.errors import RocktokensError
 from rocktokens.evaluation.records import Accuracy, Interval
-from rocktokens.rollouts.encode import make_rollouts
+from rocktokens.rollouts.encode import Sampling, make_rollouts
 from rocktokens.rollouts.sampler import Sampler
 from rocktokens.run_dir import derive_seed
 from rocktokens.tasks.base import Task
@@ -34,13 +34,9 @@ def measure_accuracy(
     tokenizer: "PreTrainedTokenizerBase",
     task: Task,
     prompts: Sequence[Prompt],
+    sampling: Sampling,
     *,
     num_samples: int,
-    temperature: float,
-    max_new_tokens: int,
-    seed: int,
-    chat_template: bool,
-    max_prompt_length: int,
     on_done: Callable[[int], None] | None = None,
 ) -> Accuracy:
     """Answer every prompt ``num_samples`` times and grade; the other arguments are those of ``make_rollouts``."""
@@ -49,14 +45,8 @@ def measure_accuracy(
         sampler,
         tokenizer,
         prompts,
+        sampling,
         num_generations=num_samples,
-        policy_step=0,
-        first_rollout_id=0,
-        temperature=temperature,
-        max_new_tokens=max_new_tokens,
-        seed=seed,
-        chat_template=chat_template,
-        max_prompt_length=max_prompt_length,
         on_done=on_done,
     )
     texts = tokenizer.batch_decode([rollout.token_ids.tolist() for rollout in rollouts], skip_special_tokens=True)
@@ -69,11 +59,11 @@ def measure_accuracy(
         num_samples=num_samples,
         n_samples=len(texts),
         wilson_interval=wilson_interval(sum(correct), len(texts)),
-        bootstrap_interval=bootstrap_interval(correct, num_samples, seed) if num_samples > 1 else None,
+        bootstrap_interval=bootstrap_interval(correct, num_samples, sampling.seed) if num_samples > 1 else None,
         mean_response_length=float(np.mean([len(rollout.token_ids) for rollout in rollouts])),
         truncated_share=float(np.mean([not rollout.finished for rollout in rollouts])),
-        temperature=temperature,
-        seed=seed,
+        temperature=sampling.temperature,
+        seed=sampling.seed,
         prompt_ids=[prompt.id for prompt in prompts],
         correct=correct,
         answers=[[task.answer(text) for text in own] for own in texts_of],

@@ -80,10 +80,11 @@ def measure_evaluation(
 ) -> EvaluationRecord:
     """Let a model answer the evaluation's prompts, and file its accuracy in the run."""
     from rocktokens.evaluation.accuracy import measure_accuracy
+    from rocktokens.rollouts.encode import Sampling
     from rocktokens.rollouts.sampler import make_sampler
     from rocktokens.tasks import make_task
 
-    section, rollouts = config.evaluation, config.rollouts
+    section = config.evaluation
     task = make_task(evaluation_task(config))
     prompts = task.prompts(section.num_prompts, derive_seed(seed, "evaluation prompts"))
     with progress.bar(f"evaluating {name}", len(prompts) * section.num_samples) as advance:
@@ -92,12 +93,8 @@ def measure_evaluation(
             loaded.tokenizer,
             task,
             prompts,
+            Sampling.of(config.rollouts, derive_seed(seed, "evaluation"), section.temperature),
             num_samples=section.num_samples,
-            temperature=rollouts.temperature if section.temperature is None else section.temperature,
-            max_new_tokens=rollouts.max_completion_length,
-            seed=derive_seed(seed, "evaluation"),
-            chat_template=rollouts.chat_template,
-            max_prompt_length=rollouts.max_prompt_length,
             on_done=advance,
         )
     record = EvaluationRecord(name=name, settings=_settings(run, config, loaded.name, seed), **asdict(accuracy))
