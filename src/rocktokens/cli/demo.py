@@ -23,7 +23,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from rocktokens.cli.common import AsJson, Overrides, notes, output, percent, print_json
+from rocktokens.cli.common import AsJson, Overrides, notes, output, percent, print_json, terminal
 from rocktokens.cli.distill import run_distill
 from rocktokens.cli.evaluate import accuracy_table, resolve_models, run_evaluate
 from rocktokens.cli.find import run_find, split_seed
@@ -34,7 +34,6 @@ from rocktokens.cli.knockout import run_knockout
 from rocktokens.cli.knockout_tables import print_verdicts
 from rocktokens.cli.study import run_study
 from rocktokens.cli.study_tables import print_study
-from rocktokens.cli.trace import run_trace
 from rocktokens.config import Config, parse_config
 from rocktokens.display.text import visible
 from rocktokens.knockout.bans import Wanted
@@ -73,7 +72,9 @@ def run_demo(config: Config, *, quiet: bool = False) -> dict[str, Any]:
     notes.rule("1  distil on-policy")
     run_distill(config, resume=True)
     notes.rule("2  replay through the checkpoints")
-    run_trace(config)
+    with notes.status("loading"):
+        from rocktokens.replay.replay import replay
+    replay(config, progress=terminal)
     notes.rule("3  find the rocks")
     rocks = run_find(run, config.find, split_seed(config)).rocks
     notes.rule("4  measure accuracy on new problems")
