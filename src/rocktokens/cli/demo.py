@@ -34,7 +34,6 @@ from rocktokens.cli.knockout import run_knockout
 from rocktokens.cli.knockout_tables import print_verdicts
 from rocktokens.cli.study import run_study
 from rocktokens.cli.study_tables import print_study
-from rocktokens.cli.trace import run_trace
 from rocktokens.config import Config, parse_config
 from rocktokens.display.text import visible
 from rocktokens.evaluation.evaluate import evaluate
@@ -75,7 +74,9 @@ def run_demo(config: Config, *, quiet: bool = False) -> dict[str, Any]:
     notes.rule("1  distil on-policy")
     run_distill(config, resume=True)
     notes.rule("2  replay through the checkpoints")
-    run_trace(config)
+    with notes.status("loading"):
+        from rocktokens.replay.replay import replay
+    replay(config, progress=terminal)
     notes.rule("3  find the rocks")
     rocks = run_find(run, config.find, split_seed(config)).rocks
     notes.rule("4  measure accuracy on new problems")
