@@ -297,9 +297,7 @@ def _shares(
 
 def _draw(run: RunDir, record: dict[str, Any]) -> None:
     """Commit the figures as PNG."""
-    from rocktokens.report.charts.find_charts import chart_bytes
     from rocktokens.report.charts.gradient_charts import gradient_charts
+    from rocktokens.report.charts.save import commit_charts
 
-    for name, chart in gradient_charts(record, run.path.name).items():
-        content = chart_bytes(chart, "png")
-        run.commit(f"figures/{name}.png", lambda path, content=content: path.write_bytes(content))
+    commit_charts(run, gradient_charts(record, run.path.name))

@@ -96,9 +96,7 @@ def _finish(config: StudyConfig, jobs: Sequence[Job]) -> None:
 
 def _draw(run: RunDir, result: StudyResult) -> None:
     """Commit the figures as PNG."""
-    from rocktokens.report.charts.find_charts import chart_bytes
+    from rocktokens.report.charts.save import commit_charts
     from rocktokens.report.charts.study_charts import study_charts
 
-    for name, chart in study_charts(result.to_record(), run.path.name).items():
-        content = chart_bytes(chart, "png")
-        run.commit(f"figures/{name}.png", lambda path, content=content: path.write_bytes(content))
+    commit_charts(run, study_charts(result.to_record(), run.path.name))
