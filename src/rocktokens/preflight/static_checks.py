@@ -113,7 +113,7 @@ def check_data(
 
 def check_batch(config: Config) -> Finding:
     """Whether the rollouts of a step are whole groups of one prompt each."""
-    from rocktokens.training.start import global_batch
+    from rocktokens.training.session import global_batch
 
     def lay_out() -> Finding:
         rollouts, each = global_batch(config, 1), config.rollouts.num_generations
