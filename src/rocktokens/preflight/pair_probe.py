@@ -21,7 +21,7 @@ from rocktokens.models.head import LMHead, lm_head
 from rocktokens.models.load import LoadedModel
 from rocktokens.preflight.findings import Finding, warn_if
 from rocktokens.progress import Progress
-from rocktokens.rollouts.encode import make_rollouts
+from rocktokens.rollouts.encode import Sampling, make_rollouts
 from rocktokens.rollouts.sampler import make_sampler
 from rocktokens.run_dir import derive_seed
 from rocktokens.scoring.batch import collate, response_states, split_by_tokens
@@ -71,23 +71,11 @@ def sample_probe(
 
     On a GPU they are sampled twice: the first time compiles kernels and captures graphs, which a run does once.
     """
-    rollouts, sampler = config.rollouts, make_sampler(config, student, teacher)
+    sampler = make_sampler(config, student, teacher)
+    sampling = Sampling.of(config.rollouts, derive_seed(config.run.seed, "check"))
 
     def sample() -> list[Rollout]:
-        return make_rollouts(
-            sampler,
-            student.tokenizer,
-            prompts,
-            num_generations=1,
-            policy_step=0,
-            first_rollout_id=0,
-            temperature=rollouts.temperature,
-            max_new_tokens=rollouts.max_completion_length,
-            seed=derive_seed(config.run.seed, "check"),
-            chat_template=rollouts.chat_template,
-            max_prompt_length=rollouts.max_prompt_length,
-            on_done=advance,
-        )
+        return make_rollouts(sampler, student.tokenizer, prompts, sampling, on_done=advance)
 
     on_gpu = student.model.device.type == "cuda"
     with progress.bar("sampling the probe", (1 + on_gpu) * len(prompts)) as advance:

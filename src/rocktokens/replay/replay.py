@@ -24,7 +24,7 @@ from rocktokens.models.load import LoadedModel, load_model
 from rocktokens.progress import SILENT, Advance, Progress
 from rocktokens.replay.checkpoint_swap import Students
 from rocktokens.replay.record import begin_record, has_replay, replay_settings, require_same_replay, require_vocabulary
-from rocktokens.rollouts.encode import make_rollouts
+from rocktokens.rollouts.encode import Sampling, make_rollouts
 from rocktokens.rollouts.sampler import make_sampler
 from rocktokens.rollouts.store import read_rollouts, write_rollouts
 from rocktokens.run_dir import RunDir, derive_seed
@@ -195,14 +195,10 @@ def _write_probe(session: Session, probe: Probe, student: LoadedModel) -> None:
             make_sampler(config, student, session.teacher),
             student.tokenizer,
             prompts,
+            Sampling.of(config.rollouts, derive_seed(config.run.seed, "probe")),
             num_generations=config.trace.num_generations,
             policy_step=writer.step,
             first_rollout_id=count * session.checkpoints.index(writer) if config.trace.probe == "each" else 0,
-            temperature=config.rollouts.temperature,
-            max_new_tokens=config.rollouts.max_completion_length,
-            seed=derive_seed(config.run.seed, "probe"),
-            chat_template=config.rollouts.chat_template,
-            max_prompt_length=config.rollouts.max_prompt_length,
             on_done=advance,
         )
     write_rollouts(session.run, probe.file, rollouts)
