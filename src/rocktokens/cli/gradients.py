@@ -43,13 +43,11 @@ def run_gradients(
     """Measure with progress bars; commit gradients.json, then the figures as PNG."""
     with notes.status("loading"):
         from rocktokens.gradients.measure import measure_gradients
-        from rocktokens.report.charts.find_charts import chart_bytes
         from rocktokens.report.charts.gradient_charts import gradient_charts
+        from rocktokens.report.charts.save import commit_charts
 
     with run.lock():
         record = measure_gradients(run, config, checkpoint, baseline, terminal)
         with notes.status("drawing"):
-            for name, chart in gradient_charts(record.to_record(), run.path.name).items():
-                content = chart_bytes(chart, "png")
-                run.commit(f"figures/{name}.png", lambda path, content=content: path.write_bytes(content))
+            commit_charts(run, gradient_charts(record.to_record(), run.path.name))
     return record

@@ -545,6 +545,10 @@ class Claim(Record):
     def __post_init__(self) -> None:
         object.__setattr__(self, "sentence", f"{self.claim}: {self.verdict}; {self.because}")
 
+    def to_record(self) -> dict[str, str]:
+        """Return the JSON object of the claim."""
+        return asdict(self)
+
 
 @dataclass(frozen=True, slots=True)
 class GradientsRecord(Record):
