@@ -14,11 +14,11 @@ from dataclasses import asdict
 from typing import Any
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 
-from rocktokens.cli.common import AsJson, ConfigPath, Overrides, notes, output, print_json
+from rocktokens.cli.common import AsJson, ConfigPath, Overrides, notes, print_json
+from rocktokens.cli.tables import print_table
 from rocktokens.config import Config, load_config
+from rocktokens.display.table import Column, Table, text, verdict
 from rocktokens.preflight.findings import Finding
 from rocktokens.preflight.probe import check_probe
 from rocktokens.preflight.static_checks import check_data, check_models, check_run, sample_prompts
@@ -38,7 +38,7 @@ def check(config: ConfigPath, overrides: Overrides = None, as_json: AsJson = Fal
     if as_json:
         print_json(record)
     else:
-        output.print(finding_table(record["findings"]))
+        print_table(finding_table(record["findings"]))
     if record["level"] == "fail":
         raise typer.Exit(2)
 
@@ -70,13 +70,11 @@ def run_check(config: Config) -> dict[str, Any]:
 
 
 def finding_table(findings: Sequence[Mapping[str, Any]]) -> Table:
-    """One row a finding; the remedy stands under the value."""
-    colours = {"ok": "green", "warn": "yellow", "fail": "red"}
-    table = Table(title="preflight", title_justify="left", show_lines=True)
-    for name in ("level", "check", "found"):
-        table.add_column(name)
-    for finding in findings:
-        colour = colours[finding["level"]]
-        remedy = f"\n[{colour}]{escape(finding['remedy'])}[/]" if finding["remedy"] else ""
-        table.add_row(f"[{colour}]{finding['level']}[/]", finding["name"], escape(finding["value"]) + remedy)
-    return table
+    """Make the table of findings: a row each, with what to do about it."""
+    columns: list[Column[Mapping[str, Any]]] = [
+        Column("level", lambda own: verdict(own["level"])),
+        Column("check", lambda own: text(own["name"])),
+        Column("found", lambda own: text(own["value"])),
+        Column("what to do", lambda own: text(own["remedy"])),
+    ]
+    return Table.of("preflight", columns, findings, "preflight")

@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
-from rich.text import Text
 
 from rocktokens.cli.common import (
     AsJson,
@@ -13,13 +11,13 @@ from rocktokens.cli.common import (
     RunPath,
     notes,
     output,
-    percent,
-    percent_interval,
     print_json,
     progress_bar,
 )
+from rocktokens.cli.tables import print_table
 from rocktokens.config import Config, run_config
 from rocktokens.errors import RocktokensError
+from rocktokens.report.tables import accuracy_table
 from rocktokens.run_dir import RunDir
 
 Record = dict[str, Any]
@@ -43,7 +41,7 @@ def evaluate(
     records = run_evaluate(run, config, resolve_models(run, config, checkpoint or ["last"]))
     if as_json:
         return print_json({"evaluations": records})
-    output.print(accuracy_table(records))
+    print_table(accuracy_table(records))
     output.print(f"kept in {run.evaluations}", soft_wrap=True, markup=False)
 
 
@@ -80,21 +78,3 @@ def _kept_or_measured(run: RunDir, config: Config, name: str, model: str) -> Rec
             return kept
         loaded = load_model(model, config.models.dtype, config.models.device)
     return measure_evaluation(run, config, name, loaded, seed=config.run.seed, progress=progress_bar)
-
-
-def accuracy_table(records: Sequence[Record]) -> Table:
-    """One row a model, all on one task: accuracy with its interval, length, and answers cut off."""
-    table = Table(title=Text(f"accuracy on {records[0]['task']}"), title_justify="left")
-    for name in ("model", "accuracy", "95 % interval", "prompts", "tokens", "cut off"):
-        table.add_column(name, justify="left" if name == "model" else "right")
-    for record in records:
-        interval = record["bootstrap_interval"] or record["wilson_interval"]
-        table.add_row(
-            Text(record["name"]),
-            percent(record["accuracy"]),
-            percent_interval(interval),
-            str(record["n_prompts"]),
-            f"{record['mean_response_length']:.0f}",
-            percent(record["truncated_share"]),
-        )
-    return table

@@ -99,4 +99,4 @@ def _draw(run: RunDir, result: StudyResult) -> None:
     from rocktokens.report.charts.save import commit_charts
     from rocktokens.report.charts.study_charts import study_charts
 
-    commit_charts(run, study_charts(result.to_record(), run.path.name))
+    commit_charts(run, study_charts(result, run.path.name))

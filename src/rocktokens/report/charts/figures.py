@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from rocktokens.display.numbers import counted, percent
+from rocktokens.display.numbers import counted, level, percent
 from rocktokens.display.text import visible
 from rocktokens.report.charts.find_charts import cutoff_chart, loss_chart, sensitivity_chart
 from rocktokens.report.charts.forest import forest_chart, forest_records
@@ -29,7 +29,7 @@ from rocktokens.report.views.run_view import RunView
 
 
 @dataclass(frozen=True, slots=True)
-class Exhibit:
+class Figure:
     """A figure and its data."""
 
     name: str
@@ -40,17 +40,17 @@ class Exhibit:
     records: Records
 
 
-def share_exhibits(run: RunView) -> list[Exhibit]:
+def share_figures(run: RunView) -> list[Figure]:
     """How much of everything the rocks are."""
     if run.rocks is None:
         return []
     records = share_records(run.rocks.summary)
     where = f"{_at_reference(run)}, {run.rocks.summary['measured_on']}"
     shown = ", ".join(f"{percent(own['share'])} of the {own['of']}" for own in records if own["share"] is not None)
-    return [Exhibit("shares", f"Bars of the rocks' shares: {shown}.", shares_chart(records, where), records)]
+    return [Figure("shares", f"Bars of the rocks' shares: {shown}.", shares_chart(records, where), records)]
 
 
-def funnel_exhibits(run: RunView) -> list[Exhibit]:
+def funnel_figures(run: RunView) -> list[Figure]:
     """Where the loss is left."""
     if run.find is None:
         return []
@@ -61,10 +61,10 @@ def funnel_exhibits(run: RunView) -> list[Exhibit]:
     # Objects, since pandas' own strings cannot hold every text that JSON can.
     frame = pd.DataFrame(types, dtype=object)
     chart = funnel(frame, f"{_at_reference(run)}, prompts that selected the rocks")
-    return [Exhibit("funnel", shows, chart, _with_visible_text(_rows(types)))]
+    return [Figure("funnel", shows, chart, _with_visible_text(_rows(types)))]
 
 
-def category_exhibits(run: RunView) -> list[Exhibit]:
+def category_figures(run: RunView) -> list[Figure]:
     """What kind of tokens the rocks are."""
     if run.find is None:
         return []
@@ -72,10 +72,10 @@ def category_exhibits(run: RunView) -> list[Exhibit]:
     shows = (
         "Bars by category of token: share of the tokens, of the kl and of the gradient norm, rocks and others stacked."
     )
-    return [Exhibit("categories", shows, categories_chart(records, _at_reference(run)), records)]
+    return [Figure("categories", shows, categories_chart(records, _at_reference(run)), records)]
 
 
-def sureness_exhibits(run: RunView) -> list[Exhibit]:
+def sureness_figures(run: RunView) -> list[Figure]:
     """How far the set depends on K, on the prompts and on the settings."""
     if run.find is None:
         return []
@@ -84,13 +84,13 @@ def sureness_exhibits(run: RunView) -> list[Exhibit]:
         {name: own[name] for name in ("parameter", "value", "default", "jaccard")} for own in run.find["sensitivity"]
     ]
     return [
-        Exhibit(
+        Figure(
             "cutoff",
             f"Lines over K: share of the kl in the top K, and how well the set repeats. K = {cutoff['k']} is taken.",
             cutoff_chart(cutoff["curve"], cutoff["k"], where),
             cutoff["curve"],
         ),
-        Exhibit(
+        Figure(
             "sensitivity",
             "Lines, a panel a setting: Jaccard of the rock set with the one found, as the setting moves.",
             sensitivity_chart(moved, f"{where}, prompts that selected the rocks"),
@@ -99,17 +99,17 @@ def sureness_exhibits(run: RunView) -> list[Exhibit]:
     ]
 
 
-def loss_exhibits(run: RunView) -> list[Exhibit]:
+def loss_figures(run: RunView) -> list[Figure]:
     """Loss of rocks, rare high-kl types and random types over the checkpoints."""
     if run.find is None:
         return []
     records = run.find["trajectory"]
     shows = "Lines over the checkpoints: mean kl of rocks, rare high-kl types and random types, with bands."
     chart = loss_chart(records, f"{run.name}, same tokens at every checkpoint, 95 % intervals")
-    return [Exhibit("loss", shows, chart, records)]
+    return [Figure("loss", shows, chart, records)]
 
 
-def gradient_exhibits(run: RunView) -> list[Exhibit]:
+def gradient_figures(run: RunView) -> list[Figure]:
     """Size and direction of the gradients, kl before and after, and shares by block of the student."""
     if run.gradients is None:
         return []
@@ -132,22 +132,22 @@ def gradient_exhibits(run: RunView) -> list[Exhibit]:
             block_records(run.gradients),
         ),
     }
-    return [Exhibit(name, shows, charts[name], records) for name, (shows, records) in own.items()]
+    return [Figure(name, shows, charts[name], records) for name, (shows, records) in own.items()]
 
 
-def knockout_exhibits(run: RunView) -> list[Exhibit]:
+def knockout_figures(run: RunView) -> list[Figure]:
     """What bans and placebos did to accuracy."""
     if run.knockout is None:
         return []
-    settings, baseline = run.knockout["settings"], run.knockout["baseline"]
-    records = forest_records(run.knockout["knockouts"])
+    settings, baseline = run.knockout.settings, run.knockout.baseline
+    records = forest_records(run.knockout.knockouts)
     where = f"{run.name}, {settings['model']} on {settings['task']}, {counted(baseline['n_prompts'], 'prompt')}"
-    chart = forest_chart(records, 100 * settings["margin"], where, percent(1 - settings["alpha"], 0))
+    chart = forest_chart(records, 100 * settings["margin"], where, level(settings["alpha"]))
     shows = f"Forest plot of {counted(len(records), 'ban')}: change of accuracy with its interval, and the verdict."
-    return [Exhibit("knockout", shows, chart, records)]
+    return [Figure("knockout", shows, chart, records)]
 
 
-def study_exhibits(run: RunView) -> list[Exhibit]:
+def study_figures(run: RunView) -> list[Figure]:
     """Accuracy of the arms over training, and the differences of all pairs."""
     if run.study is None:
         return []
@@ -155,13 +155,13 @@ def study_exhibits(run: RunView) -> list[Exhibit]:
     means, runs = curve_records(run.study)
     curves = [*({**point, "run": None} for point in means), *runs]
     return [
-        Exhibit(
+        Figure(
             "study_curves",
             "Lines over training steps: accuracy of each arm beside the baseline, with bands.",
             charts["study_curves"],
             curves,
         ),
-        Exhibit(
+        Figure(
             "study_comparisons",
             "Differences of all pairs of arms with their intervals, a panel for each way to compare.",
             charts["study_comparisons"],
@@ -171,20 +171,20 @@ def study_exhibits(run: RunView) -> list[Exhibit]:
 
 
 PARTS = (
-    share_exhibits,
-    funnel_exhibits,
-    category_exhibits,
-    sureness_exhibits,
-    loss_exhibits,
-    gradient_exhibits,
-    knockout_exhibits,
-    study_exhibits,
+    share_figures,
+    funnel_figures,
+    category_figures,
+    sureness_figures,
+    loss_figures,
+    gradient_figures,
+    knockout_figures,
+    study_figures,
 )
 
 
-def all_exhibits(run: RunView) -> list[Exhibit]:
+def all_figures(run: RunView) -> list[Figure]:
     """Every figure there is, in the order of the page."""
-    return [exhibit for part in PARTS for exhibit in part(run)]
+    return [figure for part in PARTS for figure in part(run)]
 
 
 def _at_reference(run: RunView) -> str:
