@@ -21,9 +21,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import typer
 
-from rocktokens.cli.common import AsJson, Overrides, notes, output, print_json
+from rocktokens.cli.common import AsJson, Overrides, notes, output, print_json, terminal
 from rocktokens.cli.distill import run_distill
-from rocktokens.cli.evaluate import resolve_models, run_evaluate
 from rocktokens.cli.find import run_find, split_seed
 from rocktokens.cli.find_tables import print_summary
 from rocktokens.cli.gradients import run_gradients
@@ -33,13 +32,13 @@ from rocktokens.cli.knockout_tables import print_verdicts
 from rocktokens.cli.study import run_study
 from rocktokens.cli.study_tables import print_study
 from rocktokens.cli.tables import print_table
-from rocktokens.cli.trace import run_trace
 from rocktokens.config import Config, parse_config
 from rocktokens.display.numbers import fixed, percent
 from rocktokens.display.rocks import rock_table
 from rocktokens.display.table import Column, Table, number, text, token
+from rocktokens.evaluation.evaluate import evaluate
+from rocktokens.evaluation.records import EvaluationRecord, accuracy_table
 from rocktokens.knockout.bans import Wanted
-from rocktokens.report.tables import accuracy_table
 from rocktokens.run_dir import RunDir
 from rocktokens.studies.config import StudyConfig, make_study
 from rocktokens.types import KEPT, RockSet
@@ -75,11 +74,13 @@ def run_demo(config: Config, *, quiet: bool = False) -> dict[str, Any]:
     notes.rule("1  distil on-policy")
     run_distill(config, resume=True)
     notes.rule("2  replay through the checkpoints")
-    run_trace(config)
+    with notes.status("loading"):
+        from rocktokens.replay.replay import replay
+    replay(config, progress=terminal)
     notes.rule("3  find the rocks")
     rocks = run_find(run, config.find, split_seed(config)).rocks
     notes.rule("4  measure accuracy on new problems")
-    records = run_evaluate(run, config, resolve_models(run, config, ["teacher", "all"]))
+    records = evaluate(run, config, ["teacher", "all"], terminal)
     notes.rule("5  see where the gradient goes")
     gradients = run_gradients(run, config)
     notes.rule("6  ban the rocks")
@@ -102,7 +103,9 @@ def run_demo(config: Config, *, quiet: bool = False) -> dict[str, Any]:
         _print_answer(records, movement, run)
     return {
         "directory": str(run.path),
-        "evaluations": [{k: r[k] for k in ("name", "accuracy", "wilson_interval", "n_prompts")} for r in records],
+        "evaluations": [
+            {k: getattr(r, k) for k in ("name", "accuracy", "wilson_interval", "n_prompts")} for r in records
+        ],
         "movement": movement,
         "rocks": {"summary": rocks.summary, "top": [token.text for token in rocks.tokens]},
         "gradients": {"claims": gradients["claims"]},
@@ -188,13 +191,13 @@ def movement_table(types: "pd.DataFrame", show: int, prompts: str) -> Table:
     return Table.of("movement", columns, types.head(show).to_dict("records"), title)
 
 
-def _print_answer(records: list[dict[str, Any]], movement: dict[str, Any], run: RunDir) -> None:
+def _print_answer(records: list[EvaluationRecord], movement: dict[str, Any], run: RunDir) -> None:
     before, after = records[1], records[-1]
-    lowest = min(records[1:], key=lambda record: record["accuracy"])
+    lowest = min(records[1:], key=lambda record: record.accuracy)
     first, last = movement["on_policy_kl_first"], movement["on_policy_kl_last"]
     output.print(
-        f"the student went from {percent(before['accuracy'])} to {percent(after['accuracy'])} (lowest on the way "
-        f"{percent(lowest['accuracy'])}); its on-policy kl went from {first:.3f} to {last:.3f} "
+        f"the student went from {percent(before.accuracy)} to {percent(after.accuracy)} (lowest on the way "
+        f"{percent(lowest.accuracy)}); its on-policy kl went from {first:.3f} to {last:.3f} "
         f"({100 * (last / first - 1):+.0f} %)"
     )
     tokens, digits, kl = (percent(movement[f"unmoved_{name}_share"]) for name in ("token", "digit_token", "kl"))

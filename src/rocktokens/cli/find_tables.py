@@ -1,6 +1,7 @@
 """What ``rocktokens find`` prints: first what was found and how sure that is, then what it rests on."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from rocktokens.cli.common import output
@@ -9,6 +10,16 @@ from rocktokens.display.numbers import counted, decimal, fixed, p_value, percent
 from rocktokens.display.rocks import movement_sentence, rock_table
 from rocktokens.display.table import Cell, Column, Table, ends, number, text, token
 from rocktokens.display.text import visible
+from rocktokens.rocks.records import (
+    CategoryShares,
+    ControlMatch,
+    Cutoff,
+    FindRecord,
+    GroupChange,
+    PositionProfile,
+    SelectorAgreement,
+    SensitivityRow,
+)
 from rocktokens.types import SURE, RockSet
 
 GROUP_NAMES = {"rock": "rocks", "rare high-kl": "high mean kl", "random": "random types"}
@@ -17,7 +28,7 @@ NAMED = 6
 Record = dict[str, Any]
 
 
-def print_found(rocks: RockSet, analysis: Record, show: int) -> None:
+def print_found(rocks: RockSet, found: FindRecord, show: int) -> None:
     """Print everything, in the order a reader asks."""
     import pandas as pd
 
@@ -29,22 +40,22 @@ def print_found(rocks: RockSet, analysis: Record, show: int) -> None:
     print_table(rock_table(rocks, show))
     print_lines(*_doubts(rocks))
     heading("Where they are", "each mark is a token type; rocks are frequent *and* far from the teacher")
-    output.print(funnel_text(pd.DataFrame(analysis["funnel"])))
-    _print_persistence(rocks, analysis["persistence"])
+    output.print(funnel_text(pd.DataFrame(asdict(found.funnel))))
+    _print_persistence(rocks, found.persistence)
     heading("How many", "coverage of the kl grows with K; stability says whether other prompts give the same K types")
-    output.print(curve_text(analysis["cutoff"]["curve"], analysis["cutoff"]["k"]))
-    print_lines(*_crossing(analysis["cutoff"]))
+    output.print(curve_text([asdict(point) for point in found.cutoff.curve], found.cutoff.k))
+    print_lines(*_crossing(found.cutoff))
     heading("Would other prompts, or another rule, give the same rocks?")
-    print_table(selector_table(analysis["selectors"]))
-    sizes = ", ".join(f"{percent(own['fraction'], 0)}: {decimal(own['jaccard'], 2)}" for own in analysis["sample_size"])
+    print_table(selector_table(found.selectors))
+    sizes = ", ".join(f"{percent(own.fraction, 0)}: {decimal(own.jaccard, 2)}" for own in found.sample_size)
     print_lines(f"Jaccard with the rocks found on part of the prompts: {sizes}")
     heading("Which settings matter", "one changed at a time; 1.00 means the same rocks")
-    print_table(sensitivity_table(analysis))
+    print_table(sensitivity_table(found))
     heading("What they are and where they occur", f"shares of the {rocks.summary['measured_on']}")
-    print_table(category_table(analysis["categories"]))
-    print_lines(_positions(analysis["positions"]))
+    print_table(category_table(found.categories))
+    print_lines(_positions(found.positions))
     heading("Is there anything to compare them with?")
-    print_lines(_controls(analysis["controls"]))
+    print_lines(_controls(found.controls))
 
 
 def print_summary(rocks: RockSet) -> None:
@@ -102,22 +113,22 @@ def _doubts(rocks: RockSet) -> Iterator[str]:
         yield f"{zero} have score 0 and fill up K in order of token id."
 
 
-def _print_persistence(rocks: RockSet, records: Sequence[Record]) -> None:
+def _print_persistence(rocks: RockSet, records: Sequence[GroupChange]) -> None:
     before, now = rocks.criterion["baseline"], rocks.criterion["reference"]
     heading("Did training move them?", f"mean kl at checkpoint {before} and {now}, over the same tokens")
     if not records:
         reason = "only one checkpoint was traced" if before == now else "the checkpoints did not score the same tokens"
         return print_lines(f"Not known: {reason}.")
-    columns: list[Column[Record]] = [
-        Column("group", lambda own: text(GROUP_NAMES[own["group"]])),
-        Column("prompts", lambda own: text(own["half"])),
-        Column("tokens", lambda own: number(own["n_occurrences"])),
-        Column("before", lambda own: number(own["kl_before"], fixed(3))),
-        Column("after", lambda own: number(own["kl_after"], fixed(3))),
-        Column("change", lambda own: number(own["relative"], signed_percent)),
-        Column("95 %", lambda own: ends(own["relative_interval"], signed_percent)),
-        Column("Wilcoxon p", lambda own: number(own["wilcoxon_p"], p_value)),
-        Column("stuck", lambda own: number(own["persistent_share"], percent)),
+    columns: list[Column[GroupChange]] = [
+        Column("group", lambda own: text(GROUP_NAMES[own.group])),
+        Column("prompts", lambda own: text(own.half)),
+        Column("tokens", lambda own: number(own.n_occurrences)),
+        Column("before", lambda own: number(own.kl_before, fixed(3))),
+        Column("after", lambda own: number(own.kl_after, fixed(3))),
+        Column("change", lambda own: number(own.relative, signed_percent)),
+        Column("95 %", lambda own: ends(own.relative_interval, signed_percent)),
+        Column("Wilcoxon p", lambda own: number(own.wilcoxon_p, p_value)),
+        Column("stuck", lambda own: number(own.persistent_share, percent)),
     ]
     chosen = (
         "The groups were chosen on the selection half: a difference between halves includes regression to the mean."
@@ -132,30 +143,30 @@ def _print_persistence(rocks: RockSet, records: Sequence[Record]) -> None:
     return print_table(Table.of("persistence", columns, records, notes=[note]))
 
 
-def _crossing(cutoff: Record) -> Iterator[str]:
-    crossing = cutoff["auto"]
+def _crossing(cutoff: Cutoff) -> Iterator[str]:
+    crossing = cutoff.auto
     if crossing is not None:
-        coverage, stability = percent(crossing["coverage"]), decimal(crossing["stability"], 2)
+        coverage, stability = percent(crossing.coverage), decimal(crossing.stability, 2)
         why = (
             f"where coverage ({coverage}) meets stability ({stability})"
-            if crossing["crossed"]
+            if crossing.crossed
             else f"all types with a score: coverage ({coverage}) stays below stability ({stability})"
         )
-        yield f"--k auto takes {crossing['k']}, {why}."
+        yield f"--k auto takes {crossing.k}, {why}."
 
 
-def selector_table(records: Sequence[Record]) -> Table:
+def selector_table(records: Sequence[SelectorAgreement]) -> Table:
     """Make the table of selectors: how well each repeats, what it covers, and how much it shares with the others."""
 
-    def shared(own: Record, name: str) -> Cell:
-        return Cell("·", "number") if name == own["selector"] else number(own["jaccard_with"][name], fixed(2))
+    def shared(own: SelectorAgreement, name: str) -> Cell:
+        return Cell("·", "number") if name == own.selector else number(own.jaccard_with[name], fixed(2))
 
-    columns: list[Column[Record]] = [
-        Column("selector", lambda own: text(own["selector"])),
-        Column("two halves", lambda own: number(own["jaccard_halves"], fixed(2))),
-        Column("rank corr.", lambda own: number(own["spearman_halves"], fixed(2))),
-        Column("coverage", lambda own: number(own["coverage"], percent)),
-        *(Column(f"∩ {own['selector']}", lambda row, name=own["selector"]: shared(row, name)) for own in records),
+    columns: list[Column[SelectorAgreement]] = [
+        Column("selector", lambda own: text(own.selector)),
+        Column("two halves", lambda own: number(own.jaccard_halves, fixed(2))),
+        Column("rank corr.", lambda own: number(own.spearman_halves, fixed(2))),
+        Column("coverage", lambda own: number(own.coverage, percent)),
+        *(Column(f"∩ {own.selector}", lambda row, name=own.selector: shared(row, name)) for own in records),
     ]
     note = (
         "Two halves: Jaccard of the rocks of two disjoint halves of the prompts. ∩: Jaccard with another selector. For "
@@ -164,60 +175,60 @@ def selector_table(records: Sequence[Record]) -> Table:
     return Table.of("selectors", columns, records, notes=[note])
 
 
-def sensitivity_table(analysis: Record) -> Table:
+def sensitivity_table(found: FindRecord) -> Table:
     """Make the table of settings: how much of the set stays as each moves, and which types enter and leave."""
-    texts = dict(zip(analysis["funnel"]["token_id"], analysis["funnel"]["text"], strict=True))
+    texts = dict(zip(found.funnel.token_id, found.funnel.text, strict=True))
 
     def named(token_ids: Sequence[int]) -> Cell:
         shown = " ".join(visible(texts[token_id]) for token_id in token_ids[:NAMED])
         return text(shown if len(token_ids) <= NAMED else f"{shown} and {len(token_ids) - NAMED} more")
 
-    columns: list[Column[Record]] = [
-        Column("setting", lambda own: text(own["parameter"])),
-        Column("value", lambda own: text(f"{own['value']}{' ◄' if own['default'] else ''}")),
+    columns: list[Column[SensitivityRow]] = [
+        Column("setting", lambda own: text(own.parameter)),
+        Column("value", lambda own: text(f"{own.value}{' ◄' if own.default else ''}")),
         Column(
             "Jaccard",
             lambda own: Cell(
-                decimal(own["jaccard"], 2) + ("" if own["exact"] else " (estimate)"), "number", own["jaccard"]
+                decimal(own.jaccard, 2) + ("" if own.exact else " (estimate)"), "number", own.jaccard
             ),
         ),
-        Column("enter", lambda own: named(own["entered"])),
-        Column("leave", lambda own: named(own["left"])),
+        Column("enter", lambda own: named(own.entered)),
+        Column("leave", lambda own: named(own.left)),
     ]
-    return Table.of("sensitivity", columns, analysis["sensitivity"])
+    return Table.of("sensitivity", columns, found.sensitivity)
 
 
-def category_table(records: Sequence[Record]) -> Table:
+def category_table(records: Sequence[CategoryShares]) -> Table:
     """Make the table of categories: what each holds of the tokens, the kl and the gradient, in all and in rocks."""
     shares = {"token_share": "tokens", "kl_share": "kl", "grad_share": "gradient"}
-    columns: list[Column[Record]] = [
-        Column("category", lambda own: text(own["category"])),
-        Column("rocks", lambda own: number(own["n_rock_types"])),
-        Column("types", lambda own: number(own["n_types"])),
-        *(Column(title, lambda own, name=name: number(own[name], percent)) for name, title in shares.items()),
+    columns: list[Column[CategoryShares]] = [
+        Column("category", lambda own: text(own.category)),
+        Column("rocks", lambda own: number(own.n_rock_types)),
+        Column("types", lambda own: number(own.n_types)),
+        *(Column(title, lambda own, name=name: number(getattr(own, name), percent)) for name, title in shares.items()),
         *(
-            Column(f"rocks' {title}", lambda own, name=f"rock_{name}": number(own[name], percent))
+            Column(f"rocks' {title}", lambda own, name=f"rock_{name}": number(getattr(own, name), percent))
             for name, title in shares.items()
         ),
     ]
     return Table.of("categories", columns, records)
 
 
-def _positions(profile: Record) -> str:
-    starts, deciles = profile["line_start"][0], profile["relative_position"]
-    shares = " ".join(percent(own["rock_share"], 0).removesuffix(" %") for own in deciles)
+def _positions(profile: PositionProfile) -> str:
+    starts, deciles = profile.line_start[0], profile.relative_position
+    shares = " ".join(percent(own.rock_share, 0).removesuffix(" %") for own in deciles)
     return (
-        f"{percent(starts['share_of_rocks'])} of the rock tokens start a line ({percent(starts['share_of_tokens'])} of "
+        f"{percent(starts.share_of_rocks)} of the rock tokens start a line ({percent(starts.share_of_tokens)} of "
         f"all tokens do). Share of rocks from the first to the last tenth of the response: {shares} %."
     )
 
 
-def _controls(record: Record) -> str:
-    if not record["matched"]:
-        return f"No: there are no frequency-matched control types ({record['reason']})."
-    worst = max(map(abs, record["total_gaps"]))
+def _controls(record: ControlMatch) -> str:
+    if not record.matched:
+        return f"No: there are no frequency-matched control types ({record.reason})."
+    worst = max(map(abs, record.total_gaps or [0.0]))
     return (
-        f"Yes: {record['draws']} draws of frequency-matched control types ({record['distinct']} different), total "
+        f"Yes: {record.draws} draws of frequency-matched control types ({record.distinct} different), total "
         f"occurrences within {percent(worst)} of the rocks'."
     )
 

@@ -18,6 +18,7 @@ import typer
 from rocktokens.cli.common import AsJson, Overrides, RunPath, notes, output, print_json, progress_bar
 from rocktokens.config import Config, run_config
 from rocktokens.errors import RocktokensError
+from rocktokens.models.fingerprints import traced_student
 from rocktokens.run_dir import RunDir, derive_seed
 from rocktokens.types import RockSet, Rollout
 
@@ -172,7 +173,7 @@ def _type_gradients(
     from rocktokens.gradients.logit_space import logit_gradients
     from rocktokens.models.load import load_model
 
-    name = student_of(run, subject, step)
+    name = traced_student(run, subject.store.replay, step)
     student = _same_words(load_model(name, config.models.dtype, config.models.device), teacher)
     section, scoring = config.gradients, config.scoring
     with progress_bar(f"logit space, checkpoint {step}", len(subject.rollouts)) as advance:
@@ -189,22 +190,6 @@ def _type_gradients(
             seed=derive_seed(config.run.seed, "gradients"),
             on_done=advance,
         )
-
-
-def student_of(run: RunDir, subject: "Subject", step: int) -> str:
-    """What to load for a checkpoint, if it still is the student that was traced."""
-    from rocktokens.models.fingerprints import model_identity
-    from rocktokens.rocks.embeddings import student_name
-
-    name = student_name(subject.store, step)
-    if name == str(run.checkpoint(step)):
-        run.verified_checkpoint(step)
-    traced = subject.store.replay.get("checkpoints", {}).get(str(step))
-    if traced is not None and model_identity(name, run) != traced:
-        raise RocktokensError(
-            f"checkpoint {step} was traced with another student than {name} is now: run `rocktokens trace` again"
-        )
-    return name
 
 
 def _same_words(student: "LoadedModel", teacher: "LoadedModel") -> "LoadedModel":
@@ -232,7 +217,8 @@ def _parameter_space(
     from rocktokens.gradients.describe import describe_shares
 
     with notes.status("loading"):
-        trainee = load_trainee(run, config, student_of(run, subject, subject.evidence.reference), subject, teacher)
+        name = traced_student(run, subject.store.replay, subject.evidence.reference)
+        trainee = load_trainee(run, config, name, subject, teacher)
     by_group, by_category = (
         describe_shares(_shares(config, trainee, teacher, subject.rollouts, sets, label))
         for sets, label in ((subject.groups, "groups"), (categories, "categories"))

@@ -62,26 +62,14 @@ def _sample(
 
     On a GPU they are sampled twice: the first time compiles kernels and captures graphs, which a run does once.
     """
-    from rocktokens.rollouts.encode import make_rollouts
+    from rocktokens.rollouts.encode import Sampling, make_rollouts
     from rocktokens.rollouts.sampler import make_sampler
 
-    rollouts, sampler = config.rollouts, make_sampler(config, student, teacher)
+    sampler = make_sampler(config, student, teacher)
+    sampling = Sampling.of(config.rollouts, derive_seed(config.run.seed, "check"))
 
     def sample() -> list[Rollout]:
-        return make_rollouts(
-            sampler,
-            student.tokenizer,
-            prompts,
-            num_generations=1,
-            policy_step=0,
-            first_rollout_id=0,
-            temperature=rollouts.temperature,
-            max_new_tokens=rollouts.max_completion_length,
-            seed=derive_seed(config.run.seed, "check"),
-            chat_template=rollouts.chat_template,
-            max_prompt_length=rollouts.max_prompt_length,
-            on_done=advance,
-        )
+        return make_rollouts(sampler, student.tokenizer, prompts, sampling, on_done=advance)
 
     on_gpu = student.model.device.type == "cuda"
     with progress_bar("sampling the probe", (1 + on_gpu) * len(prompts)) as advance:

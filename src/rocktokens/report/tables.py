@@ -23,32 +23,11 @@ COMPARED: dict[Kind, str] = {
     "equal_seconds": "equal time",
     "steps_to_accuracy": "steps to an accuracy",
 }
-ACCURACY_RECORD = (
-    *("name", "task", "accuracy", "wilson_interval", "bootstrap_interval", "n_prompts", "mean_response_length"),
-    "truncated_share",
-)
 
 
 def ban_name(ban: Ban) -> str:
     """Name what a knock-out banned: a token with its spaces visible, a set by its name."""
     return visible(ban.name) if len(ban.ids) == 1 else printable(ban.name)
-
-
-def accuracy_table(evaluations: Sequence[dict[str, Any]]) -> Table:
-    """Make the accuracy table: a row per model, with its interval, the length of its answers, and how many were cut."""
-    tasks = list(dict.fromkeys(own["task"] for own in evaluations))
-    columns: list[Column[dict[str, Any]]] = [
-        Column("model", lambda own: text(own["name"])),
-        *([Column("task", lambda own: text(own["task"]))] if len(tasks) > 1 else []),
-        Column("accuracy", lambda own: number(own["accuracy"], percent)),
-        Column("95 %", lambda own: ends(own["bootstrap_interval"] or own["wilson_interval"], percent)),
-        Column("prompts", lambda own: number(own["n_prompts"])),
-        Column("tokens per answer", lambda own: number(own["mean_response_length"])),
-        Column("cut off", lambda own: number(own["truncated_share"], percent)),
-    ]
-    records = [flat({name: own[name] for name in ACCURACY_RECORD}) for own in evaluations]
-    where = f" on {printable(tasks[0])}" if len(tasks) == 1 else ""
-    return Table.of("accuracy", columns, evaluations, f"Accuracy{where}, with 95 % intervals.", records=records)
 
 
 def claim_table(claims: Sequence[dict[str, Any]]) -> Table:
@@ -190,7 +169,7 @@ def _run_record(run: "RunView", first: "RunView") -> dict[str, Any]:
         "kl_change": summary.get("kl_change_rocks"),
         "kept": None if tokens is None else sum(own.kept is True for own in tokens),
         **{kind: None if tokens is None else sum(own.verdict == kind for own in tokens) for kind in KINDS},
-        "accuracy": run.evaluations[-1]["accuracy"] if run.evaluations else None,
+        "accuracy": run.evaluations[-1].accuracy if run.evaluations else None,
     }
 
 

@@ -18,6 +18,7 @@ from rocktokens.config import Config
 from rocktokens.errors import RocktokensError
 from rocktokens.models.head import lm_head
 from rocktokens.models.load import LoadedModel
+from rocktokens.rollouts.bf16_copy import SamplingCopy
 from rocktokens.rollouts.decoding import DecodingBatch, DecodingSettings, decode_batch
 from rocktokens.rollouts.noise import stream_key
 from rocktokens.rollouts.rows import DecodingRows
@@ -322,16 +323,31 @@ def _in_batches(model: Any, settings: DecodingSettings, lines: list[Line]) -> It
 
 
 def make_sampler(
-    config: Config, student: LoadedModel, teacher: LoadedModel | None = None, threads: int | None = None
-) -> "TransformersSampler":
-    """The student's sampler; columns that only one of two heads has are never sampled."""
-    widths = [lm_head(model.model).width for model in (student, teacher) if model is not None]
+    config: Config,
+    student: LoadedModel,
+    teacher: LoadedModel | None = None,
+    *,
+    threads: int | None = None,
+    bf16: bool = False,
+) -> TransformersSampler:
+    """Make the student's sampler; columns that only one of the two heads has are never sampled.
+
+    Args:
+        config: its rollouts section.
+        student: writes the completions.
+        teacher: reads them next, if it does.
+        threads: of the CPU while sampling.
+        bf16: sample from a bfloat16 copy, which follows the student as it is trained.
+    """
+    copied = SamplingCopy(student.model, torch.bfloat16) if bf16 else None
+    widths = [lm_head(loaded.model).width for loaded in (student, teacher) if loaded is not None]
     return TransformersSampler(
-        student.model,
+        copied.model if copied else student.model,
         student.eos_ids,
         student.pad_id,
         batch_size=config.rollouts.batch_size,
         vocab_size=min(widths),
         max_length=None if teacher is None else teacher.context_length,
         threads=threads,
+        refresh=copied.refresh if copied else None,
     )

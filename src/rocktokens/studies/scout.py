@@ -10,10 +10,10 @@ from rocktokens.cli.common import notes
 from rocktokens.cli.distill import run_distill
 from rocktokens.cli.find import run_find, split_seed
 from rocktokens.cli.knockout import run_knockout
-from rocktokens.cli.trace import run_trace
 from rocktokens.config import Config
 from rocktokens.errors import ConfigError
 from rocktokens.knockout.bans import Wanted
+from rocktokens.replay.replay import replay
 from rocktokens.run_dir import RunDir, derive_seed
 from rocktokens.studies.config import CONTROLS, ScoutSection, StudyConfig, arms_with
 from rocktokens.studies.plan import scout_config
@@ -48,7 +48,7 @@ def _scouted_rocks(run: RunDir, config: Config, section: ScoutSection) -> RockSe
     scout = RunDir(config.run.directory)
     notes.rule("scout: distil, replay, find the rocks")
     run_distill(config, resume=True)
-    run_trace(config)
+    replay(config)
     run_find(scout, config.find, split_seed(config))
     if "knockout" in section.stages:
         run_knockout(scout, config, Wanted(top=config.knockout.top))

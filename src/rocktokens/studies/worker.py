@@ -15,9 +15,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from types import FrameType
-from typing import Any
 
 from rocktokens.errors import RocktokensError
+from rocktokens.evaluation.records import EvaluationRecord
+from rocktokens.progress import Silent
 from rocktokens.run_dir import RunDir, derive_seed
 from rocktokens.studies.plan import Job
 
@@ -85,9 +86,9 @@ def is_complete(job: Job) -> bool:
     return all(evaluation(job, step) is not None for step in job.evaluated)
 
 
-def evaluation(job: Job, step: int) -> dict[str, Any] | None:
+def evaluation(job: Job, step: int) -> EvaluationRecord | None:
     """What a checkpoint answered, None if it has not been evaluated yet."""
-    from rocktokens.evaluation.ledger import kept_evaluation
+    from rocktokens.evaluation.evaluate import kept_evaluation
 
     model = str(job.run.checkpoint(step))
     return kept_evaluation(job.run, job.config, f"step {step}", model, seed=EVALUATION_SEED)
@@ -102,27 +103,36 @@ def _train(job: Job, report: Report) -> None:
 
 
 def _evaluate(job: Job, step: int, report: Report) -> None:
-    from rocktokens.evaluation.ledger import measure_evaluation
+    from rocktokens.evaluation.evaluate import measure_evaluation
     from rocktokens.models.load import load_model
 
     if evaluation(job, step) is not None:
         return
     models = job.config.models
+    loaded = load_model(str(job.run.checkpoint(step)), models.dtype, models.device)
+    with job.run.lock():
+        measure_evaluation(
+            job.run, job.config, f"step {step}", loaded, seed=EVALUATION_SEED, progress=_Counting(report)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Counting(Silent):
+    """Reports how many answers have been written in all."""
+
+    report: Report
 
     @contextmanager
-    def counting(_label: str, _total: int) -> Iterator[Callable[[int], None]]:
+    def bar(self, label: str, total: int) -> Iterator[Callable[[int], None]]:
+        """Count what the bar would show."""
         answered = 0
 
         def advance(count: int) -> None:
             nonlocal answered
             answered += count
-            report(answered)
+            self.report(answered)
 
         yield advance
-
-    loaded = load_model(str(job.run.checkpoint(step)), models.dtype, models.device)
-    with job.run.lock():
-        measure_evaluation(job.run, job.config, f"step {step}", loaded, seed=EVALUATION_SEED, progress=counting)
 
 
 def _attempt(job: Job, report: Report) -> Done | Failed:

@@ -21,7 +21,7 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list, gather_object
 
 from rocktokens.config import Config
-from rocktokens.rollouts.encode import make_rollouts
+from rocktokens.rollouts.encode import Sampling, make_rollouts
 from rocktokens.rollouts.store import read_rollouts, write_rollouts
 from rocktokens.run_dir import RunDir, derive_seed
 from rocktokens.traces.schema import trace_table
@@ -153,14 +153,10 @@ def _sample_share(session: Session, step: int) -> list[Rollout]:
         session.sampler,
         session.tokenizer,
         prompts,
+        Sampling.of(config.rollouts, derive_seed(config.run.seed, "rollouts", step)),
         num_generations=per_prompt,
         policy_step=step,
         first_rollout_id=step * size,
-        temperature=config.rollouts.temperature,
-        max_new_tokens=config.rollouts.max_completion_length,
-        seed=derive_seed(config.run.seed, "rollouts", step),
-        chat_template=config.rollouts.chat_template,
-        max_prompt_length=config.rollouts.max_prompt_length,
         share=range(len(prompts) * rank // ranks, len(prompts) * (rank + 1) // ranks),
     )
 

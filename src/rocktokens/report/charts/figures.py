@@ -3,15 +3,19 @@
 The same charts that the commands draw, and those only the report has: shares, categories, knock-outs.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
-
-import pandas as pd
+from dataclasses import asdict, dataclass
 
 from rocktokens.display.numbers import counted, level, percent
 from rocktokens.display.text import visible
-from rocktokens.report.charts.find_charts import cutoff_chart, loss_chart, sensitivity_chart
+from rocktokens.report.charts.find_charts import (
+    SAME_TOKENS,
+    SELECTED,
+    cutoff_chart,
+    loss_chart,
+    sensitivity_chart,
+    sensitivity_records,
+    type_frame,
+)
 from rocktokens.report.charts.forest import forest_chart, forest_records
 from rocktokens.report.charts.funnel import funnel
 from rocktokens.report.charts.gradient_charts import (
@@ -24,7 +28,7 @@ from rocktokens.report.charts.gradient_charts import (
 )
 from rocktokens.report.charts.share_charts import categories_chart, category_records, share_records, shares_chart
 from rocktokens.report.charts.study_charts import comparison_records, curve_records, study_charts
-from rocktokens.report.charts.theme import Chart, Records
+from rocktokens.report.charts.theme import Chart, Records, plain
 from rocktokens.report.views.run_view import RunView
 
 
@@ -41,7 +45,7 @@ class Figure:
 
 
 def share_figures(run: RunView) -> list[Figure]:
-    """How much of everything the rocks are."""
+    """Show how much of everything the rocks are."""
     if run.rocks is None:
         return []
     records = share_records(run.rocks.summary)
@@ -51,24 +55,22 @@ def share_figures(run: RunView) -> list[Figure]:
 
 
 def funnel_figures(run: RunView) -> list[Figure]:
-    """Where the loss is left."""
+    """Show where the loss is left."""
     if run.find is None:
         return []
-    types = run.find["funnel"]
-    shows = (
-        f"Scatter of {counted(len(types['token_id']), 'token type')} by occurrences and mean kl; rocks lie top right."
-    )
-    # Objects, since pandas' own strings cannot hold every text that JSON can.
-    frame = pd.DataFrame(types, dtype=object)
-    chart = funnel(frame, f"{_at_reference(run)}, prompts that selected the rocks")
-    return [Figure("funnel", shows, chart, _with_visible_text(_rows(types)))]
+    types = asdict(run.find.funnel)
+    rows = zip(*types.values(), strict=True)
+    records = [{**own, "text": visible(own["text"])} for own in (dict(zip(types, row, strict=True)) for row in rows)]
+    shows = f"Scatter of {counted(len(records), 'token type')} by occurrences and mean kl; rocks lie top right."
+    chart = funnel(type_frame(run.find), f"{_at_reference(run)}, {SELECTED}")
+    return [Figure("funnel", shows, chart, records)]
 
 
 def category_figures(run: RunView) -> list[Figure]:
-    """What kind of tokens the rocks are."""
+    """Show what kind of tokens the rocks are."""
     if run.find is None:
         return []
-    records = category_records(run.find["categories"])
+    records = category_records(run.find.categories)
     shows = (
         "Bars by category of token: share of the tokens, of the kl and of the gradient norm, rocks and others stacked."
     )
@@ -76,41 +78,38 @@ def category_figures(run: RunView) -> list[Figure]:
 
 
 def sureness_figures(run: RunView) -> list[Figure]:
-    """How far the set depends on K, on the prompts and on the settings."""
+    """Show how far the set depends on K, on the prompts and on the settings."""
     if run.find is None:
         return []
-    cutoff, where = run.find["cutoff"], _at_reference(run)
-    moved = [
-        {name: own[name] for name in ("parameter", "value", "default", "jaccard")} for own in run.find["sensitivity"]
-    ]
+    cutoff, where = run.find.cutoff, _at_reference(run)
+    curve, moved = plain(cutoff.curve), sensitivity_records(run.find)
     return [
         Figure(
             "cutoff",
-            f"Lines over K: share of the kl in the top K, and how well the set repeats. K = {cutoff['k']} is taken.",
-            cutoff_chart(cutoff["curve"], cutoff["k"], where),
-            cutoff["curve"],
+            f"Lines over K: share of the kl in the top K, and how well the set repeats. K = {cutoff.k} is taken.",
+            cutoff_chart(curve, cutoff.k, where),
+            curve,
         ),
         Figure(
             "sensitivity",
-            "Lines, a panel a setting: Jaccard of the rock set with the one found, as the setting moves.",
-            sensitivity_chart(moved, f"{where}, prompts that selected the rocks"),
+            "Lines, a panel per setting: Jaccard of the rock set with the one found, as the setting moves.",
+            sensitivity_chart(moved, f"{where}, {SELECTED}"),
             moved,
         ),
     ]
 
 
 def loss_figures(run: RunView) -> list[Figure]:
-    """Loss of rocks, rare high-kl types and random types over the checkpoints."""
+    """Show the loss of rocks, rare high-kl types and random types over the checkpoints."""
     if run.find is None:
         return []
-    records = run.find["trajectory"]
     shows = "Lines over the checkpoints: mean kl of rocks, rare high-kl types and random types, with bands."
-    chart = loss_chart(records, f"{run.name}, same tokens at every checkpoint, 95 % intervals")
-    return [Figure("loss", shows, chart, records)]
+    records = plain(run.find.trajectory)
+    return [Figure("loss", shows, loss_chart(records, f"{run.name}, {SAME_TOKENS}"), records)]
 
 
 def gradient_figures(run: RunView) -> list[Figure]:
-    """Size and direction of the gradients, kl before and after, and shares by block of the student."""
+    """Show size and direction of the gradients, kl before and after, and shares by block of the student."""
     if run.gradients is None:
         return []
     charts = gradient_charts(run.gradients, run.name)
@@ -136,7 +135,7 @@ def gradient_figures(run: RunView) -> list[Figure]:
 
 
 def knockout_figures(run: RunView) -> list[Figure]:
-    """What bans and placebos did to accuracy."""
+    """Show what bans and placebos did to accuracy."""
     if run.knockout is None:
         return []
     settings, baseline = run.knockout.settings, run.knockout.baseline
@@ -148,7 +147,7 @@ def knockout_figures(run: RunView) -> list[Figure]:
 
 
 def study_figures(run: RunView) -> list[Figure]:
-    """Accuracy of the arms over training, and the differences of all pairs."""
+    """Show the accuracy of the arms over training, and the differences of all pairs."""
     if run.study is None:
         return []
     charts = study_charts(run.study, run.name)
@@ -170,31 +169,15 @@ def study_figures(run: RunView) -> list[Figure]:
     ]
 
 
-PARTS = (
-    share_figures,
-    funnel_figures,
-    category_figures,
-    sureness_figures,
-    loss_figures,
-    gradient_figures,
-    knockout_figures,
-    study_figures,
-)
-
-
 def all_figures(run: RunView) -> list[Figure]:
-    """Every figure there is, in the order of the page."""
-    return [figure for part in PARTS for figure in part(run)]
+    """Make every figure there is data for, in the order of the page."""
+    makers = (
+        *(share_figures, funnel_figures, category_figures, sureness_figures, loss_figures, gradient_figures),
+        *(knockout_figures, study_figures),
+    )
+    return [figure for make in makers for figure in make(run)]
 
 
 def _at_reference(run: RunView) -> str:
-    criterion = run.find["criterion"] if run.find else run.rocks.criterion if run.rocks else {}
+    criterion = run.find.criterion if run.find else run.rocks.criterion if run.rocks else {}
     return f"{run.name}, checkpoint {criterion['reference']}"
-
-
-def _rows(columns: dict[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-
-
-def _with_visible_text(records: Records) -> list[dict[str, Any]]:
-    return [{**record, "text": visible(record["text"])} for record in records]

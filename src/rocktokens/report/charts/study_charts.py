@@ -143,7 +143,8 @@ def curves_chart(means: Records, runs: Records, subtitle: str = "", interval_lev
     ).properties(width=PANEL_WIDTH, height=PANEL_HEIGHT)
     order = list(dict.fromkeys(point["panel"] for point in points))
     panels = layers.facet(alt.Facet("panel:N", title=None, sort=order), columns=3)
-    return finished(panels, title, [subtitle, f"Bands: {interval_level} intervals over seeds and prompts. Thin: single runs."])
+    note = f"Bands: {interval_level} intervals over seeds and prompts. Thin lines: single runs."
+    return finished(panels, title, [subtitle, note])
 
 
 def comparisons_chart(records: Records, subtitle: str = "", interval_level: str = "95 %") -> Chart:
@@ -185,8 +186,8 @@ def comparisons_chart(records: Records, subtitle: str = "", interval_level: str 
     kinds = list(dict.fromkeys(point["panel"] for point in points))
     panels = layers.facet(alt.Facet("panel:N", title=None, sort=kinds), columns=2).resolve_scale(x="independent")
     notes = [
-        f"Lines: {interval_level} intervals for all pairs of a panel together; without an end where they go on beyond what is "
-        "possible.",
-        "Fewer steps to an accuracy are better; an arm of which no run reaches it is not shown there.",
+        f"Lines: {interval_level} intervals for all pairs of a panel together; without an end where they go beyond what "
+        "is possible.",
+        "Fewer steps to an accuracy are better; an arm whose runs never reach it is not shown there.",
     ]
     return finished(panels, title, [subtitle, *notes])

@@ -31,6 +31,7 @@ from rocktokens.display.text import printable, visible
 from rocktokens.knockout.records import Ban, Knockout, KnockoutSweep
 from rocktokens.report.tables import ban_name, detectable
 from rocktokens.rocks.cutoff import BAND
+from rocktokens.rocks.records import Cutoff, FindRecord, SensitivityRow
 from rocktokens.studies.records import Arm, Comparison, StudyResult
 from rocktokens.types import KEPT, SURE, RockSet
 
@@ -104,7 +105,7 @@ def which(rocks: RockSet) -> str:
     )
 
 
-def sure(rocks: RockSet, found: dict[str, Any] | None) -> str:
+def sure(rocks: RockSet, found: FindRecord | None) -> str:
     """Say how often the same rocks come up with other prompts and other settings."""
     if not rocks.tokens:
         return "There are no rocks whose place could be in doubt."
@@ -117,33 +118,33 @@ def sure(rocks: RockSet, found: dict[str, Any] | None) -> str:
             f"in at least {percent(SURE, 0)} of resamples of the prompts."
         )
     if found:
-        parts += [*_stability(rocks, found["cutoff"]), *_sensitivity(found["sensitivity"])]
+        parts += [*_stability(rocks, found.cutoff), *_sensitivity(found.sensitivity)]
     return " ".join(parts) or "Not known: the prompts were too few to resample."
 
 
-def _stability(rocks: RockSet, cutoff: dict[str, Any]) -> Iterator[str]:
+def _stability(rocks: RockSet, cutoff: Cutoff) -> Iterator[str]:
     """Say that no cut-off was found where one was wanted, and how far halves of the prompts agree with the set."""
-    crossing = cutoff["auto"]
-    if rocks.criterion["k"] == "auto" and crossing is not None and not crossing["crossed"]:
+    crossing = cutoff.auto
+    if rocks.criterion["k"] == "auto" and crossing is not None and not crossing.crossed:
         yield "No cut-off was found: K is all types with a score, so it takes little to stay a rock."
-    for point in cutoff["curve"]:
-        if point["k"] == cutoff["k"] and point.get("stability") is not None:
+    for point in cutoff.curve:
+        if point.k == cutoff.k and point.stability is not None:
             yield (
                 "Random halves of the prompts that selected them agree with the set to "
-                f"{decimal(point['stability'], 2)} (Jaccard; {percent(BAND[1] - BAND[0], 0)} of halves between "
-                f"{decimal(point['stability_low'], 2)} and {decimal(point['stability_high'], 2)})."
+                f"{decimal(point.stability, 2)} (Jaccard; {percent(BAND[1] - BAND[0], 0)} of halves between "
+                f"{decimal(point.stability_low, 2)} and {decimal(point.stability_high, 2)})."
             )
 
 
-def _sensitivity(sensitivity: Sequence[dict[str, Any]]) -> list[str]:
+def _sensitivity(sensitivity: Sequence[SensitivityRow]) -> list[str]:
     """Name the setting that changes the set most."""
-    others = [own for own in sensitivity if not own["default"] and own["jaccard"] is not None]
+    others = [own for own in sensitivity if not own.default and own.jaccard is not None]
     if not others:
         return []
-    most = min(others, key=lambda own: own["jaccard"])
+    most = min(others, key=lambda own: own.jaccard or 0.0)
     return [
-        f"The setting that changes the set most is {most['parameter']} = {most['value']} (Jaccard "
-        f"{decimal(most['jaccard'], 2)})."
+        f"The setting that changes the set most is {most.parameter} = {most.value} (Jaccard "
+        f"{decimal(most.jaccard, 2)})."
     ]
 
 

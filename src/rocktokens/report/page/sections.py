@@ -7,9 +7,10 @@ from rocktokens.display.numbers import decimal, with_interval
 from rocktokens.display.rocks import rock_table
 from rocktokens.display.table import Table
 from rocktokens.display.text import printable
+from rocktokens.evaluation.records import accuracy_table
 from rocktokens.report.charts import figures
 from rocktokens.report.charts.figures import Figure
-from rocktokens.report.tables import accuracy_table, arm_table, claim_table, comparison_table, verdict_table
+from rocktokens.report.tables import arm_table, claim_table, comparison_table, verdict_table
 from rocktokens.report.views.run_view import RunView
 
 LONGEST_NOTE = 1_000
@@ -91,8 +92,8 @@ def _knockout(run: RunView) -> Section:
     baseline, smallest = run.knockout.baseline, run.knockout.detectable["single"]
     right = with_interval(baseline["accuracy"], baseline["interval"])
     power = (
-        f"Smallest effect this sweep could detect (80 % power): {decimal(100 * smallest, 1)} points, for a ban that only "
-        "turns right answers wrong."
+        f"Smallest effect this sweep could detect (80 % power): {decimal(100 * smallest, 1)} points, for a ban that "
+        "only turns right answers wrong."
         if smallest < 1
         else "There are too few prompts to detect any loss."
     )

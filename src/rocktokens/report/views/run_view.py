@@ -20,12 +20,14 @@ import numpy as np
 import pyarrow as pa
 
 from rocktokens.errors import RocktokensError
+from rocktokens.evaluation.records import EvaluationRecord, Ledger
 from rocktokens.knockout.journal import Decoded, Key, RunJournal
 from rocktokens.knockout.records import KnockoutSweep
 from rocktokens.report.views.grades import Grades
 from rocktokens.report.views.log_tail import LogLine, LogTail
 from rocktokens.report.views.token_index import TokenIndex
 from rocktokens.rocks.categories import store_categories
+from rocktokens.rocks.records import FindRecord
 from rocktokens.rollouts.store import read_rollouts
 from rocktokens.run_dir import RunDir
 from rocktokens.studies.records import StudyResult
@@ -38,7 +40,7 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class KnockoutAnswers:
-    """Answers with and without bans: in ``knockout/<digest>/``, by the digest of what knockout.json calls conditions."""
+    """Answers with and without bans, kept in ``knockout/<digest of the conditions in knockout.json>/``."""
 
     free: list[Rollout]
     decoded: Mapping[Key, Decoded]
@@ -59,10 +61,10 @@ class RunView:
         self.manifest: Record = run.manifest()
         self.config_text = _if_there(run.config, lambda file: file.read_text(encoding="utf-8", errors="replace")) or ""
         self.rocks: RockSet | None = _if_there(run.rocks, RockSet.load)
-        self.find: Record | None = _record(path / "find.json", "`rocktokens find`")
+        self.find: FindRecord | None = _if_there(path / "find.json", FindRecord.load)
         self.gradients: Record | None = _record(run.gradients, "`rocktokens gradients`")
         self.knockout: KnockoutSweep | None = _if_there(run.knockout, KnockoutSweep.load)
-        self.evaluations: list[Record] = _evaluations(run)
+        self.evaluations: list[EvaluationRecord] = Ledger.load(run.evaluations).evaluations
         studies = (_if_there(path / name, StudyResult.load) for name in ("study.json", "study/study.json"))
         self.study: StudyResult | None = next(filter(None, studies), None)
         self._traces = TraceStore(run)
@@ -249,9 +251,3 @@ def _record(path: Path, maker: str) -> Record | None:
     return _if_there(path, lambda file: read_record(file, file.name, maker, RECORD_VERSION))
 
 
-def _evaluations(run: RunDir) -> list[Record]:
-    maker = "`rocktokens evaluate`"
-    records = (_record(run.evaluations, maker) or {"evaluations": []}).get("evaluations")
-    if not isinstance(records, list):
-        raise RocktokensError(f"{run.evaluations} has no list of evaluations: write it anew with {maker}")
-    return records
