@@ -303,9 +303,11 @@ def load_record(cls: type[R], path: str | Path, name: str, maker: str, schema_ve
     """
     from pydantic import TypeAdapter, ValidationError
 
-    read_record(path, name, maker, schema_version)
+    record = {"schema_version": schema_version, **read_record(path, name, maker, schema_version)}
+    # Half of a surrogate pair is valid JSON, but not valid text.
+    content = json.dumps(record, ensure_ascii=False).encode("utf-8", "replace")
     try:
-        return TypeAdapter(cls).validate_json(Path(path).read_bytes())
+        return TypeAdapter(cls).validate_json(content)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"]))

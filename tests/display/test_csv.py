@@ -4,8 +4,8 @@ import csv
 import io
 
 import pytest
-from hostile_texts import HOSTILE, SURROGATES
 
+from hostile_texts import HOSTILE, SURROGATES
 from rocktokens.display.table import csv_text
 
 STARTS = "=+-@＝＋－＠"

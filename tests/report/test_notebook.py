@@ -5,12 +5,12 @@ from html.parser import HTMLParser
 
 import pytest
 from explorer_run import LENGTH, N_ROLLOUTS, make_run
-from hostile_texts import HOSTILE
 from report_run import make_rocks
 
+from hostile_texts import HOSTILE
+from rocktokens.display.strip import LEVELS, MOST, Piece, level, strip_html
 from rocktokens.report.views.run_view import RunView
 from rocktokens.report.views.strips import rollout_strip
-from rocktokens.display.strip import LEVELS, MOST, Piece, level, strip_html
 from rocktokens.traces.store import TraceStore
 
 

@@ -95,7 +95,7 @@ def run_demo(config: Config, *, quiet: bool = False) -> dict[str, Any]:
         print_summary(rocks)
         print_table(rock_table(rocks, 20))
         print_table(movement_table(types, 20, movement["prompts"]))
-        print_claims(gradients)
+        print_claims(gradients.claims)
         output.print()
         print_verdicts(sweep, "method", 20)
         output.print()
@@ -108,7 +108,7 @@ def run_demo(config: Config, *, quiet: bool = False) -> dict[str, Any]:
         ],
         "movement": movement,
         "rocks": {"summary": rocks.summary, "top": [token.text for token in rocks.tokens]},
-        "gradients": {"claims": gradients["claims"]},
+        "gradients": {"claims": [claim.to_record() for claim in gradients.claims]},
         "knockout": {"baseline": sweep.baseline, "counts": sweep.counts, "noise": sweep.noise},
         "study": study.to_record(),
         "report": str(page),

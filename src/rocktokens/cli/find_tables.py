@@ -188,9 +188,7 @@ def sensitivity_table(found: FindRecord) -> Table:
         Column("value", lambda own: text(f"{own.value}{' ◄' if own.default else ''}")),
         Column(
             "Jaccard",
-            lambda own: Cell(
-                decimal(own.jaccard, 2) + ("" if own.exact else " (estimate)"), "number", own.jaccard
-            ),
+            lambda own: Cell(decimal(own.jaccard, 2) + ("" if own.exact else " (estimate)"), "number", own.jaccard),
         ),
         Column("enter", lambda own: named(own.entered)),
         Column("leave", lambda own: named(own.left)),

@@ -45,7 +45,7 @@ def print_verdicts(sweep: KnockoutSweep, rule: str, show: int) -> None:
     """Print what bans did and the verdicts on them, without what these rest on."""
     print_lines(conclusion(sweep, rule), *_conditions(sweep), "")
     print_table(ban_table(sweep, rule, show))
-    heading("Verdicts, beside those on placebos", "by both rules, and corrected for the number of bans")
+    print_lines("")
     print_table(verdict_table(sweep))
 
 

@@ -20,5 +20,5 @@ def print_study(result: StudyResult) -> None:
     )
     for line in (*verdict_lines(result), *result.notes):
         output.print(printable(line), highlight=False, markup=False, soft_wrap=True)
-    heading("Arms")
+    print_lines("")
     print_table(arm_table(result))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rocktokens.display.numbers import count, counted, decimal, fixed, level, percent, points, signed, signed_percent
 from rocktokens.display.table import Cell, Column, Table, ends, flat, number, text, verdict
 from rocktokens.display.text import printable, visible
+from rocktokens.gradients.records import Claim
 from rocktokens.knockout.records import Ban, KnockoutSweep, Role
 from rocktokens.studies.records import Arm, Comparison, Kind, StudyResult
 from rocktokens.types import KEPT, RockSet, Verdict
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 KINDS: tuple[Verdict, ...] = ("pillar", "stumbling", "neutral", "undecided")
 ROLES: dict[Role, str] = {"tested": "tested", "matched": "placebo, as frequent", "never": "placebo, never written"}
-RULES = {"method": "ours", "corrected": "ours, corrected for the number of bans", "paper": "the paper's"}
+RULES = {"method": "ours", "corrected": "ours, corrected", "paper": "the paper's"}
 COMPARED: dict[Kind, str] = {
     "equal_steps": "equal steps",
     "equal_tokens": "equal tokens",
@@ -30,15 +31,16 @@ def ban_name(ban: Ban) -> str:
     return visible(ban.name) if len(ban.ids) == 1 else printable(ban.name)
 
 
-def claim_table(claims: Sequence[dict[str, Any]]) -> Table:
+def claim_table(claims: Sequence[Claim]) -> Table:
     """Make the table of the paper's claims about gradients: the verdict on each, and why."""
-    columns: list[Column[dict[str, Any]]] = [
-        Column("claim", lambda own: text(own["claim"])),
-        Column("verdict", lambda own: verdict(own["verdict"])),
-        Column("because", lambda own: text(own["because"])),
+    columns: list[Column[Claim]] = [
+        Column("claim", lambda own: text(own.claim)),
+        Column("verdict", lambda own: verdict(own.verdict)),
+        Column("because", lambda own: text(own.because)),
     ]
-    records = [{name: own[name] for name in ("name", "claim", "verdict", "because")} for own in claims]
-    return Table.of("claims", columns, claims, "The paper's claims about gradients, tested on this run.", (), records)
+    title = "The paper's claims about gradients, tested on this run."
+    records = [{"name": own.name, "claim": own.claim, "verdict": own.verdict, "because": own.because} for own in claims]
+    return Table.of("claims", columns, claims, title, (), records)
 
 
 def verdict_table(sweep: KnockoutSweep) -> Table:
@@ -54,7 +56,14 @@ def verdict_table(sweep: KnockoutSweep) -> Table:
         Column("rule", lambda own: text(own["rule"])),
         *(Column(kind, lambda own, kind=kind: number(own[kind])) for kind in KINDS),
     ]
-    return Table.of("verdicts", columns, rows, "Verdicts on the tested bans, beside those on placebos.", (), rows)
+    return Table.of(
+        "verdicts",
+        columns,
+        rows,
+        "Verdicts on the tested bans, beside those on placebos. Corrected: for the number of bans.",
+        (),
+        rows,
+    )
 
 
 def arm_table(study: StudyResult) -> Table:

@@ -186,8 +186,8 @@ def comparisons_chart(records: Records, subtitle: str = "", interval_level: str 
     kinds = list(dict.fromkeys(point["panel"] for point in points))
     panels = layers.facet(alt.Facet("panel:N", title=None, sort=kinds), columns=2).resolve_scale(x="independent")
     notes = [
-        f"Lines: {interval_level} intervals for all pairs of a panel together; without an end where they go beyond what "
-        "is possible.",
+        f"Lines: {interval_level} intervals for all pairs of a panel together; without an end where they go beyond "
+        "what is possible.",
         "Fewer steps to an accuracy are better; an arm whose runs never reach it is not shown there.",
     ]
     return finished(panels, title, [subtitle, *notes])

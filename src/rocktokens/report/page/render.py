@@ -12,7 +12,7 @@
 import base64
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import metadata
 from typing import Any
@@ -224,7 +224,7 @@ def _facts(run: RunView) -> dict[str, dict[str, str]]:
         "The run": _texts({**models, **known}),
         "What makes a rock": _texts(run.rocks.criterion if run.rocks else {}),
         "Knock-out": _texts(_scalars(run.knockout.settings) if run.knockout else {}),
-        "Gradients": _texts(_scalars(run.gradients["settings"]) if run.gradients else {}),
+        "Gradients": _texts(asdict(run.gradients.settings) if run.gradients else {}),
         "Study": _texts({name: getattr(run.study, name) for name in STUDY_FACTS} if run.study else {}),
         "Versions": _texts(manifest.get("versions", {})),
         "SHA-256": _texts(

@@ -74,8 +74,8 @@ def _loss(run: RunView) -> Section:
 
 def _gradients(run: RunView) -> Section:
     lead = "Who moves the student: the size and direction of the gradients of rocks and of other types."
-    tables = [claim_table(run.gradients["claims"])] if run.gradients else []
-    notes = _printable(run.gradients["warnings"]) if run.gradients else ()
+    tables = [claim_table(run.gradients.claims)] if run.gradients else []
+    notes = _printable(run.gradients.warnings) if run.gradients else ()
     return Section(
         "gradients", "Where the gradient goes", lead, "gradients", figures.gradient_figures(run), tables, notes
     )

@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from rocktokens.errors import RocktokensError
 from rocktokens.evaluation.records import EvaluationRecord, Ledger
+from rocktokens.gradients.records import GradientsRecord
 from rocktokens.knockout.journal import Decoded, Key, RunJournal
 from rocktokens.knockout.records import KnockoutSweep
 from rocktokens.report.views.grades import Grades
@@ -32,10 +33,7 @@ from rocktokens.rollouts.store import read_rollouts
 from rocktokens.run_dir import RunDir
 from rocktokens.studies.records import StudyResult
 from rocktokens.traces.store import TraceStore
-from rocktokens.types import RockSet, Rollout, read_record
-
-RECORD_VERSION = 1
-Record = dict[str, Any]
+from rocktokens.types import RockSet, Rollout
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +56,11 @@ class RunView:
         run = RunDir(path).require()
         self.run, self.path = run, path
         self.name = path.resolve().name
-        self.manifest: Record = run.manifest()
+        self.manifest: dict[str, Any] = run.manifest()
         self.config_text = _if_there(run.config, lambda file: file.read_text(encoding="utf-8", errors="replace")) or ""
         self.rocks: RockSet | None = _if_there(run.rocks, RockSet.load)
         self.find: FindRecord | None = _if_there(path / "find.json", FindRecord.load)
-        self.gradients: Record | None = _record(run.gradients, "`rocktokens gradients`")
+        self.gradients: GradientsRecord | None = _if_there(run.gradients, GradientsRecord.load)
         self.knockout: KnockoutSweep | None = _if_there(run.knockout, KnockoutSweep.load)
         self.evaluations: list[EvaluationRecord] = Ledger.load(run.evaluations).evaluations
         studies = (_if_there(path / name, StudyResult.load) for name in ("study.json", "study/study.json"))
@@ -83,7 +81,7 @@ class RunView:
     # Records
 
     @property
-    def summary(self) -> Record | None:
+    def summary(self) -> dict[str, Any] | None:
         """The summary of rocks.json."""
         return self.rocks.summary if self.rocks else None
 
@@ -245,9 +243,3 @@ def _plain(value: Any) -> Any:
 
 def _if_there(path: Path, read: Callable[[Path], Any]) -> Any:
     return read(path) if path.exists() else None
-
-
-def _record(path: Path, maker: str) -> Record | None:
-    return _if_there(path, lambda file: read_record(file, file.name, maker, RECORD_VERSION))
-
-
