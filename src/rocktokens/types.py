@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 ROCKS_SCHEMA_VERSION = 1
 CONTROLS_SCHEMA_VERSION = 1
+ONE = 1 << 24
+"""1 in fixed point: scores are summed as integers of this unit, the same for any order of the rows."""
 Verdict = Literal["untested", "pillar", "stumbling", "neutral", "undecided"]
 Category = Literal[
     "latex_math",

@@ -29,7 +29,7 @@ from rocktokens.cli.gradients import run_gradients
 from rocktokens.cli.gradients_tables import print_claims
 from rocktokens.cli.knockout import run_knockout
 from rocktokens.cli.knockout_tables import print_verdicts
-from rocktokens.cli.study import run_study
+from rocktokens.cli.study import study_with_figures
 from rocktokens.cli.study_tables import print_study
 from rocktokens.cli.tables import print_table
 from rocktokens.config import Config, parse_config
@@ -86,7 +86,7 @@ def run_demo(config: Config, *, quiet: bool = False) -> dict[str, Any]:
     notes.rule("6  ban the rocks")
     sweep = run_knockout(run, config, Wanted(top=config.knockout.top))
     notes.rule("7  bypass the rocks")
-    study = run_study(bypass_study(config, run))
+    study = study_with_figures(bypass_study(config, run))
     notes.rule("8  write the page")
     page = write_page(run)
     movement, types = measure_movement(run, rocks)
