@@ -58,7 +58,7 @@ LIGHT_MODULES = (
     "rocktokens.traces.store",
     "rocktokens.rocks.find",
     "rocktokens.rocks.controls",
-    "rocktokens.report.views.browse",
+    "rocktokens.report.views.rollout_list",
     "rocktokens.gradients.claims",
     "rocktokens.gradients.logit_summary",
     "rocktokens.studies.plan",

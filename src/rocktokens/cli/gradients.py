@@ -32,7 +32,7 @@ def gradients(
         return print_json(record.to_record())
     from rocktokens.cli.gradients_tables import print_gradients
 
-    print_gradients(record.to_record(), show)
+    print_gradients(record, show)
     output.print(f"everything: {run.gradients}", soft_wrap=True, markup=False)
     output.print(f"figures: {run.path / 'figures'}", soft_wrap=True, markup=False)
 
@@ -49,5 +49,5 @@ def run_gradients(
     with run.lock():
         record = measure_gradients(run, config, checkpoint, baseline, terminal)
         with notes.status("drawing"):
-            commit_charts(run, gradient_charts(record.to_record(), run.path.name))
+            commit_charts(run, gradient_charts(record, run.path.name))
     return record
