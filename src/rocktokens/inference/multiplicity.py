@@ -1,4 +1,4 @@
-"""Correct p-values for their number: Holm bounds the chance of any false claim, Benjamini–Hochberg the share of them."""
+"""Correct p-values for their number: Holm bounds the chance of any false claim, Benjamini–Hochberg their share."""
 
 from collections.abc import Sequence
 
