@@ -41,9 +41,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerF
 from transformers.utils import logging as transformers_logging
 
 from printing import machine, print_table
-from rocktokens.cli.trace import Checkpoint, open_students, probe_file, replay
 from rocktokens.config import Config
 from rocktokens.models.load import LoadedModel
+from rocktokens.replay.replay import Checkpoint, Probe, Session, open_students, score_probes
 from rocktokens.rollouts.store import write_rollouts
 from rocktokens.run_dir import RunDir
 from rocktokens.traces.schema import trace_table
@@ -216,12 +216,12 @@ def our_replay(
             "scoring": {"tokens_per_batch": TOKENS_PER_BATCH},
         }
     )
-    write_rollouts(run, probe_file(checkpoints[-1]), rollouts)
+    write_rollouts(run, Probe(checkpoints[-1], checkpoints).file, rollouts)
     began = time.perf_counter()
     with open_students(config, teacher) as students:
         students.get(checkpoints[0].model)
         loaded = time.perf_counter()
-        replay(run, config, checkpoints, teacher, students)
+        score_probes(Session(run, config, checkpoints, teacher, students))
     return Seconds(time.perf_counter() - began, loaded - began)
 
 

@@ -1,6 +1,7 @@
 """Accuracy and its intervals: against formulas, naive loops and a real tiny model."""
 
 import json
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -9,8 +10,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from rocktokens.errors import RocktokensError
-from rocktokens.evaluation.accuracy import evaluate
+from rocktokens.evaluation.accuracy import measure_accuracy
+from rocktokens.evaluation.records import EvaluationRecord
 from rocktokens.inference.proportions import bootstrap_interval, wilson_interval
+from rocktokens.rollouts.encode import Sampling
 from rocktokens.rollouts.sampler import SampleRequest, TransformersSampler
 from rocktokens.tasks.base import DatasetTask, Task
 from rocktokens.tasks.wordmath import Wordmath
@@ -41,13 +44,12 @@ def digits_sampler() -> TransformersSampler:
 
 PROMPTS = [Prompt(f"p{n}", f"{n % 10} {n // 10}", str(n % 10)) for n in range(24)]
 TASK = DatasetTask("digits", PROMPTS, "math")
+SAMPLING = Sampling(temperature=1.0, max_new_tokens=6, seed=5, chat_template=False, max_prompt_length=8)
 
 
 def run(num_samples: int, temperature: float = 1.0, seed: int = 5, task: Task = TASK):
-    return evaluate(
-        digits_sampler(), digits_tokenizer(), task, PROMPTS, num_samples=num_samples, temperature=temperature,
-        max_new_tokens=6, seed=seed, chat_template=False, max_prompt_length=8,
-    )  # fmt: skip
+    sampling = replace(SAMPLING, temperature=temperature, seed=seed)
+    return measure_accuracy(digits_sampler(), digits_tokenizer(), task, PROMPTS, sampling, num_samples=num_samples)
 
 
 @pytest.mark.parametrize(("num_samples", "temperature"), [(1, 0.0), (1, 1.0), (3, 1.0)])
@@ -95,10 +97,13 @@ def test_answers_are_those_the_task_graded():
 
 def test_the_record_is_json():
     result = run(2)
-    record = json.loads(json.dumps(result.to_record(), allow_nan=False))
+    filed = EvaluationRecord(name="step 4", settings={"seed": 5}, **asdict(result))
+    record = json.loads(json.dumps(filed.to_record(), allow_nan=False))
+    assert [*record][:4] == ["name", "settings", "task", "accuracy"]
     assert record["accuracy"] == result.accuracy
     assert record["answers"] == result.answers
     assert tuple(record["bootstrap_interval"]) == result.bootstrap_interval
+    assert EvaluationRecord.from_record(record) == filed
 
 
 def test_prompts_without_answers_or_no_prompts_are_refused():
@@ -107,7 +112,4 @@ def test_prompts_without_answers_or_no_prompts_are_refused():
         ([], "no prompts to evaluate"),
     ):
         with pytest.raises(RocktokensError, match=message):
-            evaluate(
-                digits_sampler(), digits_tokenizer(), TASK, prompts, num_samples=1, temperature=1.0, max_new_tokens=6,
-                seed=5, chat_template=False, max_prompt_length=8,
-            )  # fmt: skip
+            measure_accuracy(digits_sampler(), digits_tokenizer(), TASK, prompts, SAMPLING, num_samples=1)

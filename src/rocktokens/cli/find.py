@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rocktokens.cli.common import AsJson, Overrides, notes, output, print_json, progress
-from rocktokens.config import Config, FindSection, parse_config, run_config
+from rocktokens.config import Config, FindSection, parse_config, run_config, student_name
 from rocktokens.errors import RocktokensError
 from rocktokens.run_dir import RunDir, derive_seed
 from rocktokens.types import RockSet
@@ -182,9 +182,8 @@ def _embeddings(store: "TraceStore", checkpoint: int) -> "np.ndarray":
 def _student(store: "TraceStore", checkpoint: int) -> str:
     """The student that was replayed, if it still is the one the traces are of."""
     from rocktokens.models.fingerprints import model_identity
-    from rocktokens.rocks.embeddings import student_name
 
-    name = student_name(store, checkpoint)
+    name = student_name(store.run, checkpoint)
     traced = store.replay.get("checkpoints", {}).get(str(checkpoint))
     if traced is not None and model_identity(name, store.run) != traced:
         raise RocktokensError(
@@ -210,23 +209,10 @@ def _hidden_encoder(store: "TraceStore", checkpoint: int) -> "Encoder":
 
 def _draw(run: RunDir, rocks: RockSet, analysis: "FindRecord") -> None:
     """Commit the figures as PNG."""
-    import pandas as pd
+    from rocktokens.report.charts.find_charts import find_charts
+    from rocktokens.report.charts.save import commit_charts
 
-    from rocktokens.report.charts.find_charts import chart_bytes, cutoff_chart, loss_chart, sensitivity_chart
-    from rocktokens.report.charts.funnel import funnel
-
-    record = analysis.to_record()
-    where = f"{run.path.name}, checkpoint {rocks.criterion['reference']}"
-    selected = f"{where}, prompts that selected the rocks"
-    charts = {
-        "funnel": funnel(pd.DataFrame(record["funnel"]), selected),
-        "cutoff": cutoff_chart(record["cutoff"]["curve"], analysis.cutoff.k, where),
-        "loss": loss_chart(record["trajectory"], f"{run.path.name}, same tokens at every checkpoint, 95 % intervals"),
-        "sensitivity": sensitivity_chart(record["sensitivity"], selected),
-    }
-    for name, chart in charts.items():
-        content = chart_bytes(chart, "png")
-        run.commit(f"figures/{name}.png", lambda path, content=content: path.write_bytes(content))
+    commit_charts(run, find_charts(run.path.name, rocks, analysis.to_record()))
 
 
 def _compare(runs: list[str], overrides: list[str], options: Options, show: int, as_json: bool) -> None:
