@@ -17,6 +17,7 @@ import numpy as np
 from rocktokens.errors import ControlMatchError, RocktokensError
 from rocktokens.gradients.estimates import ratio, to_record
 from rocktokens.gradients.records import CONTROL, RARE, REST, ROCKS, ControlMatch, TraceSummary, parsed
+from rocktokens.inference.bootstrap import bootstrap_counts
 from rocktokens.rocks import persistence
 from rocktokens.rocks.aggregate import ONE, occurrences, type_sums
 from rocktokens.rocks.categories import store_categories
@@ -24,7 +25,7 @@ from rocktokens.rocks.controls import match_controls
 from rocktokens.rocks.matching import NO_PARTNER, make_market, most_partners
 from rocktokens.rocks.selectors import Sample
 from rocktokens.rocks.split import HELD_OUT, NOT_SPLIT, Evidence, gather
-from rocktokens.rocks.uncertainty import bootstrap_counts, paired_tests, share_intervals
+from rocktokens.rocks.uncertainty import paired_tests, share_intervals
 from rocktokens.rollouts.store import read_rollouts
 from rocktokens.run_dir import RunDir, derive_seed
 from rocktokens.traces.store import TraceStore

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 import numpy as np
-from scipy.stats import false_discovery_control
 
-from rocktokens.evaluation.accuracy import bootstrap_interval, wilson_interval
+from rocktokens.inference.multiplicity import benjamini_hochberg
+from rocktokens.inference.proportions import bootstrap_interval, wilson_interval
 from rocktokens.knockout.changes import Continuation, describe_changes
 from rocktokens.knockout.correlates import correlate
 from rocktokens.knockout.designs import Interim, Settled
@@ -118,9 +118,9 @@ def _corrected(evidence: Evidence) -> dict[int, float]:
     q_of: dict[int, float] = {}
     for role in get_args(Role):
         own = [index for index, ban in enumerate(evidence.bans) if ban.role == role]
-        p_values = [evidence.settled[index].p for index in own]
-        if own and None not in p_values:
-            q_of |= dict(zip(own, false_discovery_control(p_values).tolist(), strict=True))
+        p_values = [p for index in own if (p := evidence.settled[index].p) is not None]
+        if own and len(p_values) == len(own):
+            q_of |= dict(zip(own, benjamini_hochberg(p_values), strict=True))
     return q_of
 
 
