@@ -16,7 +16,7 @@ def distill(
 ) -> None:
     """Distil a teacher into a student on the student's own rollouts, with every token traced.
 
-    Example: [bold]rocktokens distill recipes/pebbles.toml --set training.max_steps=50[/bold]
+    Example: [bold]rocktokens distill pebbles --set training.max_steps=50[/bold]
 
     Several devices: [bold]accelerate launch -m rocktokens.cli.main distill run.toml[/bold]
     """
