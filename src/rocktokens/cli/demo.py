@@ -23,7 +23,6 @@ from rich.table import Table
 from rich.text import Text
 
 from rocktokens.cli.common import AsJson, Overrides, notes, output, percent, print_json, terminal
-from rocktokens.cli.distill import run_distill
 from rocktokens.cli.evaluate import accuracy_table
 from rocktokens.cli.find import run_find, split_seed
 from rocktokens.cli.find_tables import print_summary, rock_table
@@ -72,7 +71,9 @@ def run_demo(config: Config, *, quiet: bool = False) -> dict[str, Any]:
     """All stages; tables on the way unless quiet; everything measured as a record."""
     run = RunDir(config.run.directory)
     notes.rule("1  distil on-policy")
-    run_distill(config, resume=True)
+    with notes.status("loading"):
+        from rocktokens.training.loop import distill
+    distill(config, resume=True, progress=terminal)
     notes.rule("2  replay through the checkpoints")
     with notes.status("loading"):
         from rocktokens.replay.replay import replay
@@ -95,7 +96,7 @@ def run_demo(config: Config, *, quiet: bool = False) -> dict[str, Any]:
         print_summary(rocks)
         output.print(rock_table(rocks, 20))
         output.print(movement_table(types, 20, movement["prompts"]))
-        print_claims(gradients)
+        print_claims(gradients.to_record())
         output.print()
         print_verdicts(sweep, "method", 20)
         output.print()
@@ -108,7 +109,7 @@ def run_demo(config: Config, *, quiet: bool = False) -> dict[str, Any]:
         ],
         "movement": movement,
         "rocks": {"summary": rocks.summary, "top": [token.text for token in rocks.tokens]},
-        "gradients": {"claims": gradients["claims"]},
+        "gradients": {"claims": [claim.to_record() for claim in gradients.claims]},
         "knockout": {"baseline": sweep.baseline, "counts": sweep.counts, "noise": sweep.noise},
         "study": study.to_record(),
         "report": str(page),

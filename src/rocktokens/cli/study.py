@@ -52,16 +52,14 @@ def study(
 def study_with_figures(config: StudyConfig) -> StudyResult:
     """Run the study and commit its figures."""
     with terminal.status("loading"):
-        from rocktokens.report.charts.find_charts import chart_bytes
+        from rocktokens.report.charts.save import commit_charts
         from rocktokens.report.charts.study_charts import study_charts
         from rocktokens.studies.study import run_study
 
     run = RunDir(config.study.directory)
     result = run_study(config, terminal)
     with terminal.status("drawing"):
-        for name, chart in study_charts(result.to_record(), run.path.name).items():
-            content = chart_bytes(chart, "png")
-            run.commit(f"figures/{name}.png", lambda path, content=content: path.write_bytes(content))
+        commit_charts(run, study_charts(result.to_record(), run.path.name))
     return result
 
 

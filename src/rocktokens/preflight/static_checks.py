@@ -24,7 +24,7 @@ from rocktokens.rollouts.encode import encode_prompt
 from rocktokens.run_dir import RunDir, derive_seed
 from rocktokens.tasks import make_task
 from rocktokens.tasks.base import Task
-from rocktokens.training.start import global_batch
+from rocktokens.training.session import global_batch
 from rocktokens.types import Prompt
 
 PROMPT_SAMPLE = 2000
