@@ -26,7 +26,7 @@ def report(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write one page that says which tokens are rocks, how sure that is, whether they matter, and what bypassing gains.
+    """Write one page: which tokens are rocks, how sure that is, whether they matter, what bypassing gains.
 
     The page is one file: it opens from a disk, asks nobody for anything, and is the same for the same runs. Parts that
     were not run are named with the command that runs them.
