@@ -56,7 +56,7 @@ LIGHT_MODULES = (
     "rocktokens.traces.store",
     "rocktokens.rocks.find",
     "rocktokens.rocks.controls",
-    "rocktokens.report.views.browse",
+    "rocktokens.report.views.rollout_list",
     "rocktokens.gradients.claims",
     "rocktokens.gradients.describe",
     "rocktokens.studies.plan",

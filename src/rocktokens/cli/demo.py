@@ -19,23 +19,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
-from rich.table import Table
-from rich.text import Text
 
-from rocktokens.cli.common import AsJson, Overrides, notes, output, percent, print_json, terminal
-from rocktokens.cli.evaluate import accuracy_table
+from rocktokens.cli.common import AsJson, Overrides, notes, output, print_json, terminal
 from rocktokens.cli.find import run_find, split_seed
-from rocktokens.cli.find_tables import print_summary, rock_table
+from rocktokens.cli.find_tables import print_summary
 from rocktokens.cli.gradients import run_gradients
 from rocktokens.cli.gradients_tables import print_claims
 from rocktokens.cli.knockout import run_knockout
 from rocktokens.cli.knockout_tables import print_verdicts
 from rocktokens.cli.study import study_with_figures
 from rocktokens.cli.study_tables import print_study
+from rocktokens.cli.tables import print_table
 from rocktokens.config import Config, parse_config
-from rocktokens.display.text import visible
+from rocktokens.display.numbers import fixed, percent
+from rocktokens.display.rocks import rock_table
+from rocktokens.display.table import Column, Table, number, text, token
 from rocktokens.evaluation.evaluate import evaluate
-from rocktokens.evaluation.records import EvaluationRecord
+from rocktokens.evaluation.records import EvaluationRecord, accuracy_table
 from rocktokens.knockout.bans import Wanted
 from rocktokens.recipes import shipped
 from rocktokens.run_dir import RunDir
@@ -92,11 +92,11 @@ def run_demo(config: Config, *, quiet: bool = False) -> dict[str, Any]:
     page = write_page(run)
     movement, types = measure_movement(run, rocks)
     if not quiet:
-        output.print(accuracy_table(records))
+        print_table(accuracy_table(records))
         print_summary(rocks)
-        output.print(rock_table(rocks, 20))
-        output.print(movement_table(types, 20, movement["prompts"]))
-        print_claims(gradients.to_record())
+        print_table(rock_table(rocks, 20))
+        print_table(movement_table(types, 20, movement["prompts"]))
+        print_claims(gradients.claims)
         output.print()
         print_verdicts(sweep, "method", 20)
         output.print()
@@ -175,20 +175,17 @@ def measure_movement(run: RunDir, rocks: RockSet) -> tuple[dict[str, Any], "pd.D
 
 
 def movement_table(types: "pd.DataFrame", show: int, prompts: str) -> Table:
-    """The types that hold the most kl, before and after training, on the same tokens of the prompts so named."""
-    table = Table(title=f"kl before and after training, same tokens, {prompts}", title_justify="left")
-    for name in ("token", "category", "tokens", "kl before", "kl after", "kept"):
-        table.add_column(name, justify="left" if name in ("token", "category") else "right")
-    for row in types.head(show).to_dict("records"):
-        table.add_row(
-            Text(visible(row["text"])),
-            row["category"],
-            percent(row["token_share"]),
-            f"{row['mean_kl_baseline']:.3f}",
-            f"{row['mean_kl']:.3f}",
-            percent(row["kept"]),
-        )
-    return table
+    """Make the table of the types that hold the most kl, before and after training, on the same tokens."""
+    columns: list[Column[dict[str, Any]]] = [
+        Column("token", lambda own: token(own["text"])),
+        Column("category", lambda own: text(own["category"])),
+        Column("tokens", lambda own: number(own["token_share"], percent)),
+        Column("kl before", lambda own: number(own["mean_kl_baseline"], fixed(3))),
+        Column("kl after", lambda own: number(own["mean_kl"], fixed(3))),
+        Column("kept", lambda own: number(own["kept"], percent)),
+    ]
+    title = f"kl before and after training, same tokens, {prompts}"
+    return Table.of("movement", columns, types.head(show).to_dict("records"), title)
 
 
 def _print_answer(records: list[EvaluationRecord], movement: dict[str, Any], run: RunDir) -> None:

@@ -51,7 +51,7 @@ def gradients(
         return print_json(record.to_record())
     from rocktokens.cli.gradients_tables import print_gradients
 
-    print_gradients(record.to_record(), show)
+    print_gradients(record, show)
     output.print(f"everything: {run.gradients}", soft_wrap=True, markup=False)
     output.print(f"figures: {run.path / 'figures'}", soft_wrap=True, markup=False)
 
@@ -309,4 +309,4 @@ def _draw(run: RunDir, record: "GradientsRecord") -> None:
     from rocktokens.report.charts.gradient_charts import gradient_charts
     from rocktokens.report.charts.save import commit_charts
 
-    commit_charts(run, gradient_charts(record.to_record(), run.path.name))
+    commit_charts(run, gradient_charts(record, run.path.name))
