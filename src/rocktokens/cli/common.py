@@ -85,25 +85,6 @@ terminal = Terminal()
 progress_bar = terminal.bar
 
 
-class Terminal:
-    """Shows the progress of a stage on standard error."""
-
-    def bar(self, label: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
-        """Show one bar; the block gets a function that advances it."""
-        return progress_bar(label, total)
-
-    def status(self, label: str) -> AbstractContextManager[object]:
-        """Show a spinner."""
-        return notes.status(label)
-
-    def note(self, line: str) -> None:
-        """Print one line as it is."""
-        notes.print(line, markup=False, highlight=False)
-
-
-terminal = Terminal()
-
-
 def percent(share: float | None) -> str:
     """A share as a percentage, or a dash where there is none."""
     return "—" if share is None else f"{100 * share:.1f} %"

@@ -1,4 +1,6 @@
-"""What loss of accuracy a sample of prompts could have shown (METHOD 6), so that "no effect found" says something.
+"""The smallest loss of accuracy that a sample of prompts can show (docs/method.md, section 6).
+
+Without it, "no effect found" says nothing.
 
 1. The clearest ban turns right answers wrong and does nothing else. With L of N prompts lost, all answers of a prompt
    together, the rule of ``verdicts`` calls it a pillar when L is large enough in three ways:
@@ -7,22 +9,20 @@
    resamples are many.
 2. Let L* be the least such L. If every prompt is lost with chance δ, a pillar is seen with chance
    P(Binomial(N, δ) ≥ L*); the δ that makes it 0.8 is the 0.8 quantile of Beta(L*, N − L* + 1).
-3. A ban that also moves other answers, or moves them both ways, is harder to see: with the spread of its differences
-   the loss must be z_{1−α/2} + z_{0.8} standard errors below 0.
 
-Answers of one prompt are taken to be lost together, the worst case: more answers a prompt cannot replace prompts.
+Answers of one prompt are taken to be lost together, the worst case: more answers per prompt cannot replace prompts.
 """
 
 import numpy as np
-from scipy.stats import beta, binom, norm
+from scipy.stats import beta, binom
 
 from rocktokens.knockout.records import Interval
-from rocktokens.knockout.verdicts import EXACT, ROUNDING, Rule
+from rocktokens.knockout.verdicts import EXACT, ROUNDING, VerdictRule
 
 POWER = 0.8
 
 
-def detectable_loss(n_prompts: int, rule: Rule, n_tests: int = 1, noise: Interval = EXACT) -> float:
+def detectable_loss(n_prompts: int, rule: VerdictRule, n_tests: int = 1, noise: Interval = EXACT) -> float:
     """The smallest true loss of accuracy called a pillar with 80 % power, for a ban that changes no other answer.
 
     Args:
@@ -41,14 +41,3 @@ def detectable_loss(n_prompts: int, rule: Rule, n_tests: int = 1, noise: Interva
     below_zero = binom.ppf(rule.alpha / 2, n_prompts, share_L) / n_prompts > max(0.0, noise[1]) + ROUNDING
     enough = lost_L[significant & relevant & below_zero]
     return float(beta.ppf(POWER, enough[0], n_prompts - enough[0] + 1)) if len(enough) else 1.0
-
-
-def detectable_by_ban(differences_KN: np.ndarray, num_samples: int, rule: Rule, noise: Interval = EXACT) -> np.ndarray:
-    """float64 (K,): the smallest loss shown with 80 % power by bans whose answers scatter as these did.
-
-    At least ``detectable_loss``, at most 1. Arguments as in ``verdicts.paired_effects``.
-    """
-    n_prompts = differences_KN.shape[1]
-    errors_K = (differences_KN / num_samples).std(axis=1) / np.sqrt(n_prompts)
-    losses_K = (norm.ppf(1 - rule.alpha / 2) + norm.ppf(POWER)) * errors_K + max(0.0, noise[1])
-    return np.clip(losses_K, detectable_loss(n_prompts, rule, noise=noise), 1.0)

@@ -6,13 +6,12 @@
 3. Types as frequent as the rocks are matched in the scout's traces. A poor match is refused before any arm is trained.
 """
 
-from rocktokens.cli.common import notes
+from rocktokens.cli.common import notes, terminal
 from rocktokens.cli.distill import run_distill
 from rocktokens.cli.find import run_find, split_seed
-from rocktokens.cli.knockout import run_knockout
 from rocktokens.config import Config
 from rocktokens.errors import ConfigError
-from rocktokens.knockout.bans import Wanted
+from rocktokens.knockout.knockout import knockout
 from rocktokens.replay.replay import replay
 from rocktokens.run_dir import RunDir, derive_seed
 from rocktokens.studies.config import CONTROLS, ScoutSection, StudyConfig, arms_with
@@ -51,7 +50,7 @@ def _scouted_rocks(run: RunDir, config: Config, section: ScoutSection) -> RockSe
     replay(config)
     run_find(scout, config.find, split_seed(config))
     if "knockout" in section.stages:
-        run_knockout(scout, config, Wanted(top=config.knockout.top))
+        knockout(scout, config, progress=terminal)
     rocks = RockSet.load(scout.rocks)
     run.update_manifest(**{STAGES: section.stages})
     run.commit(run.rocks.name, rocks.save)
