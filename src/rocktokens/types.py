@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 ROCKS_SCHEMA_VERSION = 1
 CONTROLS_SCHEMA_VERSION = 1
+ONE = 1 << 24
+"""1 in fixed point: scores are summed as integers of this unit, the same for any order of the rows."""
 NOTEBOOK_ROWS, NOTEBOOK_TEXT = 50, 40
 """How many rocks a notebook shows, and how much of each text."""
 Verdict = Literal["untested", "pillar", "stumbling", "neutral", "undecided"]

@@ -31,7 +31,7 @@ from rocktokens.cli.find_tables import print_summary, rock_table
 from rocktokens.cli.gradients import run_gradients
 from rocktokens.cli.gradients_tables import print_claims
 from rocktokens.cli.knockout_tables import print_verdicts
-from rocktokens.cli.study import run_study
+from rocktokens.cli.study import study_with_figures
 from rocktokens.cli.study_tables import print_study
 from rocktokens.config import Config, parse_config
 from rocktokens.display.text import visible
@@ -85,7 +85,7 @@ def run_demo(config: Config, *, quiet: bool = False) -> dict[str, Any]:
     notes.rule("6  ban the rocks")
     sweep = knockout(run, config, progress=terminal)
     notes.rule("7  bypass the rocks")
-    study = run_study(bypass_study(config, run))
+    study = study_with_figures(bypass_study(config, run))
     notes.rule("8  write the page")
     page = write_page(run)
     movement, types = measure_movement(run, rocks)
@@ -94,7 +94,7 @@ def run_demo(config: Config, *, quiet: bool = False) -> dict[str, Any]:
         print_summary(rocks)
         output.print(rock_table(rocks, 20))
         output.print(movement_table(types, 20, movement["prompts"]))
-        print_claims(gradients)
+        print_claims(gradients.to_record())
         output.print()
         print_verdicts(sweep, "method", 20)
         output.print()
@@ -107,7 +107,7 @@ def run_demo(config: Config, *, quiet: bool = False) -> dict[str, Any]:
         ],
         "movement": movement,
         "rocks": {"summary": rocks.summary, "top": [token.text for token in rocks.tokens]},
-        "gradients": {"claims": gradients["claims"]},
+        "gradients": {"claims": [claim.to_record() for claim in gradients.claims]},
         "knockout": {"baseline": sweep.baseline, "counts": sweep.counts, "noise": sweep.noise},
         "study": study.to_record(),
         "report": str(page),

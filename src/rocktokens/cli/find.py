@@ -209,23 +209,10 @@ def _hidden_encoder(store: "TraceStore", checkpoint: int) -> "Encoder":
 
 def _draw(run: RunDir, rocks: RockSet, analysis: "FindRecord") -> None:
     """Commit the figures as PNG."""
-    import pandas as pd
+    from rocktokens.report.charts.find_charts import find_charts
+    from rocktokens.report.charts.save import commit_charts
 
-    from rocktokens.report.charts.find_charts import chart_bytes, cutoff_chart, loss_chart, sensitivity_chart
-    from rocktokens.report.charts.funnel import funnel
-
-    record = analysis.to_record()
-    where = f"{run.path.name}, checkpoint {rocks.criterion['reference']}"
-    selected = f"{where}, prompts that selected the rocks"
-    charts = {
-        "funnel": funnel(pd.DataFrame(record["funnel"]), selected),
-        "cutoff": cutoff_chart(record["cutoff"]["curve"], analysis.cutoff.k, where),
-        "loss": loss_chart(record["trajectory"], f"{run.path.name}, same tokens at every checkpoint, 95 % intervals"),
-        "sensitivity": sensitivity_chart(record["sensitivity"], selected),
-    }
-    for name, chart in charts.items():
-        content = chart_bytes(chart, "png")
-        run.commit(f"figures/{name}.png", lambda path, content=content: path.write_bytes(content))
+    commit_charts(run, find_charts(run.path.name, rocks, analysis.to_record()))
 
 
 def _compare(runs: list[str], overrides: list[str], options: Options, show: int, as_json: bool) -> None:

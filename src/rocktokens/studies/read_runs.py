@@ -17,7 +17,7 @@ import numpy as np
 from rocktokens.errors import RunDirError
 from rocktokens.evaluation.records import EvaluationRecord
 from rocktokens.rollouts.store import read_rollouts
-from rocktokens.studies.plan import Job, rollouts_per_step
+from rocktokens.studies.plan import Job
 from rocktokens.studies.records import Curve
 from rocktokens.studies.worker import evaluation
 
@@ -66,7 +66,7 @@ def _curve(job: Job, start: EvaluationRecord) -> Curve:
     for step, record in zip(steps, records, strict=True):
         _require_same_prompts(job, step, record, start)
     log = _log(job)
-    tokens = np.cumsum([0, *(round(line["response_length"] * rollouts_per_step(job.config)) for line in log)])
+    tokens = np.cumsum([0, *(round(line["response_length"] * job.config.training.rollouts_per_step) for line in log)])
     seconds = np.cumsum([0.0, *(sum(line.get(phase, 0.0) for phase in TRAINING_PHASES) for line in log)])
     return Curve(
         arm=job.arm,

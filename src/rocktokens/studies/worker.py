@@ -29,8 +29,8 @@ Report = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """So much of the job's work is done."""
+class WorkDone:
+    """This much of the job's work is done, in all."""
 
     work: int
 
@@ -45,8 +45,8 @@ class Failed:
     """The job cannot be finished."""
 
     message: str
-    is_mendable: bool
-    """Whether the message is a sentence for the user, rather than a traceback."""
+    is_sentence: bool
+    """Whether the message is a sentence for the user; otherwise it is a traceback."""
     errno: int | None = None
     """The system's number for what went wrong, if it came from the system."""
 
@@ -61,7 +61,7 @@ def serve(connection: Connection, gpu: str | None) -> None:
             job = connection.recv()
         except EOFError:
             return
-        _send(connection, _attempt(job, lambda work: _send(connection, Progress(work))))
+        _send(connection, _attempt(job, lambda work: _send(connection, WorkDone(work))))
 
 
 def run_job(job: Job, report: Report) -> None:
@@ -139,16 +139,16 @@ def _attempt(job: Job, report: Report) -> Done | Failed:
     try:
         run_job(job, report)
     except RocktokensError as error:
-        return Failed(str(error), is_mendable=True)
+        return Failed(str(error), is_sentence=True)
     except OSError as error:
-        return Failed(traceback.format_exc(), is_mendable=False, errno=error.errno)
+        return Failed(traceback.format_exc(), is_sentence=False, errno=error.errno)
     except Exception:
-        return Failed(traceback.format_exc(), is_mendable=False)
+        return Failed(traceback.format_exc(), is_sentence=False)
     return Done()
 
 
-def _send(connection: Connection, message: Progress | Done | Failed) -> None:
-    """Tell the study's process; without it, nobody waits for the job."""
+def _send(connection: Connection, message: WorkDone | Done | Failed) -> None:
+    """Tell the study's process; once that is gone, the job has no purpose."""
     try:
         connection.send(message)
     except OSError:

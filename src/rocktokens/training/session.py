@@ -82,6 +82,18 @@ def make_accelerator(config: Config) -> Accelerator:
     return accelerator
 
 
+def global_batch(config: Config, num_processes: int) -> int:
+    """Rollouts of one update over all processes."""
+    training = config.training
+    size = training.per_device_train_batch_size * training.gradient_accumulation_steps * num_processes
+    if size % config.rollouts.num_generations:
+        raise ConfigError(
+            f"rollouts.num_generations = {config.rollouts.num_generations} does not divide the {size} rollouts of an "
+            "update (per_device_train_batch_size × gradient_accumulation_steps × processes): change one of them"
+        )
+    return size
+
+
 def make_session(
     config: Config, accelerator: Accelerator, checkpoint: Path | None, state: TrainerState | None
 ) -> Session:
@@ -100,18 +112,16 @@ def make_session(
         restore_scheduler(scheduler, state.scheduler)
         if remembered := load_policy_state(checkpoint):
             policy.restore(remembered)
-    teacher_head = lm_head(teacher.model)
-    pad_id = student.pad_id
     sampler = make_sampler(config, student, teacher, bf16=accelerator.mixed_precision == "bf16")
     objective, optimizer = accelerator.prepare(
-        DistillationObjective(student.model, teacher_head, config.scoring), optimizer
+        DistillationObjective(student.model, lm_head(teacher.model), config.scoring), optimizer
     )
     return Session(
         config=config,
         accelerator=accelerator,
         student=student.model,
         tokenizer=student.tokenizer,
-        pad_id=pad_id,
+        pad_id=student.pad_id,
         teacher=teacher.model,
         teacher_stream=torch.cuda.Stream(accelerator.device) if accelerator.device.type == "cuda" else None,
         objective=objective,
