@@ -25,7 +25,6 @@ from rocktokens.cli.find import run_find, split_seed
 from rocktokens.cli.find_tables import print_summary
 from rocktokens.cli.gradients import run_gradients
 from rocktokens.cli.gradients_tables import print_claims
-from rocktokens.cli.knockout import run_knockout
 from rocktokens.cli.knockout_tables import print_verdicts
 from rocktokens.cli.study import study_with_figures
 from rocktokens.cli.study_tables import print_study
@@ -36,7 +35,7 @@ from rocktokens.display.rocks import rock_table
 from rocktokens.display.table import Column, Table, number, text, token
 from rocktokens.evaluation.evaluate import evaluate
 from rocktokens.evaluation.records import EvaluationRecord, accuracy_table
-from rocktokens.knockout.bans import Wanted
+from rocktokens.knockout.knockout import knockout
 from rocktokens.recipes import shipped
 from rocktokens.run_dir import RunDir
 from rocktokens.studies.config import StudyConfig, make_study
@@ -85,7 +84,7 @@ def run_demo(config: Config, *, quiet: bool = False) -> dict[str, Any]:
     notes.rule("5  see where the gradient goes")
     gradients = run_gradients(run, config)
     notes.rule("6  ban the rocks")
-    sweep = run_knockout(run, config, Wanted(top=config.knockout.top))
+    sweep = knockout(run, config, progress=terminal)
     notes.rule("7  bypass the rocks")
     study = study_with_figures(bypass_study(config, run))
     notes.rule("8  write the page")
