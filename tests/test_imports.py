@@ -58,10 +58,11 @@ LIGHT_MODULES = (
     "rocktokens.rocks.controls",
     "rocktokens.report.views.rollout_list",
     "rocktokens.gradients.claims",
-    "rocktokens.gradients.describe",
+    "rocktokens.gradients.logit_summary",
     "rocktokens.studies.plan",
     "rocktokens.studies.study",
-    "rocktokens.gradients.subject",
+    "rocktokens.gradients.held_out",
+    "rocktokens.gradients.records",
     "rocktokens.cli.gradients_tables",
     "rocktokens.cli.main",
 )
