@@ -60,7 +60,7 @@ LIGHT_MODULES = (
     "rocktokens.gradients.claims",
     "rocktokens.gradients.describe",
     "rocktokens.studies.plan",
-    "rocktokens.studies.runner",
+    "rocktokens.studies.study",
     "rocktokens.gradients.subject",
     "rocktokens.cli.gradients_tables",
     "rocktokens.cli.main",

@@ -15,9 +15,9 @@ from typing import Any
 import tomli_w
 
 from rocktokens.config.policies import PolicyBase
-from rocktokens.config.sections import Config
+from rocktokens.config.sections import Config, checkpoint_steps
 from rocktokens.config.sentences import validate
-from rocktokens.errors import ConfigError
+from rocktokens.errors import ConfigError, RocktokensError
 from rocktokens.run_dir import RunDir
 
 _CHOICE = re.compile(r"\s*(?:\w+\.)*(task|policy)\.name\s*=")
@@ -33,6 +33,23 @@ def run_config(run: RunDir, overrides: list[str] | None = None) -> Config:
     """The config a run was started with, overrides applied, pointing at where the run lies now."""
     run.require()
     return load_config(run.config, [*(overrides or []), f"run.directory={json.dumps(str(run.path))}"])
+
+
+def student_name(run: RunDir, step: int) -> str:
+    """The student whose traces are filed under ``step``: a directory, a hub id or an embedded id.
+
+    That is an entry of ``trace.checkpoints`` in the run's config, else ``checkpoints/step-N`` of the run.
+    """
+    listed = load_config(run.config).trace.checkpoints if run.config.exists() else []
+    if not listed:
+        return str(run.checkpoint(step))
+    by_step = dict(zip(checkpoint_steps(listed), listed, strict=True))
+    if step not in by_step:
+        raise RocktokensError(
+            f"checkpoint {step} is none of those that trace.checkpoints of {run.config} lists (they are "
+            f"{', '.join(map(str, by_step))}): list its student there, or give one of these"
+        )
+    return by_step[step]
 
 
 def parse_config(text: str, overrides: list[str] | None = None, name: str = "config") -> Config:

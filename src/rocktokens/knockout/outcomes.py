@@ -8,8 +8,7 @@ Amid the jobs every free rollout is continued once more, from a random position,
 rollout holds. By rights nothing changes: what does is the engine's own noise.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,24 +20,17 @@ from rocktokens.knockout.journal import Decoded, Journal, Key
 from rocktokens.knockout.records import Ban
 from rocktokens.knockout.summary import Evidence
 from rocktokens.knockout.verdicts import EXACT, Rule, paired_effects
+from rocktokens.progress import Progress
 from rocktokens.rollouts.encode import Sampling, make_rollouts
 from rocktokens.rollouts.sampler import Branch, Completion, Sampler
 from rocktokens.run_dir import derive_seed
 from rocktokens.tasks.base import Task
 from rocktokens.types import Prompt, Rollout
 
-Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
-"""Makes a progress bar of a label and a total, and gives the function that advances it."""
 Job = tuple[tuple[int, ...], int, int]
 """Banned ids, place of the free rollout, and the first position that differs."""
 NOTHING: tuple[int, ...] = ()
 """What is banned when free rollouts are decoded again and every id occurs in one of them."""
-
-
-@contextmanager
-def no_progress(_label: str, _total: int) -> Iterator[Callable[[int], None]]:
-    """Shows nothing."""
-    yield lambda _steps: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +165,7 @@ class Outcomes:
         """Decode what the journal does not have, rollout by rollout."""
         missing = [job for job in dict.fromkeys(wanted) if job[:2] not in self.journal.finished]
         missing.sort(key=lambda job: job[1])
-        with progress(label, len(missing)) as advance:
+        with progress.bar(label, len(missing)) as advance:
 
             def done(index: int, completion: Completion) -> None:
                 banned, place, start = missing[index]
@@ -207,7 +199,7 @@ def free_rollouts(answering: Answering, num_samples: int, journal: Journal, prog
     kept = journal.free()
     if kept is not None:
         return kept
-    with progress("decoding free answers", len(answering.prompts) * num_samples) as advance:
+    with progress.bar("decoding free answers", len(answering.prompts) * num_samples) as advance:
         free = make_rollouts(
             answering.sampler,
             answering.tokenizer,
