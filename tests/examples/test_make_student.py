@@ -27,7 +27,7 @@ def answers_of_the_teacher(problems: Path, folder: Path):
         read_prompts(problems, "{prompt}", 12),
         folder,
         temperature=1.0,
-        max_new_tokens=64,
+        max_new_tokens=120,
         max_prompt_length=200,
         batch_size=8,
         seed=0,
@@ -67,7 +67,7 @@ def test_all_layers_give_the_same_logits_and_a_cache_works_on_fewer():
 
 
 def test_healing_lowers_the_loss_on_the_teachers_answers_and_resumes(problems, tmp_path, monkeypatch):
-    healing = ["--teacher", "pebbles-teacher", "--prompts", str(problems), "--max-new-tokens", "64"]
+    healing = ["--teacher", "pebbles-teacher", "--prompts", str(problems), "--max-new-tokens", "120"]
     healing += ["--num-prompts", "12", "--batch-size", "8", "--epochs", "3", "--learning-rate", "1e-3"]
     monkeypatch.setattr(make_student, "PART", 8)
     run(monkeypatch, tmp_path / "pruned", "--layers", "0-3")
