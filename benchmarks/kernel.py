@@ -116,7 +116,7 @@ def frozen_weights(n: int) -> torch.Tensor:
 
 def ours(problem: Problem, weights_N: torch.Tensor, round_logits: bool) -> Gradients:
     arrays = (*problem.states, problem.token_ids_N, weights_N)
-    loss, _ = weighted_kl(*arrays, float(len(weights_N)), round_logits=round_logits, unseen=True)
+    loss, _ = weighted_kl(*arrays, float(len(weights_N)), round_logits=round_logits, defer_checks=True)
     return torch.autograd.grad(loss, problem.leaves)
 
 

@@ -13,8 +13,8 @@ import time
 import torch
 
 from rocktokens.cli.distill import run_distill
-from rocktokens.cli.trace import run_trace
 from rocktokens.config import parse_config
+from rocktokens.replay.replay import replay
 
 CONFIG = """
 [models]
@@ -43,13 +43,13 @@ def main() -> None:
         began = time.perf_counter()
         distilled = run_distill(config, resume=False)
         between = time.perf_counter()
-        traced = run_trace(config)
+        traced = replay(config)
         ended = time.perf_counter()
     print(
         f"{datetime.date.today()}, {platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
     )
     print(f"distill: {distilled['steps']} steps, {distilled['tokens_seen']} tokens in {between - began:.0f} s")
-    print(f"trace:   {traced['tokens']} tokens through 2 checkpoints in {ended - between:.0f} s (both with loading)")
+    print(f"trace:   {traced.tokens} tokens through 2 checkpoints in {ended - between:.0f} s (both with loading)")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import pytest
 import rocktokens
 
 SOURCE = Path(rocktokens.__file__).parent
-BASE = {"errors", "types", "config", "run_dir", "windows", "progress", "display"}
+BASE = {"errors", "types", "config", "run_dir", "windows", "progress", "display", "splitmix"}
 """Every module may import these."""
 MODELS = BASE | {"tasks", "models", "rollouts", "scoring"}
 MAY_IMPORT: dict[str, set[str]] = {
@@ -60,7 +60,7 @@ LIGHT_MODULES = (
     "rocktokens.gradients.claims",
     "rocktokens.gradients.describe",
     "rocktokens.studies.plan",
-    "rocktokens.studies.runner",
+    "rocktokens.studies.study",
     "rocktokens.gradients.subject",
     "rocktokens.cli.gradients_tables",
     "rocktokens.cli.main",

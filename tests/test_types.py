@@ -92,7 +92,7 @@ def test_missing_damaged_and_newer_files_are_refused(tmp_path):
     with pytest.raises(RocktokensError, match=r"does not exist: run `rocktokens find` first"):
         RockSet.load(path)
     path.write_text("{")
-    with pytest.raises(RocktokensError, match=r"is not valid JSON .*: write it anew"):
+    with pytest.raises(RocktokensError, match=r"is not valid JSON .*: write it again"):
         RockSet.load(path)
     one_rock().save(path)
     record = json.loads(path.read_text())
@@ -108,7 +108,7 @@ def test_missing_damaged_and_newer_files_are_refused(tmp_path):
 @pytest.mark.parametrize("content", ['{"schema_version": 1}', '{"schema_version": 1, "tokens": [3]}', "[]", "null"])
 def test_json_that_is_no_rock_set_is_refused(tmp_path, content):
     (tmp_path / "rocks.json").write_text(content)
-    with pytest.raises(RocktokensError, match=r"rocks\.json .*: write it anew with `rocktokens find`"):
+    with pytest.raises(RocktokensError, match=r"rocks\.json .*: write it again with `rocktokens find`"):
         RockSet.load(tmp_path / "rocks.json")
 
 
@@ -168,5 +168,5 @@ def test_files_that_hold_no_controls_are_refused(tmp_path, change, sentence):
         ControlSet.load(path)
     two_draws().save(path)
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
-    with pytest.raises(RocktokensError, match=rf"controls\.json {sentence}.*: .*write it anew with `match_controls`"):
+    with pytest.raises(RocktokensError, match=rf"controls\.json {sentence}.*: .*write it again with `match_controls`"):
         ControlSet.load(path)

@@ -18,6 +18,7 @@ _HOME_OF = {
     "TokenScores": "rocktokens.types",
     "TraceStore": "rocktokens.traces.store",
     "TraceWriter": "rocktokens.traces.writer",
+    "evaluate": "rocktokens.evaluation.evaluate",
     "find_rocks": "rocktokens.rocks.find",
     "gradient_shares": "rocktokens.gradients.parameter_space",
     "knockout_sweep": "rocktokens.knockout.sweep",
@@ -38,6 +39,7 @@ __all__ = [
     "TraceStore",
     "TraceWriter",
     "__version__",
+    "evaluate",
     "find_rocks",
     "gradient_shares",
     "knockout_sweep",
@@ -49,6 +51,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from rocktokens.evaluation.evaluate import evaluate
     from rocktokens.gradients.parameter_space import gradient_shares
     from rocktokens.knockout.records import Ban, KnockoutSweep
     from rocktokens.knockout.sweep import knockout_sweep

@@ -25,6 +25,10 @@ class Progress(Protocol):
         """Show one line that stays."""
         ...
 
+    def heading(self, title: str) -> None:
+        """Show that one stage of several begins."""
+        ...
+
 
 class Silent:
     """Reports nothing."""
@@ -38,6 +42,9 @@ class Silent:
         return nullcontext()
 
     def note(self, line: str) -> None:
+        """Nothing."""
+
+    def heading(self, title: str) -> None:
         """Nothing."""
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
 
 import numpy as np
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 ROCKS_SCHEMA_VERSION = 1
 CONTROLS_SCHEMA_VERSION = 1
+ONE = 1 << 24
+"""1 in fixed point: scores are summed as integers of this unit, the same for any order of the rows."""
 NOTEBOOK_ROWS, NOTEBOOK_TEXT = 50, 40
 """How many rocks a notebook shows, and how much of each text."""
 Verdict = Literal["untested", "pillar", "stumbling", "neutral", "undecided"]
@@ -198,7 +200,7 @@ class RockSet:
             return cls(tokens=tokens, **record)
         except (KeyError, TypeError, AttributeError) as error:
             raise RocktokensError(
-                f"{path} lacks fields of rocks.json or has others ({error}): write it anew with `rocktokens find`"
+                f"{path} lacks fields of rocks.json or has others ({error}): write it again with `rocktokens find`"
             ) from None
 
     def to_frame(self) -> "pd.DataFrame":
@@ -276,14 +278,50 @@ class ControlSet:
             return controls
         except (KeyError, TypeError, AttributeError) as error:
             raise RocktokensError(
-                f"{path} lacks fields of controls.json or has others ({error}): write it anew with `match_controls`"
+                f"{path} lacks fields of controls.json or has others ({error}): write it again with `match_controls`"
             ) from None
 
 
-def write_record(path: str | Path, record: dict[str, Any]) -> None:
+class Record:
+    """A part of a result file whose fields are the keys of a JSON object; ``load_record`` reads it strictly.
+
+    Subclasses are frozen dataclasses with slots.
+    """
+
+    __slots__ = ()
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"strict": True, "extra": "forbid", "allow_inf_nan": False}
+
+
+R = TypeVar("R", bound=Record)
+
+
+def write_record(path: str | Path, record: dict[str, Any], indent: int | None = 1) -> None:
     """Write one JSON object, byte for byte the same for the same content."""
-    text = json.dumps(record, indent=1, ensure_ascii=False, sort_keys=True, allow_nan=False)
+    text = json.dumps(record, indent=indent, ensure_ascii=False, sort_keys=True, allow_nan=False)
     Path(path).write_text(text + "\n", encoding="utf-8")
+
+
+def load_record(cls: type[R], path: str | Path, name: str, maker: str, schema_version: int) -> R:
+    """Read a file as nested records, field by field; one sentence where a field is missing, unknown or mistyped.
+
+    Args:
+        cls: the record of the whole file, with a field ``schema_version``.
+        path: the file.
+        name: what such a file is called.
+        maker: the command that writes it.
+        schema_version: the version that this release reads.
+    """
+    from pydantic import TypeAdapter, ValidationError
+
+    read_record(path, name, maker, schema_version)
+    try:
+        return TypeAdapter(cls).validate_json(Path(path).read_bytes())
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise RocktokensError(
+            f"{path} is no {name} ({where}: {first['msg'].lower()}): write it again with {maker}"
+        ) from None
 
 
 def read_record(path: str | Path, name: str, maker: str, schema_version: int) -> dict[str, Any]:
@@ -294,16 +332,16 @@ def read_record(path: str | Path, name: str, maker: str, schema_version: int) ->
     except FileNotFoundError:
         raise RocktokensError(f"{path} does not exist: run {maker} first") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise RocktokensError(f"{path} is not valid JSON ({error}): write it anew with {maker}") from None
+        raise RocktokensError(f"{path} is not valid JSON ({error}): write it again with {maker}") from None
     except OSError as error:
         raise RocktokensError(f"{path} cannot be read ({error.strerror}): give the {name} that {maker} wrote") from None
     if not isinstance(record, dict):
-        raise RocktokensError(f"{path} is not a JSON object: write it anew with {maker}")
+        raise RocktokensError(f"{path} is not a JSON object: write it again with {maker}")
     version = record.pop("schema_version", None)
     if version != schema_version:
         raise RocktokensError(
             f"{path} has schema_version {version!r}, this rocktokens reads {schema_version}: "
-            f"use the version that wrote it, or write it anew with {maker}"
+            f"use the version that wrote it, or write it again with {maker}"
         )
     return record
 

@@ -15,23 +15,29 @@ from rocktokens.cli.main import app
 from rocktokens.config import parse_config
 from rocktokens.models.fingerprints import vocabulary_sha256
 from rocktokens.models.load import load_model
-from rocktokens.preflight.findings import (
-    check_disk,
-    check_memory,
+from rocktokens.preflight.findings import Finding
+from rocktokens.preflight.pair_probe import (
+    PairProbe,
     check_overlap,
     check_sampler,
     check_stop_mass,
     check_truncation,
-    check_widths,
 )
-from rocktokens.preflight.pair_probe import MemoryNeed, ModelSize, PairProbe, memory_need
-from rocktokens.preflight.probe import estimate_time
+from rocktokens.preflight.resources import (
+    MemoryNeed,
+    ModelSize,
+    check_disk,
+    check_memory,
+    disk_need,
+    estimate_time,
+    memory_need,
+)
 from rocktokens.preflight.static_checks import (
     check_directory,
     check_head,
     check_policy,
     check_templates,
-    disk_need,
+    check_widths,
     misfit,
 )
 from rocktokens.run_dir import RunDir
@@ -347,7 +353,7 @@ def test_rollouts_that_are_cut_off():
 
 
 def test_brackets_in_findings_are_shown_as_they_are():
-    findings = [{"name": "end tokens", "level": "warn", "value": "student [1], teacher [red]", "remedy": "see [2]"}]
+    findings = [Finding("end tokens", "warn", "student [1], teacher [red]", "see [2]")]
     page = io.StringIO()
     Console(width=100, file=page).print(finding_table(findings))
     text = page.getvalue()

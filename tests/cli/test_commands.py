@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from command_line import FinishedRun, changed, other_tokenizer, require_sound, rocktokens, snapshot, succeed
 
-from rocktokens.cli import trace as cli_trace
+from rocktokens.cli.common import terminal
 from rocktokens.config import load_config
 from rocktokens.models import pebbles
 from rocktokens.run_dir import RunDir
@@ -174,7 +174,7 @@ def test_the_bar_of_a_replay_ends_where_it_should(
         bars[label] = [0, total]
         yield lambda steps: bars[label].__setitem__(0, bars[label][0] + steps)
 
-    monkeypatch.setattr(cli_trace, "progress_bar", counted)
+    monkeypatch.setattr(terminal, "bar", counted)
     students = json.dumps([str(finished.path / f"checkpoints/step-{step}") for step in (0, 4)])
     settings = (f"run.directory={tmp_path}/run", "task.name=jsonl", f"task.path={tmp_path}/task.jsonl")
     succeed("trace", finished.config, *changed(*settings, f"trace.checkpoints={students}"))

@@ -269,7 +269,7 @@ def test_claims_rest_on_the_record(record: dict[str, Any]):
     assert f"{100 * rocks['norm_share']:.1f} % of Σ‖g‖" in claims["total"]["sentence"]
     assert f"to {rocks['change']['kl_after']:.3f} nats" in claims["unmoved"]["sentence"]
     verdict = record["parameter"]["shares"]["update"]["effects"]["rocks"]["verdict"]
-    expected = {"suppresses": "holds", "amplifies": "does not hold", "cannot be told": "cannot be told here"}
+    expected = {"suppresses": "supported", "amplifies": "contradicted", "inconclusive": "inconclusive"}
     assert claims["adam"]["verdict"] == expected[verdict]
 
 
@@ -293,7 +293,7 @@ def test_before_the_first_update_there_is_only_the_gradient(copy: Path):
     assert "step-0 is before the first update, without optimizer state: only the gradient is shown" in " ".join(
         outcome.stdout.split()
     )
-    unknown = {claim["name"] for claim in record["claims"] if claim["verdict"] == "cannot be told here"}
+    unknown = {claim["name"] for claim in record["claims"] if claim["verdict"] == "inconclusive"}
     assert {"kept", "unmoved", "adam", "persists"} <= unknown
     require_sound(copy)
 

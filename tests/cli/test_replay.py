@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from rocktokens.errors import NonFiniteLossError
 from rocktokens.models import load as loading
+from rocktokens.replay import replay as replaying
 from rocktokens.run_dir import RunDir
 from rocktokens.scoring import divergence, score
 from rocktokens.traces import writer as trace_writer
@@ -29,7 +30,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         names.append(Path(name).name)
         return load_model(name, *options)
 
-    monkeypatch.setattr(loading, "load_model", noted)
+    monkeypatch.setattr(replaying, "load_model", noted)
     return names
 
 
@@ -72,7 +73,7 @@ def test_the_teacher_sees_a_probe_set_once(finished: FinishedRun, tmp_path: Path
             )
         return loaded
 
-    monkeypatch.setattr(loading, "load_model", watched)
+    monkeypatch.setattr(replaying, "load_model", watched)
     succeed(*replay_of(finished, tmp_path / "run"))
     assert sum(rows) == 8
     assert traces(tmp_path / "run") == traces(finished.path)

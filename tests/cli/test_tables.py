@@ -2,6 +2,7 @@
 
 import io
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from rich.table import Table
 from rocktokens.cli.evaluate import accuracy_table
 from rocktokens.cli.find_tables import rock_table
 from rocktokens.display.text import visible
+from rocktokens.evaluation.records import EvaluationRecord
 from rocktokens.types import RockSet, RockToken
 
 HOSTILE = ["[bold]", "[/]", "[/bold]", "\\[", "\\", "\\]", "[red]x", "[link=http://x]", ":smile:", "[", "a[b]c\\"]
@@ -54,11 +56,12 @@ def test_no_token_text_is_taken_for_markup():
 
 
 def test_no_model_name_is_taken_for_markup():
-    record = {
-        "accuracy": 0.5, "wilson_interval": (0.4, 0.6), "bootstrap_interval": None, "n_prompts": 10,
-        "mean_response_length": 3.0, "truncated_share": 0.0, "task": "[bold]",
-    }  # fmt: skip
-    lines = rendered(accuracy_table([{"name": name, **record} for name in HOSTILE]))
+    record = EvaluationRecord(
+        name="", settings={}, task="[bold]", accuracy=0.5, n_prompts=10, num_samples=1, n_samples=10,
+        wilson_interval=(0.4, 0.6), bootstrap_interval=None, mean_response_length=3.0, truncated_share=0.0,
+        temperature=1.0, seed=0, prompt_ids=[], correct=[], answers=[],
+    )  # fmt: skip
+    lines = rendered(accuracy_table([replace(record, name=name) for name in HOSTILE]))
     assert all(f"│ {name} " in line for name, line in zip(HOSTILE, lines[4:-1], strict=True))
     assert "accuracy on [bold]" in lines[0]
 

@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from rocktokens.errors import RocktokensError
-from rocktokens.evaluation.accuracy import bootstrap_interval, evaluate, wilson_interval
+from rocktokens.evaluation.accuracy import bootstrap_interval, measure_accuracy, wilson_interval
+from rocktokens.evaluation.records import EvaluationRecord
+from rocktokens.rollouts.encode import Sampling
 from rocktokens.rollouts.sampler import SampleRequest, TransformersSampler
 from rocktokens.tasks.base import DatasetTask, Task
 from rocktokens.tasks.wordmath import Wordmath
@@ -42,13 +45,12 @@ def digits_sampler() -> TransformersSampler:
 
 PROMPTS = [Prompt(f"p{n}", f"{n % 10} {n // 10}", str(n % 10)) for n in range(24)]
 TASK = DatasetTask("digits", PROMPTS, "math")
+SAMPLING = Sampling(temperature=1.0, max_new_tokens=6, seed=5, chat_template=False, max_prompt_length=8)
 
 
 def run(num_samples: int, temperature: float = 1.0, seed: int = 5, task: Task = TASK):
-    return evaluate(
-        digits_sampler(), digits_tokenizer(), task, PROMPTS, num_samples=num_samples, temperature=temperature,
-        max_new_tokens=6, seed=seed, chat_template=False, max_prompt_length=8,
-    )  # fmt: skip
+    sampling = replace(SAMPLING, temperature=temperature, seed=seed)
+    return measure_accuracy(digits_sampler(), digits_tokenizer(), task, PROMPTS, sampling, num_samples=num_samples)
 
 
 @pytest.mark.parametrize(("right", "total"), [(0, 10), (3, 10), (10, 10), (412, 500)])
@@ -135,10 +137,13 @@ def test_answers_are_those_the_task_graded():
 
 def test_the_record_is_json():
     result = run(2)
-    record = json.loads(json.dumps(result.to_record(), allow_nan=False))
+    filed = EvaluationRecord(name="step 4", settings={"seed": 5}, **asdict(result))
+    record = json.loads(json.dumps(filed.to_record(), allow_nan=False))
+    assert [*record][:4] == ["name", "settings", "task", "accuracy"]
     assert record["accuracy"] == result.accuracy
     assert record["answers"] == result.answers
     assert tuple(record["bootstrap_interval"]) == result.bootstrap_interval
+    assert EvaluationRecord.from_record(record) == filed
 
 
 def test_prompts_without_answers_or_no_prompts_are_refused():
@@ -147,7 +152,4 @@ def test_prompts_without_answers_or_no_prompts_are_refused():
         ([], "no prompts to evaluate"),
     ):
         with pytest.raises(RocktokensError, match=message):
-            evaluate(
-                digits_sampler(), digits_tokenizer(), TASK, prompts, num_samples=1, temperature=1.0, max_new_tokens=6,
-                seed=5, chat_template=False, max_prompt_length=8,
-            )  # fmt: skip
+            measure_accuracy(digits_sampler(), digits_tokenizer(), TASK, prompts, SAMPLING, num_samples=1)

@@ -4,17 +4,17 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest, ttest_1samp
 
-from rocktokens.gradients.shares import GradientShares, estimate
+from rocktokens.gradients.shares import GradientShares, batch_mean
 
 
 def test_interval_is_student_s_and_needs_two_batches():
     values = np.array([0.2, 0.5, 0.1, 0.4, np.nan])
-    found = estimate(values)
+    found = batch_mean(values)
     expected = ttest_1samp(values[:4], 0).confidence_interval(0.95)
     assert found.mean == pytest.approx(0.3) and found.interval == pytest.approx((expected.low, expected.high))
     assert found.values == [0.2, 0.5, 0.1, 0.4, None]
-    assert estimate(values[:1]).interval is None and estimate(values[:1]).mean == 0.2
-    assert estimate(values[4:]).mean is None
+    assert batch_mean(values[:1]).interval is None and batch_mean(values[:1]).mean == 0.2
+    assert batch_mean(values[4:]).mean is None
 
 
 def made_up(update_shares: list[float], gradient_share: float = 0.5) -> GradientShares:
@@ -31,13 +31,13 @@ def made_up(update_shares: list[float], gradient_share: float = 0.5) -> Gradient
     [
         ([0.30, 0.32, 0.28, 0.31, 0.33, 0.29], "suppresses", "amplifies"),
         ([0.70, 0.72, 0.68, 0.71, 0.73, 0.69], "amplifies", "suppresses"),
-        ([0.30, 0.72, 0.48, 0.51, 0.49, 0.52], "cannot be told", "cannot be told"),
+        ([0.30, 0.72, 0.48, 0.51, 0.49, 0.52], "inconclusive", "inconclusive"),
         # the interval alone would tell, the signs do not: too few batches, or one on the other side
-        ([0.30, 0.32, 0.28, 0.31, 0.33], "cannot be told", "cannot be told"),
-        ([0.30, 0.32, 0.28, 0.31, 0.33, 0.51], "cannot be told", "cannot be told"),
+        ([0.30, 0.32, 0.28, 0.31, 0.33], "inconclusive", "inconclusive"),
+        ([0.30, 0.32, 0.28, 0.31, 0.33, 0.51], "inconclusive", "inconclusive"),
         # the signs alone would tell, the interval does not
-        ([0.01, 0.49, 0.49, 0.49, 0.49, 0.49], "cannot be told", "cannot be told"),
-        ([0.30], "cannot be told", "cannot be told"),
+        ([0.01, 0.49, 0.49, 0.49, 0.49, 0.49], "inconclusive", "inconclusive"),
+        ([0.30], "inconclusive", "inconclusive"),
     ],
 )
 def test_verdict_needs_the_interval_of_the_paired_difference_and_its_signs(update_shares, rocks, rest):

@@ -131,7 +131,7 @@ def test_a_delta_that_is_no_number_is_never_written(tmp_path, broken):
 def test_a_file_that_is_cut_short_is_refused(tmp_path, content):
     path = tmp_path / "knockout.json"
     path.write_text(content)
-    with pytest.raises(RocktokensError, match=r"knockout\.json is not valid JSON .*: write it anew"):
+    with pytest.raises(RocktokensError, match=r"knockout\.json is not valid JSON .*: write it again"):
         KnockoutSweep.load(path)
 
 
@@ -152,7 +152,7 @@ FIELDS = r"lacks fields of knockout\.json or has others \(.*\): write it anew wi
     [
         (lambda r: {**r, "schema_version": 2}, "has schema_version 2, this rocktokens reads 1: use the version that"),
         (lambda r: drop(r, "schema_version"), "has schema_version None, this rocktokens reads 1"),
-        (lambda r: [r], "is not a JSON object: write it anew with `rocktokens knockout`"),
+        (lambda r: [r], "is not a JSON object: write it again with `rocktokens knockout`"),
         (lambda r: drop(r, "knockouts"), FIELDS),
         (lambda r: drop(r, "noise"), FIELDS),
         (lambda r: {**r, "later": 1}, FIELDS),

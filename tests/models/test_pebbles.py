@@ -11,7 +11,7 @@ import torch
 from rocktokens.models import pebbles
 from rocktokens.models.fingerprints import same_tokenizer
 from rocktokens.models.load import LoadedModel, load_model
-from rocktokens.rollouts.encode import make_rollouts
+from rocktokens.rollouts.encode import Sampling, make_rollouts
 from rocktokens.rollouts.sampler import TransformersSampler
 from rocktokens.run_dir import file_sha256
 from rocktokens.tasks.wordmath import Wordmath, make_problem
@@ -39,19 +39,7 @@ def answers(pair: dict[str, LoadedModel]) -> dict[str, list[Rollout]]:
 def answer(loaded: LoadedModel) -> list[Rollout]:
     """Both models at temperature 1, sampled as a run does."""
     sampler = TransformersSampler(loaded.model, loaded.eos_ids, loaded.tokenizer.pad_token_id, batch_size=100)
-    return make_rollouts(
-        sampler,
-        loaded.tokenizer,
-        PROMPTS,
-        num_generations=1,
-        policy_step=0,
-        first_rollout_id=0,
-        temperature=1.0,
-        max_new_tokens=160,
-        seed=11,
-        chat_template=True,
-        max_prompt_length=160,
-    )
+    return make_rollouts(sampler, loaded.tokenizer, PROMPTS, Sampling(1.0, 160, 11, max_prompt_length=160))
 
 
 def accuracy(loaded: LoadedModel, rollouts: list[Rollout]) -> float:

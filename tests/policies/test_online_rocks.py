@@ -8,9 +8,9 @@ import torch
 from tracker_oracle import changing_steps
 
 from rocktokens.config.policies import OnlineRocksSection
-from rocktokens.policies.chance import uniform
 from rocktokens.policies.online_rocks import Freeze, OnlineRocksPolicy, freezes
 from rocktokens.policies.tracker import RockTracker
+from rocktokens.splitmix import occurrence_uniforms
 from rocktokens.types import TokenScores
 
 FROZEN, FALLING = 5, 6
@@ -104,7 +104,7 @@ def test_torch_gives_what_numpy_gives() -> None:
 
 def test_probe_numbers_are_uniform_and_uncorrelated_along_positions_and_rollouts() -> None:
     rollouts, positions = np.divmod(np.arange(200_000), 500)
-    grid = uniform(17, rollouts, positions).reshape(400, 500)
+    grid = occurrence_uniforms(17, rollouts, positions).reshape(400, 500)
     assert np.abs(np.histogram(grid, 20, (0, 1))[0] / grid.size - 0.05).max() < 0.003
     for left, right in ((grid[1:], grid[:-1]), (grid[:, 1:], grid[:, :-1])):
         assert abs(np.corrcoef(left.ravel(), right.ravel())[0, 1]) < 0.01

@@ -7,8 +7,9 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from rocktokens.config import ScoringSection
 from rocktokens.models.load import LoadedModel
-from rocktokens.preflight import pair_probe as preflight
-from rocktokens.preflight.pair_probe import Activations, ModelSize, PairProbe
+from rocktokens.preflight import pair_probe, resources
+from rocktokens.preflight.pair_probe import PairProbe
+from rocktokens.preflight.resources import Activations, ModelSize
 from rocktokens.types import Rollout
 
 V, EXTRA = 41, 3
@@ -80,7 +81,7 @@ def test_probe_is_what_a_loop_over_tokens_measures(pair):
             gap.append(abs(rollout.logprobs[t] - np.log(p[rollout.token_ids[t]])))
             if rollout.finished and t == len(rollout.token_ids) - 1:
                 stop.append(q[5] + q[7])
-    probe = preflight.probe_pair(student, teacher, rollouts, ScoringSection(tokens_per_batch=40, tokens_per_chunk=4))
+    probe = pair_probe.probe_pair(student, teacher, rollouts, ScoringSection(tokens_per_batch=40, tokens_per_chunk=4))
     assert len(stop) == 4 and probe.tokens == len(kl)
     measured = [probe.kl, probe.overlap, probe.overlap_mass, probe.stop_mass, probe.sampler_gap]
     assert measured == pytest.approx([np.mean(x) for x in (kl, overlap, mass, stop, gap)], rel=1e-5)
@@ -90,19 +91,19 @@ def test_probe_is_what_a_loop_over_tokens_measures(pair):
 def test_what_cannot_be_measured_is_none_not_zero(pair):
     student, teacher = pair
     endless = [rollout for rollout in random_rollouts() if not rollout.finished]
-    probe = preflight.probe_pair(student, teacher, endless, ScoringSection(temperature=2.0))
+    probe = pair_probe.probe_pair(student, teacher, endless, ScoringSection(temperature=2.0))
     assert probe.stop_mass is None and probe.sampler_gap is None
-    assert preflight.probe_pair(student, teacher, endless[:1], ScoringSection()).kl_error is None
+    assert pair_probe.probe_pair(student, teacher, endless[:1], ScoringSection()).kl_error is None
 
 
 def test_the_error_of_the_mean_counts_rollouts_not_tokens():
     generator = np.random.default_rng(0)
     values = generator.normal(size=30)
-    alone = preflight.clustered_error(values, np.ones(30, dtype=int))
+    alone = pair_probe.clustered_error(values, np.ones(30, dtype=int))
     assert alone == pytest.approx(values.std(ddof=1) / np.sqrt(30))
     repeated = np.repeat(values, 4)
-    assert preflight.clustered_error(repeated, np.full(30, 4)) == pytest.approx(alone)
-    uneven = preflight.clustered_error(np.array([1.0, 3.0, 5.0]), np.array([1, 2]))
+    assert pair_probe.clustered_error(repeated, np.full(30, 4)) == pytest.approx(alone)
+    uneven = pair_probe.clustered_error(np.array([1.0, 3.0, 5.0]), np.array([1, 2]))
     assert uneven == pytest.approx(np.sqrt(((1 - 3) ** 2 + (0 + 2) ** 2) * 2) / 3)
 
 
@@ -121,18 +122,18 @@ class Exponential(torch.nn.Module):
 
 def test_activations_are_the_bytes_autograd_saves_without_the_weights():
     rollout = random_rollouts()[1]
-    activations = preflight.measure_activations(Exponential(width=10), rollout)
+    activations = resources.measure_activations(Exponential(width=10), rollout)
     assert activations == Activations(fixed=0, per_token=8 + 4 * 10 + 4 * 10)
 
 
 def test_activations_of_one_and_two_rows_foretell_those_of_five():
     model, rollout = small_llama(), random_rollouts()[1]
     ids = np.concatenate([rollout.prompt_ids, rollout.token_ids])
-    activations = preflight.measure_activations(model, rollout)
-    five = preflight._kept_bytes(model, torch.tensor(np.tile(ids, (5, 1)), dtype=torch.long), False)
+    activations = resources.measure_activations(model, rollout)
+    five = resources._kept_bytes(model, torch.tensor(np.tile(ids, (5, 1)), dtype=torch.long), False)
     assert activations.fixed + activations.per_token * 5 * len(ids) == pytest.approx(five)
     model.requires_grad_(False)
-    assert preflight.measure_activations(model, rollout) == Activations(0, 0)
+    assert resources.measure_activations(model, rollout) == Activations(0, 0)
 
 
 def test_size_is_read_off_the_model():
@@ -150,7 +151,7 @@ SIZE = ModelSize(parameters=1000, trainable=100, layers=4, width=10, head=60, ca
 
 
 def test_memory_arithmetic():
-    need = preflight.memory_need(
+    need = resources.memory_need(
         SIZE, teacher_bytes=5000, activation_bytes=700, chunk_positions=8, vocab_size=50, sampled_tokens=3
     )
     assert need.student == 4 * 1000 + 12 * 100
@@ -158,7 +159,7 @@ def test_memory_arithmetic():
     assert need.update == 700 + 4 * 9 * 8 * 50 + 4 * 60
     assert need.sampling == 4 * 16 * 3
     assert need.peak == 5200 + 5000 + need.update
-    longer = preflight.memory_need(
+    longer = resources.memory_need(
         SIZE, teacher_bytes=5000, activation_bytes=700, chunk_positions=8, vocab_size=50, sampled_tokens=1000
     )
     assert longer.peak == 5200 + 5000 + 64_000
@@ -166,13 +167,13 @@ def test_memory_arithmetic():
 
 def test_checkpointing_keeps_one_layer_and_the_inputs_of_all():
     activations = Activations(fixed=50, per_token=800)
-    assert preflight.activation_need(activations, SIZE, 30, checkpointing=False) == 50 + 24_000
-    assert preflight.activation_need(activations, SIZE, 30, checkpointing=True) == 50 + 30 * (200 + 4 * 4 * 10)
+    assert resources.activation_need(activations, SIZE, 30, checkpointing=False) == 50 + 24_000
+    assert resources.activation_need(activations, SIZE, 30, checkpointing=True) == 50 + 30 * (200 + 4 * 4 * 10)
 
 
 def test_time_arithmetic():
     probe = PairProbe(100, 1.0, None, 1.0, 1.0, None, None, 0.2, 0.5, 0.1)
-    assert preflight.update_seconds(probe, 400) == pytest.approx(4 * (0.5 + 3 * 0.2 + 2 * 0.1))
+    assert resources.update_seconds(probe, 400) == pytest.approx(4 * (0.5 + 3 * 0.2 + 2 * 0.1))
     step = {"rollouts": 48, "tokens": 400.0, "batch_size": 32}
-    assert preflight.sampling_seconds(3.0, 100, **step, fixed_batches=False) == pytest.approx(12.0)
-    assert preflight.sampling_seconds(3.0, 100, **step, fixed_batches=True) == pytest.approx(6.0)
+    assert resources.sampling_seconds(3.0, 100, **step, fixed_batches=False) == pytest.approx(12.0)
+    assert resources.sampling_seconds(3.0, 100, **step, fixed_batches=True) == pytest.approx(6.0)

@@ -243,10 +243,19 @@ def _arm(name: str, end: float, saved: float = 0.0) -> dict[str, Any]:
 def _evaluation(name: str, accuracy: float) -> dict[str, Any]:
     return {
         "name": name,
+        "settings": {},
         "task": "wordmath",
         "accuracy": accuracy,
-        "wilson_interval": [accuracy - 0.1, accuracy],
         "n_prompts": 500,
+        "num_samples": 1,
+        "n_samples": 500,
+        "wilson_interval": [accuracy - 0.1, accuracy],
+        "bootstrap_interval": None,
         "mean_response_length": 61.0,
         "truncated_share": 0.0,
+        "temperature": 1.0,
+        "seed": 0,
+        "prompt_ids": [],
+        "correct": [],
+        "answers": [],
     }

@@ -16,14 +16,9 @@ from type_tables import COLUMNS, HOSTILE, table, zipf_types
 
 from rocktokens.display.text import visible
 from rocktokens.errors import RocktokensError
-from rocktokens.report.charts.find_charts import (
-    chart_bytes,
-    cutoff_chart,
-    funnel,
-    loss_chart,
-    save_chart,
-    sensitivity_chart,
-)
+from rocktokens.report.charts.find_charts import cutoff_chart, loss_chart, sensitivity_chart
+from rocktokens.report.charts.funnel import funnel
+from rocktokens.report.charts.save import chart_bytes, save_chart
 
 PNG = b"\x89PNG\r\n\x1a\n"
 KEYS = ("k", "coverage", "coverage_held_out", "stability", "stability_low", "stability_high")

@@ -4,8 +4,8 @@ from typing import Any
 
 from report_run import make_ban
 
-from rocktokens.report.charts.find_charts import chart_bytes
 from rocktokens.report.charts.forest import MATCHED, MOST, NEVER, TESTED, forest_chart, forest_records
+from rocktokens.report.charts.save import chart_bytes
 
 
 def rows_of(chart: Any) -> list[dict[str, Any]]:

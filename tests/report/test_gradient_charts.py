@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from rocktokens.report.charts.find_charts import chart_bytes
 from rocktokens.report.charts.gradient_charts import (
     MOST_MARKS,
     block_records,
@@ -18,6 +17,7 @@ from rocktokens.report.charts.gradient_charts import (
     type_records,
     types_chart,
 )
+from rocktokens.report.charts.save import chart_bytes
 
 PNG = b"\x89PNG\r\n\x1a\n"
 POINT = ("panel", "group", "token", "value")

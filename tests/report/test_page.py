@@ -128,7 +128,7 @@ def test_all_figures_and_tables_are_there_with_their_files(page: Page):
     assert files.keys() == images.keys() | {f"run-1-table-{name}" for name in TABLES}
     for own in images.values():
         assert own["alt"] and int(own["width"]) > 0 and int(own["height"]) > 0
-        assert base64.b64decode(files[own["id"]]["pdf"]).startswith(b"%PDF-")
+        assert base64.b64decode(own["src"].removeprefix("data:image/svg+xml;base64,")).startswith(b"<svg")
     assert all(file["csv"].endswith("\r\n") and re.fullmatch(r"[\w.-]+", file["stem"]) for file in files.values())
     assert {own["data-file"] for own in page.of("p") if "data-file" in own} == files.keys()
 

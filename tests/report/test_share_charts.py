@@ -3,7 +3,7 @@
 from pytest import approx
 from report_run import SHARES, SUMMARY, make_find
 
-from rocktokens.report.charts.find_charts import chart_bytes
+from rocktokens.report.charts.save import chart_bytes
 from rocktokens.report.charts.share_charts import categories_chart, category_records, share_records, shares_chart
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rocktokens.report.charts.find_charts import chart_bytes
+from rocktokens.report.charts.save import chart_bytes
 from rocktokens.report.charts.study_charts import (
     comparison_records,
     comparisons_chart,

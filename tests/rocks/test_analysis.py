@@ -1,6 +1,8 @@
 """Each part of an analysis equals loops over rows or the direct call; degenerate traces give JSON too."""
 
 import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,7 @@ from rocktokens.rocks.controls import match_controls
 from rocktokens.rocks.encoding import embedding_encoder
 from rocktokens.rocks.find import context_encoder, find_rocks, rock_set
 from rocktokens.rocks.persistence import RANDOM, RARE, ROCK
+from rocktokens.rocks.records import FindRecord
 from rocktokens.rocks.search import Criterion, search
 from rocktokens.rocks.sensitivity import other_gammas, sensitivity_table
 from rocktokens.rocks.split import HELD_OUT, SELECTION
@@ -54,7 +57,7 @@ PARTS = {
 }
 
 
-def analysis_of(store: TraceStore, **options: Any) -> dict[str, Any]:
+def analysis_of(store: TraceStore, **options: Any) -> FindRecord:
     criterion = Criterion(**options)
     encoder = context_encoder(store, criterion, EMBEDDINGS, "embeddings")
     finding = search(store, criterion, encoder, gammas=other_gammas(criterion.gamma))
@@ -62,8 +65,12 @@ def analysis_of(store: TraceStore, **options: Any) -> dict[str, Any]:
     found = analyse(
         store, finding, rock_set(store, finding), encoder, lambda window: embedding_encoder(rows, EMBEDDINGS, window)
     )
-    assert found.keys() == PARTS
-    json.dumps(found, allow_nan=False)
+    assert found.to_record().keys() == PARTS
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "find.json"
+        found.save(path)
+        assert path.read_text() == json.dumps(found.to_record(), sort_keys=True, ensure_ascii=False) + "\n"
+        assert FindRecord.load(path) == found
     return found
 
 
@@ -97,8 +104,8 @@ def analysis(store):
 @pytest.fixture(scope="module")
 def groups(analysis, naive):
     """Ids by group, as far as the funnel shows them."""
-    funnel = analysis["funnel"]
-    pairs = list(zip(funnel["token_id"], funnel["group"], strict=True))
+    funnel = analysis.funnel
+    pairs = list(zip(funnel.token_id, funnel.group, strict=True))
     return {name: [v for v, group in pairs if group == name] for name in (ROCK, RARE, OTHER)}
 
 
@@ -114,28 +121,29 @@ def halves_of(tables: dict[int, pa.Table], step: int) -> dict[str, list[dict]]:
 
 
 def test_an_analysis_says_what_it_is_of(analysis, rocks):
-    assert (analysis["criterion"], analysis["source"]) == (rocks.criterion, rocks.source)
+    assert (analysis.criterion, analysis.source) == (rocks.criterion, rocks.source)
 
 
 def test_the_funnel_shows_every_type_of_the_selection_half(analysis, naive, rocks):
-    funnel = analysis["funnel"]
-    assert funnel["token_id"] == sorted(naive.freq)
-    assert funnel["freq"] == [naive.freq[v] for v in sorted(naive.freq)]
-    assert funnel["mean_kl"] == pytest.approx(
+    funnel = analysis.funnel
+    assert funnel.token_id == sorted(naive.freq)
+    assert funnel.freq == [naive.freq[v] for v in sorted(naive.freq)]
+    assert funnel.mean_kl == pytest.approx(
         [float(naive.score[v] / naive.freq[v]) for v in sorted(naive.freq)], rel=1e-12
     )
-    assert funnel["text"] == [f"<{v}>" for v in funnel["token_id"]]
-    assert set(funnel["category"]) == {"other"}
+    assert funnel.text == [f"<{v}>" for v in funnel.token_id]
+    assert set(funnel.category) == {"other"}
     rank_of = {token.id: token.rank for token in rocks.tokens}
-    assert funnel["rank"] == [rank_of.get(v) for v in funnel["token_id"]]
-    for v, ccr in zip(funnel["token_id"], funnel["ccr"], strict=True):
+    assert funnel.rank == [rank_of.get(v) for v in funnel.token_id]
+    for v, ccr in zip(funnel.token_id, funnel.ccr, strict=True):
         assert ccr == pytest.approx(float(naive.ccr(v)), rel=1e-12)
-    assert max(funnel["ccr"]) > 0
+    assert max(funnel.ccr) > 0
 
 
 def test_contexts_that_were_not_compared_have_no_ccr(store):
     options = {**SETTINGS, "min_freq": 6}
-    ccr_of = dict(zip(*(analysis_of(store, **options)["funnel"][name] for name in ("token_id", "ccr")), strict=True))
+    funnel = analysis_of(store, **options).funnel
+    ccr_of = dict(zip(funnel.token_id, funnel.ccr, strict=True))
     naive_options = {name: value for name, value in options.items() if name != "k"}
     naive = naive_search({step: store.table(step).to_pyarrow() for step in (0, 9)}, EMBEDDINGS, **naive_options)
     unknown = {v for v in naive.freq if v not in naive.ranking and len(naive.persistent.get(v, [])) > 1}
@@ -150,50 +158,48 @@ def test_groups_are_rocks_and_as_many_others_with_the_highest_mean(groups, naive
 
 
 def test_the_trajectory_follows_each_group_over_the_checkpoints_that_scored_the_same(analysis, tables, groups):
-    records = analysis["trajectory"]
-    assert {record["checkpoint"] for record in records} == {0, 5, 9}, "4 replayed other rollouts"
+    records = analysis.trajectory
+    assert {record.checkpoint for record in records} == {0, 5, 9}, "4 replayed other rollouts"
     assert len(records) == 3 * 2 * 3
-    assert {record["group"] for record in records} == {ROCK, RARE, RANDOM}
+    assert {record.group for record in records} == {ROCK, RARE, RANDOM}
     for record in records:
-        if record["group"] == RANDOM:
+        if record.group == RANDOM:
             continue
-        rows = halves_of(tables, record["checkpoint"])[record["half"]]
-        hits = [row for row in rows if row["token_id"] in groups[record["group"]]]
-        assert record["mean_kl"] == pytest.approx(sum(summed(hits).values()) / ONE / len(hits), rel=1e-12)
-        assert record["low"] < record["mean_kl"] < record["high"]
+        rows = halves_of(tables, record.checkpoint)[record.half]
+        hits = [row for row in rows if row["token_id"] in groups[record.group]]
+        assert record.mean_kl == pytest.approx(sum(summed(hits).values()) / ONE / len(hits), rel=1e-12)
+        assert record.low < record.mean_kl < record.high
 
 
 def test_persistence_and_trajectory_agree_on_both_ends(analysis):
-    ends = {(each["checkpoint"], each["half"], each["group"]): each["mean_kl"] for each in analysis["trajectory"]}
-    assert len(analysis["persistence"]) == 6
-    for record in analysis["persistence"]:
-        place = record["half"], record["group"]
-        assert (record["kl_before"], record["kl_after"]) == (ends[0, *place], ends[9, *place])
+    ends = {(each.checkpoint, each.half, each.group): each.mean_kl for each in analysis.trajectory}
+    assert len(analysis.persistence) == 6
+    for record in analysis.persistence:
+        place = record.half, record.group
+        assert (record.kl_before, record.kl_after) == (ends[0, *place], ends[9, *place])
 
 
 def test_the_cut_off_is_that_of_the_search(analysis, store, naive):
-    cutoff = analysis["cutoff"]
+    cutoff = analysis.cutoff
     positive = [v for v in naive.ranking if naive.ranks_by[v] > 0]
-    assert [record["k"] for record in cutoff["curve"]] == list(range(1, len(positive) + 1))
-    assert [record["coverage"] for record in cutoff["curve"]] == list(naive_coverage(positive, naive.rows))
-    assert cutoff["k"] == 6
+    assert [record.k for record in cutoff.curve] == list(range(1, len(positive) + 1))
+    assert [record.coverage for record in cutoff.curve] == list(naive_coverage(positive, naive.rows))
+    assert cutoff.k == 6
     automatic = find_rocks(store, embeddings=EMBEDDINGS, **{**SETTINGS, "k": "auto"})
-    at = cutoff["curve"][automatic.summary["k"] - 1]
-    assert {name: cutoff["auto"][name] for name in ("k", "coverage", "stability")} == {
-        name: at[name] for name in ("k", "coverage", "stability")
-    }
+    at = cutoff.curve[automatic.summary["k"] - 1]
+    assert (cutoff.auto.k, cutoff.auto.coverage, cutoff.auto.stability) == (at.k, at.coverage, at.stability)
 
 
 def test_categories_and_positions_are_measured_on_the_held_out_half(analysis, tables, rocks):
     rows = halves_of(tables, 9)[HELD_OUT]
     hits = [row for row in rows if row["token_id"] in rocks.ids]
-    (category,) = analysis["categories"]
-    assert (category["n_types"], category["n_rock_types"]) == (len(counted(rows)), len(counted(hits)))
-    assert category["rock_token_share"] == rocks.summary["token_share"]
-    assert category["rock_kl_share"] == rocks.summary["kl_share"]
-    positions = analysis["positions"]
-    assert (positions["n_occurrences"], positions["n_rock_occurrences"]) == (len(rows), len(hits))
-    assert positions["n_rollouts"] >= len(rollouts_of(rows))
+    (category,) = analysis.categories
+    assert (category.n_types, category.n_rock_types) == (len(counted(rows)), len(counted(hits)))
+    assert category.rock_token_share == rocks.summary["token_share"]
+    assert category.rock_kl_share == rocks.summary["kl_share"]
+    positions = analysis.positions
+    assert (positions.n_occurrences, positions.n_rock_occurrences) == (len(rows), len(hits))
+    assert positions.n_rollouts >= len(rollouts_of(rows))
 
 
 def test_sensitivity_and_selectors_are_of_the_same_search(analysis, store):
@@ -201,30 +207,30 @@ def test_sensitivity_and_selectors_are_of_the_same_search(analysis, store):
     encoder = context_encoder(store, criterion, EMBEDDINGS, "embeddings")
     finding = search(store, criterion, encoder, gammas=other_gammas(criterion.gamma))
     table = sensitivity_table(store, finding, encoder, lambda w: embedding_encoder(store.table(9), EMBEDDINGS, w))
-    assert analysis["sensitivity"] == table
-    selectors = {record["selector"]: record for record in analysis["selectors"]}
+    assert analysis.sensitivity == table
+    selectors = {record.selector: record for record in analysis.selectors}
     assert selectors.keys() == {"freq x mean", "mean", "joint", "lower bound", "context"}
-    by_stage = {record["value"]: record["jaccard"] for record in table if record["parameter"] == "stage"}
-    assert selectors["context"]["jaccard_with"]["freq x mean"] == by_stage["score"]
-    assert [record["fraction"] for record in analysis["sample_size"]] == [0.1, 0.25, 0.5, 0.75, 0.9]
+    by_stage = {record.value: record.jaccard for record in table if record.parameter == "stage"}
+    assert selectors["context"].jaccard_with["freq x mean"] == by_stage["score"]
+    assert [record.fraction for record in analysis.sample_size] == [0.1, 0.25, 0.5, 0.75, 0.9]
 
 
 def test_controls_are_matched_or_the_reason_is_given(analysis, store, rocks, tmp_path):
-    assert analysis["controls"]["matched"] is False
+    assert analysis.controls.matched is False
     with pytest.raises(ControlMatchError) as refusal:
         match_controls(store, rocks, seed=SETTINGS["seed"])
-    assert analysis["controls"]["reason"] == str(refusal.value)
+    assert analysis.controls.reason == str(refusal.value)
     even = with_column(random_trace(3), "token_id", np.arange(random_trace(3).num_rows) % 20)
     twins = TraceStore(write_trace(tmp_path, {0: rescored(even, 1), 9: even}), threads=1)
     options = {"stage": "score", "k": 4, "seed": 1}
     controls = match_controls(twins, find_rocks(twins, **options), seed=1)
-    assert analysis_of(twins, **options)["controls"] == {
+    assert analysis_of(twins, **options).to_record()["controls"] == {
         "matched": True,
         "draws": len(controls),
         "distinct": controls.n_distinct,
         "total_gaps": [draw.total_gap for draw in controls],
     }
-    nothing = analysis_of(twins, **options, min_score=1e6)["controls"]
+    nothing = analysis_of(twins, **options, min_score=1e6).to_record()["controls"]
     assert nothing == {"matched": False, "reason": "there are no rocks to match"}
 
 
@@ -262,10 +268,10 @@ def test_degenerate_traces_give_json(tmp_path, tables, options):
     options = {"k": 3, **options}
     found = analysis_of(store, **options)
     paired = len(tables) == 2 and tables[0].num_rows == tables[9].num_rows
-    assert bool(found["persistence"]) == paired
-    assert {record["checkpoint"] for record in found["trajectory"]} == ({0, 9} if paired else {9})
+    assert bool(found.persistence) == paired
+    assert {record.checkpoint for record in found.trajectory} == ({0, 9} if paired else {9})
     rocks = find_rocks(store, embeddings=EMBEDDINGS, **options)
-    assert [v for v in found["funnel"]["rank"] if v is not None] == [
+    assert [v for v in found.funnel.rank if v is not None] == [
         rank for _, rank in sorted((token.id, token.rank) for token in rocks.tokens)
     ]
 
@@ -287,4 +293,4 @@ def test_any_trace_gives_json(tmp_path_factory, seed, prompts, vocabulary, lengt
     store = TraceStore(write_trace(tmp_path_factory.mktemp("run"), tables), threads=1)
     found = analysis_of(store, k=k, split=split, gamma=gamma, tau=0.3, window=1)
     rows = occurrences_of(late, set(naive_split(late, split, 0)[0]))
-    assert found["funnel"]["freq"] == [count for _, count in sorted(counted(rows).items())]
+    assert found.funnel.freq == [count for _, count in sorted(counted(rows).items())]

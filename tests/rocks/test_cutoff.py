@@ -1,6 +1,7 @@
 """Coverage, stability and their crossing equal loops over sets; records are ready for JSON."""
 
 import json
+from dataclasses import asdict
 from fractions import Fraction
 from itertools import pairwise
 
@@ -154,14 +155,14 @@ def test_the_curve_is_coverage_on_both_halves_and_stability(halves, name, rules)
     curve = cutoff_curve(selection.sample(), measuring.sample(), SELECTORS[name], rules, draws=10, seed=1)
     score = naive_score(selection, name)
     order = [column for column in ranking(selection, name, rules, 99) if score[column] > 0]
-    records = curve.records()
-    assert [record["k"] for record in records] == list(range(1, len(order) + 1))
+    records = curve.points()
+    assert [record.k for record in records] == list(range(1, len(order) + 1))
     for half, key in ((selection, "coverage"), (measuring, "coverage_held_out")):
         kl = [sum(half.of(column, "kl")) for column in range(15)]
         expected = [sum(kl[column] for column in order[:k]) / sum(kl) for k in range(1, len(order) + 1)]
-        assert [record[key] for record in records] == pytest.approx(expected, rel=1e-12)
+        assert [getattr(record, key) for record in records] == pytest.approx(expected, rel=1e-12)
     for key in ("stability", "stability_low", "stability_high"):
-        assert [record[key] for record in records] == getattr(curve, key).tolist()
+        assert [getattr(record, key) for record in records] == getattr(curve, key).tolist()
 
 
 @pytest.mark.parametrize("rules", RULES)
@@ -191,9 +192,9 @@ def test_auto_k_looks_between_the_points_of_the_grid():
     ks = np.arange(1, 1001)
     curve = curve_of(ks / 1000, np.where(ks < 517, 0.9, 0.5))
     assert auto_k(curve).k == 517
-    assert 517 not in {record["k"] for record in curve.records()}
-    assert [record["coverage"] for record in curve.records(517) if record["k"] == 517] == [0.517]
-    assert curve.records(5000) == curve.records()
+    assert 517 not in {record.k for record in curve.points()}
+    assert [record.coverage for record in curve.points(517) if record.k == 517] == [0.517]
+    assert curve.points(5000) == curve.points()
 
 
 def test_equal_is_crossed():
@@ -213,7 +214,7 @@ def test_the_curves_meet_at_the_last_type_when_all_are_ranked_everywhere():
 
 def test_nothing_to_rank_is_refused(sample):
     empty = cutoff_curve(sample, None, summed_kl, Rules(1, min_freq=10_000))
-    assert empty.records() == []
+    assert empty.points() == []
     with pytest.raises(RocktokensError, match="k = 'auto' finds nothing to rank"):
         auto_k(empty)
 
@@ -221,14 +222,14 @@ def test_nothing_to_rank_is_refused(sample):
 def test_one_prompt_has_coverage_but_no_stability():
     alone = random_occurrences(0, clusters=2).drawn(np.array([1, 0])).sample()
     curve = cutoff_curve(alone, None, summed_kl, Rules(3))
-    assert {record["stability"] for record in curve.records()} == {None}
-    assert curve.records()[0]["coverage"] > 0
+    assert {record.stability for record in curve.points()} == {None}
+    assert curve.points()[0].coverage > 0
     with pytest.raises(RocktokensError, match="k = 'auto' needs at least 2 prompts"):
         auto_k(curve)
-    assert {record["jaccard"] for record in sample_size_curve(alone, summed_kl, Rules(3))} == {None}
+    assert {record.jaccard for record in sample_size_curve(alone, summed_kl, Rules(3))} == {None}
     for record in compare_selectors(alone, Rules(3)):
-        assert record["jaccard_halves"] is record["jaccard_full"] is record["spearman_halves"] is None
-        assert record["coverage"] > 0
+        assert record.jaccard_halves is record.jaccard_full is record.spearman_halves is None
+        assert record.coverage > 0
 
 
 def test_halves_with_other_columns_are_refused(sample):
@@ -257,7 +258,7 @@ def test_the_sample_size_curve_equals_a_loop(occurrences, sample):
             overlap, correlation = naive_agreement(occurrences, occurrences.drawn(chosen), "context", rules)
             overlaps.append(overlap)
             correlations.append(correlation)
-        assert record == pytest.approx(
+        assert asdict(record) == pytest.approx(
             {
                 "fraction": fraction,
                 "n_clusters": size,
@@ -279,8 +280,8 @@ def naive_agreement(first: Occurrences, second: Occurrences, name: str, rules: R
 
 def test_more_prompts_come_closer():
     curve = sample_size_curve(random_occurrences(5, 60, 40, 40).sample(), summed_kl, Rules(8))
-    assert curve[0]["jaccard"] < curve[2]["jaccard"] < curve[4]["jaccard"]
-    assert curve[0]["spearman"] < curve[2]["spearman"] < curve[4]["spearman"]
+    assert curve[0].jaccard < curve[2].jaccard < curve[4].jaccard
+    assert curve[0].spearman < curve[2].spearman < curve[4].spearman
 
 
 # Selectors
@@ -288,7 +289,7 @@ def test_more_prompts_come_closer():
 
 @pytest.mark.parametrize("rules", RULES)
 def test_the_comparison_equals_a_loop(occurrences, sample, rules):
-    found = {record["selector"]: record for record in compare_selectors(sample, rules, draws=6, seed=3)}
+    found = {record.selector: record for record in compare_selectors(sample, rules, draws=6, seed=3)}
     assert list(found) == list(SELECTORS)
     weights_BC = subset_weights(12, 0.5, 6, seed=3)
     kl = [sum(occurrences.of(column, "kl")) for column in range(15)]
@@ -296,24 +297,24 @@ def test_the_comparison_equals_a_loop(occurrences, sample, rules):
         pairs = [(occurrences.drawn(chosen), occurrences.drawn(1 - chosen)) for chosen in weights_BC]
         agreements = [naive_agreement(*pair, name, rules) for pair in pairs]
         top = ranking(occurrences, name, rules, rules.k)
-        assert record["jaccard_halves"] == pytest.approx(np.mean([overlap for overlap, _ in agreements]), rel=1e-12)
+        assert record.jaccard_halves == pytest.approx(np.mean([overlap for overlap, _ in agreements]), rel=1e-12)
         correlations = [value for _, value in agreements if value is not None]
-        assert record["spearman_halves"] == pytest.approx(np.mean(correlations), rel=1e-12)
+        assert record.spearman_halves == pytest.approx(np.mean(correlations), rel=1e-12)
         whole = [naive_jaccard(ranking(half, name, rules, rules.k), top) for half, _ in pairs]
-        assert record["jaccard_full"] == pytest.approx(np.mean(whole), rel=1e-12)
-        assert record["coverage"] == pytest.approx(sum(kl[column] for column in top) / sum(kl), rel=1e-12)
+        assert record.jaccard_full == pytest.approx(np.mean(whole), rel=1e-12)
+        assert record.coverage == pytest.approx(sum(kl[column] for column in top) / sum(kl), rel=1e-12)
         others = {other: ranking(occurrences, other, rules, rules.k) for other in SELECTORS if other != name}
-        assert record["jaccard_with"] == {other: naive_jaccard(top, columns) for other, columns in others.items()}
-    json.dumps(found, allow_nan=False)
+        assert record.jaccard_with == {other: naive_jaccard(top, columns) for other, columns in others.items()}
+    json.dumps({name: asdict(record) for name, record in found.items()}, allow_nan=False)
 
 
 def test_only_selectors_with_their_evidence_are_compared(occurrences):
-    names = [record["selector"] for record in compare_selectors(occurrences.sample(("kl_before", "kept")), Rules(3))]
+    names = [record.selector for record in compare_selectors(occurrences.sample(("kl_before", "kept")), Rules(3))]
     assert names == ["freq x mean", "mean", "lower bound"]
 
 
 def test_no_type_to_rank_gives_records_without_numbers(sample):
     for record in compare_selectors(sample, Rules(3, min_freq=10_000), draws=3):
-        numbers = [record[key] for key in ("jaccard_halves", "jaccard_full", "spearman_halves", "coverage")]
+        numbers = [getattr(record, key) for key in ("jaccard_halves", "jaccard_full", "spearman_halves", "coverage")]
         assert numbers == [None] * 4
-        assert set(record["jaccard_with"].values()) == {None}
+        assert set(record.jaccard_with.values()) == {None}

@@ -22,9 +22,10 @@ from transformers import (
     MambaForCausalLM,
 )
 
-from rocktokens.config import checkpoint_steps, dump_config, parse_config
+from rocktokens.config import checkpoint_steps, dump_config, parse_config, student_name
 from rocktokens.errors import RocktokensError
-from rocktokens.rocks.embeddings import student_embeddings, student_name
+from rocktokens.rocks.embeddings import student_embeddings
+from rocktokens.run_dir import RunDir
 from rocktokens.traces.store import TraceStore
 
 SMALL = {"vocab_size": 23, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -116,7 +117,7 @@ def test_listed_students_come_before_those_of_the_run(run, tmp_path):
     listed.save_pretrained(tmp_path / "mine" / "step_4")
     names = [str(tmp_path / "mine" / "step_0"), f"{tmp_path / 'mine' / 'step_4'}/"]
     with_students(run, names)
-    assert student_name(TraceStore(run), 4) == names[1]
+    assert student_name(RunDir(run), 4) == names[1]
     np.testing.assert_array_equal(read(run), embeddings_of(listed))
     with pytest.raises(RocktokensError, match=r"checkpoint 2 is none of those that trace\.checkpoints .* 0, 4"):
         read(run, 2)

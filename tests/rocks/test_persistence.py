@@ -1,7 +1,7 @@
 """Persistent occurrences, groups of types and their paired changes equal loops over rows, on each half by itself."""
 
 import json
-from dataclasses import fields
+from dataclasses import asdict, fields
 
 import numpy as np
 import pyarrow as pa
@@ -38,6 +38,7 @@ from rocktokens.rocks.persistence import (
     quantile_thresholds,
     type_groups,
 )
+from rocktokens.rocks.records import GroupChange
 from rocktokens.rocks.split import HELD_OUT, SELECTION, Evidence, gather
 from rocktokens.traces.store import TraceStore
 
@@ -225,42 +226,42 @@ def test_changes_equal_loops_over_paired_rows(store, tables, split):
     persistent = persistent_occurrences(store, evidence, thresholds)
     groups = type_groups(evidence.selection, np.array([3, 1, 8, 12, 20]), 2, seed=4)
     records = persistence_report(evidence, groups, persistent, seed=4)
-    json.dumps(records, allow_nan=False)
+    json.dumps([asdict(record) for record in records], allow_nan=False)
     halves = dict(zip(evidence.halves, halves_of(tables, split), strict=False))
-    assert [(each["half"], each["group"]) for each in records] == [(half, group) for half in halves for group in groups]
+    assert [(each.half, each.group) for each in records] == [(half, group) for half in halves for group in groups]
     for record in records:
-        now, before = halves[record["half"]]
-        ids = set(evidence.selection.token_ids[groups[record["group"]]].tolist())
+        now, before = halves[record.half]
+        ids = set(evidence.selection.token_ids[groups[record.group]].tolist())
         assert_change(record, [[row for row in side if row["token_id"] in ids] for side in (now, before)], thresholds)
 
 
-def assert_change(record: dict, sides: list[list[dict]], thresholds: Thresholds) -> None:
+def assert_change(record: GroupChange, sides: list[list[dict]], thresholds: Thresholds) -> None:
     now, before = sides
     after, start = (sum(fixed(row["kl"]) for row in side) / ONE for side in sides)
     hard = naive_persistent(now, before, thresholds.pre, thresholds.post)
-    assert record["n_occurrences"] == len(now)
-    assert record["n_types"] == len(counted(now))
-    assert record["n_clusters"] == len({row["prompt_id"] for row in now})
-    assert record["kl_before"] == pytest.approx(start / len(now), rel=1e-12)
-    assert record["kl_after"] == pytest.approx(after / len(now), rel=1e-12)
-    assert record["delta"] == pytest.approx((after - start) / len(now), rel=1e-9)
-    assert record["relative"] == pytest.approx((after - start) / start, rel=1e-9)
-    assert record["persistent_share"] == sum(map(len, hard.values())) / len(now)
-    assert record["delta_interval"][0] <= record["delta"] <= record["delta_interval"][1]
+    assert record.n_occurrences == len(now)
+    assert record.n_types == len(counted(now))
+    assert record.n_clusters == len({row["prompt_id"] for row in now})
+    assert record.kl_before == pytest.approx(start / len(now), rel=1e-12)
+    assert record.kl_after == pytest.approx(after / len(now), rel=1e-12)
+    assert record.delta == pytest.approx((after - start) / len(now), rel=1e-9)
+    assert record.relative == pytest.approx((after - start) / start, rel=1e-9)
+    assert record.persistent_share == sum(map(len, hard.values())) / len(now)
+    assert record.delta_interval[0] <= record.delta <= record.delta_interval[1]
 
 
 def test_a_group_that_is_absent_has_no_change(evidence, store):
     groups = {ROCK: np.array([], dtype=np.int64)}
     persistent = persistent_occurrences(store, evidence, Thresholds(0.5, 0.5))
     for record in persistence_report(evidence, groups, persistent, seed=0):
-        assert record["n_occurrences"] == record["n_types"] == 0
-        assert record["delta"] is record["persistent_share"] is record["wilcoxon_p"] is None
+        assert record.n_occurrences == record.n_types == 0
+        assert record.delta is record.persistent_share is record.wilcoxon_p is None
 
 
 def test_without_persistent_occurrences_there_is_no_share_of_them(evidence):
     records = persistence_report(evidence, {ROCK: np.array([1, 2])}, None, seed=0)
-    assert [(each["half"], each["persistent_share"]) for each in records] == [(SELECTION, None), (HELD_OUT, None)]
-    assert all(each["delta"] is not None for each in records)
+    assert [(each.half, each.persistent_share) for each in records] == [(SELECTION, None), (HELD_OUT, None)]
+    assert all(each.delta is not None for each in records)
 
 
 def test_without_paired_checkpoints_there_is_no_report(tmp_path, tables):

@@ -1,6 +1,7 @@
 """Tables of rocks by category and place equal row-by-row oracles."""
 
 import json
+from dataclasses import asdict
 from fractions import Fraction
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from trace_oracle import fixed, random_trace, with_column, write_trace
 from rocktokens.errors import RocktokensError
 from rocktokens.rocks.categories import CATEGORIES
 from rocktokens.rocks.profile import category_table, position_profile
+from rocktokens.rocks.records import PositionProfile
 from rocktokens.rocks.selectors import Sample
 from rocktokens.traces.store import TraceStore
 
@@ -63,8 +65,8 @@ def test_category_table_equals_the_oracle(drawn):
                     record[f"{prefix}{name}_share"] = share(values, chosen)
             expected.append(record)
     table = category_table(np.array(ids), categories, sample, np.array(rocks))
-    assert table == expected
-    assert json.loads(json.dumps(table)) == table
+    assert [asdict(row) for row in table] == expected
+    assert json.loads(json.dumps(expected)) == expected
 
 
 def test_categories_are_looked_up_by_token_id():
@@ -76,12 +78,12 @@ def test_categories_are_looked_up_by_token_id():
         sample,
         np.array([True, False, True, True]),
     )
-    assert [(row["category"], row["n_types"], row["n_rock_types"]) for row in table] == [
+    assert [(row.category, row.n_types, row.n_rock_types) for row in table] == [
         ("discourse", 1, 1),
         ("digit", 1, 0),
     ]
-    assert table[0]["rock_token_share"] == table[0]["token_share"] == 0.5
-    assert table[0]["grad_share"] is None
+    assert table[0].rock_token_share == table[0].token_share == 0.5
+    assert table[0].grad_share is None
     with pytest.raises(ValueError, match="does not describe"):
         category_table(np.array([2, 5]), ["other", "digit"], sample, np.array([True, False]))
 
@@ -156,8 +158,8 @@ def one_bin(everywhere: list[dict], here: list[dict], label: str, rocks: set[int
     }
 
 
-def bins_of(profile: dict) -> dict:
-    return {name: profile[name] for name in BINS}
+def bins_of(profile: PositionProfile) -> dict:
+    return {name: [asdict(each) for each in getattr(profile, name)] for name in BINS}
 
 
 @settings(max_examples=25, deadline=None)
@@ -169,8 +171,8 @@ def test_position_profile_equals_the_oracle(tmp_path_factory, tokenizer, seed, r
     for prompts in (None, ["p1", "p4"]):
         profile = position_profile(store, 0, np.array(sorted(rocks)), prompts)
         assert bins_of(profile) == oracle(table, rocks, set(prompts) if prompts else None)
-        assert json.loads(json.dumps(profile)) == profile
-        assert profile["n_rollouts"] == profile["n_rollouts_available"] == (4 if prompts else 12)
+        assert json.loads(json.dumps(asdict(profile))) == asdict(profile)
+        assert profile.n_rollouts == profile.n_rollouts_available == (4 if prompts else 12)
 
 
 def test_a_line_starts_behind_the_newline_not_at_it(tmp_path, tokenizer):
@@ -179,27 +181,27 @@ def test_a_line_starts_behind_the_newline_not_at_it(tmp_path, tokenizer):
     table = with_column(random_trace(0, prompts=1, samples=1, length=30).slice(0, 5), "token_id", tokens)
     store = open_store(tmp_path, with_column(table, "kl", [1.0, 2, 3, 4, 5]), tokenizer)
     so, newline = (position_profile(store, 0, np.array([rock])) for rock in (3, 1))
-    assert [row["n_rock_tokens"] for row in so["line_start"]] == [2, 0]
-    assert [row["n_rock_tokens"] for row in newline["line_start"]] == [0, 2]
-    assert [row["n_rock_tokens"] for row in newline["since_newline"]] == [0, 1, 1, 0, 0]
-    assert so["line_start"][0]["mean_kl_rocks"] == 2.5
-    assert [row["n_tokens"] for row in so["relative_position"]] == [0, 1] * 5
+    assert [row.n_rock_tokens for row in so.line_start] == [2, 0]
+    assert [row.n_rock_tokens for row in newline.line_start] == [0, 2]
+    assert [row.n_rock_tokens for row in newline.since_newline] == [0, 1, 1, 0, 0]
+    assert so.line_start[0].mean_kl_rocks == 2.5
+    assert [row.n_tokens for row in so.relative_position] == [0, 1] * 5
 
 
 def test_unscored_rows_end_lines_and_fill_the_response_but_count_nowhere(tmp_path, tokenizer):
     table = with_column(random_trace(0, prompts=1, samples=1, length=30).slice(0, 4), "token_id", [0, 1, 3, 0])
     store = open_store(tmp_path, with_column(table, "kl", [None, None, 1.0, None]), tokenizer)
     profile = position_profile(store, 0, np.array([3]))
-    assert (profile["n_occurrences"], profile["n_rock_occurrences"]) == (1, 1)
-    assert profile["line_start"][0]["n_tokens"] == 1
-    assert profile["relative_position"][6]["n_tokens"] == 1  # (2 + 1/2) / 4
+    assert (profile.n_occurrences, profile.n_rock_occurrences) == (1, 1)
+    assert profile.line_start[0].n_tokens == 1
+    assert profile.relative_position[6].n_tokens == 1  # (2 + 1/2) / 4
 
 
 def test_above_the_limit_a_seeded_sample_of_rollouts_is_read(tmp_path, tokenizer):
     table = random_trace(3, prompts=40, vocabulary=9)
     store = open_store(tmp_path, table, tokenizer)
     profile = position_profile(store, 0, np.array([0, 3]), max_rollouts=7, seed=5)
-    assert (profile["n_rollouts"], profile["n_rollouts_available"]) == (7, 80)
+    assert (profile.n_rollouts, profile.n_rollouts_available) == (7, 80)
     chosen = np.random.Generator(np.random.PCG64(5)).choice(np.arange(80), 7, replace=False)
     assert bins_of(profile) == oracle(table, {0, 3}, rollouts=set(chosen.tolist()))
     assert profile == position_profile(TraceStore(tmp_path, threads=1), 0, np.array([0, 3]), max_rollouts=7, seed=5)
@@ -210,5 +212,5 @@ def test_above_the_limit_a_seeded_sample_of_rollouts_is_read(tmp_path, tokenizer
 
 def test_prompts_without_rows_give_an_empty_profile(tmp_path, tokenizer):
     profile = position_profile(open_store(tmp_path, random_trace(0), tokenizer), 0, np.array([1]), ["absent"])
-    assert profile["n_rollouts"] == profile["n_occurrences"] == 0
+    assert profile.n_rollouts == profile.n_occurrences == 0
     assert bins_of(profile) == oracle(random_trace(0), {1}, prompts=set())

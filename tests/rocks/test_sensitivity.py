@@ -1,6 +1,7 @@
 """Every row of the sensitivity table is what a search with that setting finds, whatever the trace is like."""
 
 import json
+from dataclasses import asdict
 from itertools import pairwise
 from typing import Any
 
@@ -12,6 +13,7 @@ from trace_oracle import random_embeddings, random_trace, rescored, with_column,
 
 from rocktokens.rocks.encoding import embedding_encoder
 from rocktokens.rocks.find import context_encoder, find_rocks
+from rocktokens.rocks.records import SensitivityRow
 from rocktokens.rocks.search import Criterion, Finding, search
 from rocktokens.rocks.sensitivity import ETA_FACTORS, PARAMETERS, other_gammas, sensitivity_table
 from rocktokens.traces.store import TraceStore
@@ -31,33 +33,33 @@ def store(tmp_path_factory, tables):
     return TraceStore(write_trace(tmp_path_factory.mktemp("run"), tables), threads=1)
 
 
-def table_of(store: TraceStore, **options: Any) -> tuple[Finding, list[dict[str, Any]]]:
+def table_of(store: TraceStore, **options: Any) -> tuple[Finding, list[SensitivityRow]]:
     criterion = Criterion(**options)
     encoder = context_encoder(store, criterion, EMBEDDINGS, "embeddings")
     finding = search(store, criterion, encoder, gammas=other_gammas(criterion.gamma))
     rows = store.table(finding.criterion.reference)
     records = sensitivity_table(store, finding, encoder, lambda window: embedding_encoder(rows, EMBEDDINGS, window))
-    json.dumps(records, allow_nan=False)
+    json.dumps([asdict(record) for record in records], allow_nan=False)
     return finding, records
 
 
-def values_of(records: list[dict[str, Any]]) -> dict[str, list[Any]]:
+def values_of(records: list[SensitivityRow]) -> dict[str, list[Any]]:
     """Values by parameter, in the order of the table."""
     values: dict[str, list[Any]] = {}
     for record in records:
-        values.setdefault(record["parameter"], []).append(record["value"])
+        values.setdefault(record.parameter, []).append(record.value)
     return values
 
 
-def assert_found_anew(store: TraceStore, records: list[dict[str, Any]], **options: Any) -> None:
+def assert_found_anew(store: TraceStore, records: list[SensitivityRow], **options: Any) -> None:
     found = set(find_rocks(store, embeddings=EMBEDDINGS, **options).ids.tolist())
     for record in records:
-        direct = find_rocks(store, embeddings=EMBEDDINGS, **{**options, record["parameter"]: record["value"]})
+        direct = find_rocks(store, embeddings=EMBEDDINGS, **{**options, record.parameter: record.value})
         ids = set(direct.ids.tolist())
-        assert record["entered"] == sorted(ids - found), record
-        assert record["left"] == sorted(found - ids), record
-        assert record["jaccard"] == (naive_jaccard(list(ids), list(found)) if ids | found else None)
-        assert record["exact"] is True
+        assert record.entered == sorted(ids - found), record
+        assert record.left == sorted(found - ids), record
+        assert record.jaccard == (naive_jaccard(list(ids), list(found)) if ids | found else None)
+        assert record.exact is True
 
 
 def test_every_row_is_a_search_with_that_setting(store):
@@ -71,11 +73,11 @@ def test_every_row_is_a_search_with_that_setting(store):
         "exclude_top_freq": [0, 5],
         "stage": ["context", "score"],
     }
-    defaults = [record for record in records if record["default"]]
-    assert [record["parameter"] for record in defaults] == list(PARAMETERS)
-    assert {(record["jaccard"], *record["entered"], *record["left"]) for record in defaults} == {(1.0,)}
-    assert len({record["jaccard"] for record in records}) > 3
-    assert_found_anew(store, [record for record in records if not record["default"]], **SETTINGS)
+    defaults = [record for record in records if record.default]
+    assert [record.parameter for record in defaults] == list(PARAMETERS)
+    assert {(record.jaccard, *record.entered, *record.left) for record in defaults} == {(1.0,)}
+    assert len({record.jaccard for record in records}) > 3
+    assert_found_anew(store, [record for record in records if not record.default], **SETTINGS)
 
 
 @pytest.mark.parametrize(
@@ -92,11 +94,11 @@ def test_the_other_parameters_stay_as_they_are(store, options, parameters):
     options = {**SETTINGS, **options}
     finding, records = table_of(store, **options)
     for name, values in values_of(records).items():
-        defaults = [record["value"] for record in records if record["parameter"] == name and record["default"]]
+        defaults = [record.value for record in records if record.parameter == name and record.default]
         assert defaults == [getattr(finding.criterion, name)]
         assert len(set(values)) == len(values) > 1
-    chosen = [record for record in records if record["parameter"] in parameters]
-    assert_found_anew(store, [record for record in chosen if not record["default"]], **options)
+    chosen = [record for record in records if record.parameter in parameters]
+    assert_found_anew(store, [record for record in chosen if not record.default], **options)
 
 
 def test_what_has_no_meaning_is_not_varied(store):
@@ -115,7 +117,7 @@ def test_what_has_no_meaning_is_not_varied(store):
 def test_a_number_of_rocks_that_was_found_is_kept(store):
     options = {**SETTINGS, "k": "auto", "tau": 0.1, "gamma": 0.2}
     finding, records = table_of(store, **options)
-    chosen = [record for record in records if record["parameter"] in ("eta", "joint") and not record["default"]]
+    chosen = [record for record in records if record.parameter in ("eta", "joint") and not record.default]
     assert_found_anew(store, chosen, **{**options, "k": finding.k})
 
 
@@ -137,7 +139,7 @@ def test_sampled_contexts_are_not_called_exact(store):
     finding, records = table_of(store, **SETTINGS, max_pairs=300)
     assert finding.context is not None
     assert not finding.context.exact.all()
-    assert {record["exact"] for record in records if record["parameter"] in ("gamma", "eta", "tau")} == {False}
+    assert {record.exact for record in records if record.parameter in ("gamma", "eta", "tau")} == {False}
 
 
 # Degenerate traces
@@ -168,9 +170,9 @@ def test_degenerate_traces_have_a_table_too(tmp_path, tables, change, options):
     store = TraceStore(write_trace(tmp_path, change(tables)), threads=1)
     options = {**SETTINGS, **options}
     finding, records = table_of(store, **options)
-    places = [(PARAMETERS.index(record["parameter"]), record["value"]) for record in records]
+    places = [(PARAMETERS.index(record.parameter), record.value) for record in records]
     assert all(one < two for one, two in pairwise(places))
     for record in records:
-        assert not record["default"] or record["jaccard"] == (1.0 if len(finding.columns) else None)
-    chosen = [record for record in records if record["parameter"] in ("exclude_top_freq", "joint", "tau")]
-    assert_found_anew(store, [record for record in chosen if not record["default"]][:2], **options)
+        assert not record.default or record.jaccard == (1.0 if len(finding.columns) else None)
+    chosen = [record for record in records if record.parameter in ("exclude_top_freq", "joint", "tau")]
+    assert_found_anew(store, [record for record in chosen if not record.default][:2], **options)

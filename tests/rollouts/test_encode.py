@@ -5,7 +5,7 @@ import pytest
 from tiny_sampling import EOS_IDS, PAD, make_llama, word_tokenizer
 
 from rocktokens.errors import RocktokensError
-from rocktokens.rollouts.encode import encode_prompt, make_rollouts
+from rocktokens.rollouts.encode import Sampling, encode_prompt, make_rollouts
 from rocktokens.rollouts.sampler import SampleRequest, TransformersSampler
 from rocktokens.types import Prompt
 
@@ -39,8 +39,8 @@ def test_rollouts_are_prompt_major_numbered_and_what_the_sampler_gives():
     sampler = TransformersSampler(make_llama(), EOS_IDS, PAD)
     prompts = [Prompt("a", "w9 w8 w7 w6"), Prompt("b", "w5"), Prompt("c", "w40 w41")]
     rollouts = make_rollouts(
-        sampler, word_tokenizer(), prompts, num_generations=2, policy_step=4, first_rollout_id=30, temperature=1.0,
-        max_new_tokens=9, seed=3, chat_template=True, max_prompt_length=4,
+        sampler, word_tokenizer(), prompts, Sampling(1.0, 9, 3, max_prompt_length=4),
+        num_generations=2, policy_step=4, first_rollout_id=30,
     )  # fmt: skip
     assert [(r.rollout_id, r.prompt_id, r.sample) for r in rollouts] == [
         (30, "a", 0), (31, "a", 1), (32, "b", 0), (33, "b", 1), (34, "c", 0), (35, "c", 1),
@@ -61,8 +61,8 @@ def test_a_prompt_that_comes_again_is_answered_anew_and_shares_add_up_to_the_who
 
     def rollouts(share: range | None):
         return make_rollouts(
-            sampler, word_tokenizer(), prompts, num_generations=2, policy_step=0, first_rollout_id=10, temperature=1.0,
-            max_new_tokens=20, seed=3, chat_template=True, max_prompt_length=4, share=share,
+            sampler, word_tokenizer(), prompts, Sampling(1.0, 20, 3, max_prompt_length=4),
+            num_generations=2, first_rollout_id=10, share=share,
         )  # fmt: skip
 
     whole = rollouts(None)

@@ -224,9 +224,9 @@ def test_a_broken_model_is_named_with_its_row(fused_path, value):
         pair[broken][9, 0] = value
         with pytest.raises(NonFiniteLossError, match=f"the {model}'s logits at row 9"):
             token_scores(*pair)
-        unseen = token_scores(*pair, unseen=True)
+        unchecked = token_scores(*pair, defer_checks=True)
         with pytest.raises(NonFiniteLossError, match=f"the {model}'s logits at row 9"):
-            require_sound_scores(TokenScores(*(column.cpu().numpy() for _, column in unseen.items())))
+            require_sound_scores(TokenScores(*(column.cpu().numpy() for _, column in unchecked.items())))
         weights = torch.ones(T)
         weights[:5] = 0
         with pytest.raises(NonFiniteLossError, match=f"the {model}'s logits at row 9"):
@@ -250,9 +250,9 @@ def test_an_infinite_divergence_is_named_with_its_remedy(fused_path):
     ids, ruled_out = ids.clamp(min=1), with_bias(w_s, 0, -math.inf)
     with pytest.raises(NonFiniteLossError, match=r'row 0 is infinite.*"jsd"'):
         token_scores(h_s, w_s, h_t, with_bias(w_t, 0, -math.inf), ids)
-    unseen = token_scores(h_s, w_s, h_t, with_bias(w_t, 0, -math.inf), ids, unseen=True)
+    unchecked = token_scores(h_s, w_s, h_t, with_bias(w_t, 0, -math.inf), ids, defer_checks=True)
     with pytest.raises(NonFiniteLossError, match=r'row 0 is infinite.*"jsd"'):
-        require_sound_scores(unseen)
+        require_sound_scores(unchecked)
     scores = token_scores(h_s, ruled_out, h_t, w_t, ids)
     underrated = (scores.logp_teacher > scores.logp_student).float()
     arrays = (h_s, ruled_out, h_t, w_t, ids)

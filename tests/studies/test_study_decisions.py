@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from sample_curves import make_curve, make_study
 
 from rocktokens.studies.comparison import compare
-from rocktokens.studies.decisions import Rule, Sample, decide, signed, study_notes, verdict_lines
+from rocktokens.studies.decisions import DecisionRule, StudySize, decide, signed, study_notes, verdict_lines
 from rocktokens.studies.records import Comparison, Kind, StudyResult, StudyVerdict
 
-OPEN = Rule(alpha=0.025, margin=None, n_prompts=500)
-WITH_MARGIN = Rule(alpha=0.025, margin=0.02, n_prompts=500)
+OPEN = DecisionRule(alpha=0.025, margin=None, n_prompts=500)
+WITH_MARGIN = DecisionRule(alpha=0.025, margin=0.02, n_prompts=500)
 
 
 @pytest.mark.parametrize(
@@ -31,12 +31,12 @@ WITH_MARGIN = Rule(alpha=0.025, margin=0.02, n_prompts=500)
         ("equal_steps", (-0.01, 0.021), WITH_MARGIN, "undecided"),
         ("equal_steps", (0.001, 0.01), WITH_MARGIN, "better"),
         # 100 prompts of which none differs say less than ±2 points: (1 − 0.02)^100 = 0.13.
-        ("equal_steps", (0.0, 0.0), Rule(0.025, 0.02, 100), "undecided"),
-        ("equal_steps", (0.0, 0.0), Rule(0.025, 0.02, 185), "equivalent"),
+        ("equal_steps", (0.0, 0.0), DecisionRule(0.025, 0.02, 100), "undecided"),
+        ("equal_steps", (0.0, 0.0), DecisionRule(0.025, 0.02, 185), "equivalent"),
     ],
 )
 def test_verdicts_are_read_off_the_interval(
-    kind: Kind, interval: tuple[float, float], rule: Rule, verdict: StudyVerdict
+    kind: Kind, interval: tuple[float, float], rule: DecisionRule, verdict: StudyVerdict
 ):
     assert decide(kind, interval, rule) == verdict
 
@@ -166,14 +166,14 @@ def test_a_margin_given_in_advance_can_make_arms_equivalent():
 
 
 def test_notes_say_what_the_study_cannot():
-    assert study_notes(Sample(5, 3, 0.05)) == study_notes(Sample(20, 20, 0.05)) == []
-    (note,) = study_notes(Sample(3, 20, 0.05))
+    assert study_notes(StudySize(5, 3, 0.05)) == study_notes(StudySize(20, 20, 0.05)) == []
+    (note,) = study_notes(StudySize(3, 20, 0.05))
     assert note.startswith("with 3 seeds and 20 pairs an interval is up to ± 20 standard errors (± 3 with many seeds)")
-    assert "with 5 seeds and 20 pairs an interval is up to ± 6.8" in study_notes(Sample(5, 20, 0.05))[0]
-    assert "other seeds" in study_notes(Sample(1, 20, 0.05))[0]
-    (note,) = study_notes(Sample(5, 1, 0.05), no_target="plain")
+    assert "with 5 seeds and 20 pairs an interval is up to ± 6.8" in study_notes(StudySize(5, 20, 0.05))[0]
+    assert "other seeds" in study_notes(StudySize(1, 20, 0.05))[0]
+    (note,) = study_notes(StudySize(5, 1, 0.05), no_target="plain")
     assert note.startswith("plain gained nothing") and "study.target_accuracy" in note
-    assert "equal time is an indication only" in study_notes(Sample(5, 1, 0.05), is_retimed=True)[0]
+    assert "equal time is an indication only" in study_notes(StudySize(5, 1, 0.05), is_retimed=True)[0]
 
 
 def test_the_note_on_seeds_is_in_the_result():

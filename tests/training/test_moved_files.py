@@ -8,7 +8,7 @@ from rocktokens.config import Config, dump_config, parse_config
 from rocktokens.config.policies import files_of
 from rocktokens.errors import ConfigError
 from rocktokens.run_dir import RunDir, file_sha256
-from rocktokens.training.start import POLICY_FILES, open_run
+from rocktokens.training.checkpoint import POLICY_FILES, open_run
 
 POLICY = """
 [policy]

@@ -16,9 +16,9 @@ from rocktokens.training.checkpoint import (
     restore_optimizer,
     save_checkpoint,
 )
-from rocktokens.training.health import LengthWatch, naming_step, require_finite
+from rocktokens.training.log import LengthWatch, append_log, cut_log, naming_step
 from rocktokens.training.optim import make_optimizer, make_scheduler, restore_scheduler
-from rocktokens.training.record import append_log, cut_log
+from rocktokens.training.step import require_finite
 
 DEVICES = [
     "cpu",

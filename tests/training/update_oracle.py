@@ -4,8 +4,7 @@ import numpy as np
 import torch
 
 from rocktokens.training.session import Session
-from rocktokens.training.update import accumulate_gradients
-from rocktokens.training.weighing import Weighing
+from rocktokens.training.step import Weighing, accumulate_gradients
 from rocktokens.types import Rollout, TokenWeights
 
 

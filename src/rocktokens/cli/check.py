@@ -1,30 +1,14 @@
-"""``rocktokens check``: what would go wrong in a run, and what it will need, before it starts (METHOD 9).
+"""``rocktokens check``: what would go wrong in a run, and what it will need, before it starts."""
 
-1. Without sampling (``static_checks``): tokenizers, LM heads, end tokens, chat templates, prompts, policy, run
-   directory, disk.
-2. A probe (``probe``): the student answers a few training prompts, the teacher scores them. Overlap, stop mass,
-   lengths, the distance of the sampler from the trainer; from its timings and sizes an estimate of memory and time.
-
-Every finding is ok, warn (the run works, its result may not be what you want) or fail (the run would stop or mislead).
-A failure of what the probe stands on puts the probe off. Nothing is written to the run directory.
-"""
-
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Sequence
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
-from rocktokens.cli.common import AsJson, ConfigPath, Overrides, notes, output, print_json
-from rocktokens.config import Config, load_config
+from rocktokens.cli.common import AsJson, ConfigPath, Overrides, output, print_json, terminal
+from rocktokens.config import load_config
 from rocktokens.preflight.findings import Finding
-from rocktokens.preflight.probe import check_probe
-from rocktokens.preflight.static_checks import check_data, check_models, check_run, sample_prompts
-
-PROBE_ROLLOUTS = 16
-PROBE_NEEDS = ("tokenizers", "student head", "teacher head", "batch", "prompts")
 
 
 def check(config: ConfigPath, overrides: Overrides = None, as_json: AsJson = False) -> None:
@@ -34,49 +18,26 @@ def check(config: ConfigPath, overrides: Overrides = None, as_json: AsJson = Fal
 
     Example: [bold]rocktokens check run.toml --set models.student=my/student[/bold]
     """
-    record = run_check(load_config(config, overrides))
+    settings = load_config(config, overrides)
+    with terminal.status("loading"):
+        from rocktokens.preflight.check import check as check_run
+    result = check_run(settings, terminal)
     if as_json:
-        print_json(record)
+        print_json(result.to_record())
     else:
-        output.print(finding_table(record["findings"]))
-    if record["level"] == "fail":
+        output.print(finding_table(result.findings))
+    if result.level == "fail":
         raise typer.Exit(2)
 
 
-def run_check(config: Config) -> dict[str, Any]:
-    """All findings as a record, with the worst level among them."""
-    with notes.status("loading"):
-        from rocktokens.models.load import load_model
-        from rocktokens.scoring.student import load_student
-        from rocktokens.tasks import make_task
-
-        task = make_task(config.task)
-        student = load_student(config, None, config.models.device)
-        teacher = load_model(config.models.teacher, config.models.dtype, config.models.device)
-    with notes.status("looking at models and data"):
-        prompts, lengths = sample_prompts(config, task, student.tokenizer)
-        findings = [
-            *check_models(config, student, teacher),
-            *check_data(config, task, lengths, student, teacher),
-            *check_run(config, student),
-        ]
-    if any(finding.level == "fail" and finding.name in PROBE_NEEDS for finding in findings):
-        findings.append(Finding("probe", "warn", "put off", "mend the failures above, then check again"))
-    else:
-        findings += check_probe(config, student, teacher, prompts[:PROBE_ROLLOUTS], max(lengths.values()))
-    levels = {finding.level for finding in findings}
-    worst = next(level for level in ("fail", "warn", "ok") if level in levels)
-    return {"level": worst, "findings": [asdict(finding) for finding in findings]}
-
-
-def finding_table(findings: Sequence[Mapping[str, Any]]) -> Table:
-    """One row a finding; the remedy stands under the value."""
+def finding_table(findings: Sequence[Finding]) -> Table:
+    """One row per finding; the remedy stands under the value."""
     colours = {"ok": "green", "warn": "yellow", "fail": "red"}
     table = Table(title="preflight", title_justify="left", show_lines=True)
     for name in ("level", "check", "found"):
         table.add_column(name)
     for finding in findings:
-        colour = colours[finding["level"]]
-        remedy = f"\n[{colour}]{escape(finding['remedy'])}[/]" if finding["remedy"] else ""
-        table.add_row(f"[{colour}]{finding['level']}[/]", finding["name"], escape(finding["value"]) + remedy)
+        colour = colours[finding.level]
+        remedy = f"\n[{colour}]{escape(finding.remedy)}[/]" if finding.remedy else ""
+        table.add_row(f"[{colour}]{finding.level}[/]", finding.name, escape(finding.value) + remedy)
     return table

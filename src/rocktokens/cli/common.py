@@ -1,16 +1,17 @@
-"""What the verbs share: their options, progress bars, JSON output, and names for models and checkpoints."""
+"""What the verbs share: their options, the terminal that stages report to, and JSON output."""
 
 import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.text import Text
 
 ConfigPath = Annotated[Path, typer.Argument(metavar="RUN.TOML", help="The config of the run.", show_default=False)]
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.", show_default=False)]
@@ -54,15 +55,34 @@ def progress() -> Progress:
     return _Bar(*columns, console=notes, disable=os.environ.get("LOCAL_RANK", "0") != "0")
 
 
-@contextmanager
-def progress_bar(label: str, total: int) -> Iterator[Callable[[int], None]]:
-    """One bar, none where there is nothing to do; yields a function to advance it by some."""
-    if not total:
-        yield lambda _steps: None
-        return
-    with progress() as bars:
-        task = bars.add_task(label, total=total)
-        yield lambda steps: bars.update(task, advance=steps)
+class Terminal:
+    """Shows on standard error what a stage reports; see ``rocktokens.progress.Progress``."""
+
+    @contextmanager
+    def bar(self, label: str, total: int) -> Iterator[Callable[[int], None]]:
+        """Show a bar with an estimate of the time left, on the first process of several; none for no work at all."""
+        if not total:
+            yield lambda _steps: None
+            return
+        with progress() as bars:
+            task = bars.add_task(label, total=total)
+            yield lambda steps: bars.update(task, advance=steps)
+
+    def status(self, label: str) -> AbstractContextManager[object]:
+        """Show a spinner with a label."""
+        return notes.status(label)
+
+    def note(self, line: str) -> None:
+        """Print one line."""
+        notes.print(line, markup=False, highlight=False)
+
+    def heading(self, title: str) -> None:
+        """Print a rule with the title of what comes next."""
+        notes.rule(Text(title))
+
+
+terminal = Terminal()
+progress_bar = terminal.bar
 
 
 def percent(share: float | None) -> str:

@@ -23,20 +23,21 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from rocktokens.cli.common import AsJson, Overrides, notes, output, percent, print_json
+from rocktokens.cli.common import AsJson, Overrides, notes, output, percent, print_json, terminal
 from rocktokens.cli.distill import run_distill
-from rocktokens.cli.evaluate import accuracy_table, resolve_models, run_evaluate
+from rocktokens.cli.evaluate import accuracy_table
 from rocktokens.cli.find import run_find, split_seed
 from rocktokens.cli.find_tables import print_summary, rock_table
 from rocktokens.cli.gradients import run_gradients
 from rocktokens.cli.gradients_tables import print_claims
 from rocktokens.cli.knockout import run_knockout
 from rocktokens.cli.knockout_tables import print_verdicts
-from rocktokens.cli.study import run_study
+from rocktokens.cli.study import study_with_figures
 from rocktokens.cli.study_tables import print_study
-from rocktokens.cli.trace import run_trace
 from rocktokens.config import Config, parse_config
 from rocktokens.display.text import visible
+from rocktokens.evaluation.evaluate import evaluate
+from rocktokens.evaluation.records import EvaluationRecord
 from rocktokens.knockout.bans import Wanted
 from rocktokens.run_dir import RunDir
 from rocktokens.studies.config import StudyConfig, make_study
@@ -73,17 +74,19 @@ def run_demo(config: Config, *, quiet: bool = False) -> dict[str, Any]:
     notes.rule("1  distil on-policy")
     run_distill(config, resume=True)
     notes.rule("2  replay through the checkpoints")
-    run_trace(config)
+    with notes.status("loading"):
+        from rocktokens.replay.replay import replay
+    replay(config, progress=terminal)
     notes.rule("3  find the rocks")
     rocks = run_find(run, config.find, split_seed(config)).rocks
     notes.rule("4  measure accuracy on new problems")
-    records = run_evaluate(run, config, resolve_models(run, config, ["teacher", "all"]))
+    records = evaluate(run, config, ["teacher", "all"], terminal)
     notes.rule("5  see where the gradient goes")
     gradients = run_gradients(run, config)
     notes.rule("6  ban the rocks")
     sweep = run_knockout(run, config, Wanted(top=config.knockout.top))
     notes.rule("7  bypass the rocks")
-    study = run_study(bypass_study(config, run))
+    study = study_with_figures(bypass_study(config, run))
     notes.rule("8  write the page")
     page = write_page(run)
     movement, types = measure_movement(run, rocks)
@@ -92,7 +95,7 @@ def run_demo(config: Config, *, quiet: bool = False) -> dict[str, Any]:
         print_summary(rocks)
         output.print(rock_table(rocks, 20))
         output.print(movement_table(types, 20, movement["prompts"]))
-        print_claims(gradients)
+        print_claims(gradients.to_record())
         output.print()
         print_verdicts(sweep, "method", 20)
         output.print()
@@ -100,10 +103,12 @@ def run_demo(config: Config, *, quiet: bool = False) -> dict[str, Any]:
         _print_answer(records, movement, run)
     return {
         "directory": str(run.path),
-        "evaluations": [{k: r[k] for k in ("name", "accuracy", "wilson_interval", "n_prompts")} for r in records],
+        "evaluations": [
+            {k: getattr(r, k) for k in ("name", "accuracy", "wilson_interval", "n_prompts")} for r in records
+        ],
         "movement": movement,
         "rocks": {"summary": rocks.summary, "top": [token.text for token in rocks.tokens]},
-        "gradients": {"claims": gradients["claims"]},
+        "gradients": {"claims": [claim.to_record() for claim in gradients.claims]},
         "knockout": {"baseline": sweep.baseline, "counts": sweep.counts, "noise": sweep.noise},
         "study": study.to_record(),
         "report": str(page),
@@ -189,13 +194,13 @@ def movement_table(types: "pd.DataFrame", show: int, prompts: str) -> Table:
     return table
 
 
-def _print_answer(records: list[dict[str, Any]], movement: dict[str, Any], run: RunDir) -> None:
+def _print_answer(records: list[EvaluationRecord], movement: dict[str, Any], run: RunDir) -> None:
     before, after = records[1], records[-1]
-    lowest = min(records[1:], key=lambda record: record["accuracy"])
+    lowest = min(records[1:], key=lambda record: record.accuracy)
     first, last = movement["on_policy_kl_first"], movement["on_policy_kl_last"]
     output.print(
-        f"the student went from {percent(before['accuracy'])} to {percent(after['accuracy'])} (lowest on the way "
-        f"{percent(lowest['accuracy'])}); its on-policy kl went from {first:.3f} to {last:.3f} "
+        f"the student went from {percent(before.accuracy)} to {percent(after.accuracy)} (lowest on the way "
+        f"{percent(lowest.accuracy)}); its on-policy kl went from {first:.3f} to {last:.3f} "
         f"({100 * (last / first - 1):+.0f} %)"
     )
     tokens, digits, kl = (percent(movement[f"unmoved_{name}_share"]) for name in ("token", "digit_token", "kl"))

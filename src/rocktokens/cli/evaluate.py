@@ -1,7 +1,7 @@
 """``rocktokens evaluate``: accuracy of checkpoints, or of any model, on a task, with intervals."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.table import Table
@@ -11,18 +11,16 @@ from rocktokens.cli.common import (
     AsJson,
     Overrides,
     RunPath,
-    notes,
     output,
     percent,
     percent_interval,
     print_json,
-    progress_bar,
+    terminal,
 )
-from rocktokens.config import Config, run_config
-from rocktokens.errors import RocktokensError
+from rocktokens.config import run_config
+from rocktokens.evaluation.evaluate import evaluate as evaluate_models
+from rocktokens.evaluation.records import EvaluationRecord
 from rocktokens.run_dir import RunDir
-
-Record = dict[str, Any]
 
 
 def evaluate(
@@ -39,62 +37,25 @@ def evaluate(
     Example: [bold]rocktokens evaluate runs/mine --checkpoint all --checkpoint teacher[/bold]
     """
     run = RunDir(run_path)
-    config = run_config(run, overrides)
-    records = run_evaluate(run, config, resolve_models(run, config, checkpoint or ["last"]))
+    records = evaluate_models(run, run_config(run, overrides), checkpoint or ["last"], terminal)
     if as_json:
-        return print_json({"evaluations": records})
+        return print_json({"evaluations": [record.to_record() for record in records]})
     output.print(accuracy_table(records))
     output.print(f"kept in {run.evaluations}", soft_wrap=True, markup=False)
 
 
-def resolve_models(run: RunDir, config: Config, names: Sequence[str]) -> dict[str, str]:
-    """What to load for each name given on the command line, in order."""
-    steps = run.checkpoints()
-    models: dict[str, str] = {}
-    for name in names:
-        if name in ("teacher", "student"):
-            models[name] = getattr(config.models, name)
-        elif name in ("all", "last") or name.isdecimal():
-            chosen = {"all": steps, "last": steps[-1:]}.get(name, [int(name)] if name.isdecimal() else [])
-            if not chosen or not set(chosen) <= set(steps):
-                raise RocktokensError(f"checkpoint {name!r} is not in {run.path}: it has the steps {steps}")
-            models |= {f"step {step}": str(run.checkpoint(step)) for step in chosen}
-        else:
-            models[name] = name
-    return models
-
-
-def run_evaluate(run: RunDir, config: Config, models: dict[str, str]) -> list[Record]:
-    """Evaluate each model that has not been evaluated with these settings yet; all records, in the order asked for."""
-    with run.lock():
-        return [_kept_or_measured(run, config, name, model) for name, model in models.items()]
-
-
-def _kept_or_measured(run: RunDir, config: Config, name: str, model: str) -> Record:
-    with notes.status("loading"):
-        from rocktokens.evaluation.ledger import kept_evaluation, measure_evaluation
-        from rocktokens.models.load import load_model
-
-        kept = kept_evaluation(run, config, name, model, seed=config.run.seed)
-        if kept is not None:
-            return kept
-        loaded = load_model(model, config.models.dtype, config.models.device)
-    return measure_evaluation(run, config, name, loaded, seed=config.run.seed, progress=progress_bar)
-
-
-def accuracy_table(records: Sequence[Record]) -> Table:
-    """One row a model, all on one task: accuracy with its interval, length, and answers cut off."""
-    table = Table(title=Text(f"accuracy on {records[0]['task']}"), title_justify="left")
+def accuracy_table(records: Sequence[EvaluationRecord]) -> Table:
+    """One row per model, all on one task: accuracy with its interval, length, and answers cut off."""
+    table = Table(title=Text(f"accuracy on {records[0].task}"), title_justify="left")
     for name in ("model", "accuracy", "95 % interval", "prompts", "tokens", "cut off"):
         table.add_column(name, justify="left" if name == "model" else "right")
     for record in records:
-        interval = record["bootstrap_interval"] or record["wilson_interval"]
         table.add_row(
-            Text(record["name"]),
-            percent(record["accuracy"]),
-            percent_interval(interval),
-            str(record["n_prompts"]),
-            f"{record['mean_response_length']:.0f}",
-            percent(record["truncated_share"]),
+            Text(record.name),
+            percent(record.accuracy),
+            percent_interval(record.interval),
+            str(record.n_prompts),
+            f"{record.mean_response_length:.0f}",
+            percent(record.truncated_share),
         )
     return table

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rocktokens.cli.common import AsJson, Overrides, notes, output, print_json, progress
-from rocktokens.config import Config, FindSection, parse_config, run_config
+from rocktokens.config import Config, FindSection, parse_config, run_config, student_name
 from rocktokens.errors import RocktokensError
 from rocktokens.run_dir import RunDir, derive_seed
 from rocktokens.types import RockSet
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from rocktokens.rocks.encoding import Encoder
+    from rocktokens.rocks.records import FindRecord
     from rocktokens.rocks.search import Criterion, Finding
     from rocktokens.traces.store import TraceStore
 
@@ -61,10 +62,10 @@ def find(
     section, seed = settings_of(run, chosen)
     found = run_find(run, section, seed, options)
     if as_json:
-        return print_json({**asdict(found.rocks), "analysis": found.analysis})
+        return print_json({**asdict(found.rocks), "analysis": found.analysis.to_record()})
     from rocktokens.cli.find_tables import print_found
 
-    print_found(found.rocks, found.analysis, show)
+    print_found(found.rocks, found.analysis.to_record(), show)
     output.print(f"rocks: {run.rocks}", soft_wrap=True, markup=False)
     output.print(f"figures: {run.path / 'figures'}", soft_wrap=True, markup=False)
 
@@ -84,7 +85,7 @@ class Found:
     """What a search left in the run."""
 
     rocks: RockSet
-    analysis: dict[str, Any]
+    analysis: "FindRecord"
 
 
 def run_find(run: RunDir, section: FindSection, seed: int, options: Options | None = None) -> Found:
@@ -99,8 +100,7 @@ def run_find(run: RunDir, section: FindSection, seed: int, options: Options | No
             rocks = rock_set(store, finding)
             analysis = analyse(store, finding, rocks, encoders.encoder, encoders.with_window)
             _draw(run, rocks, analysis)
-            text = json.dumps(analysis, ensure_ascii=False, sort_keys=True, allow_nan=False)
-            run.commit_text("find.json", text + "\n")
+            run.commit("find.json", analysis.save)
             run.commit("rocks.json", rocks.save)
     return Found(rocks, analysis)
 
@@ -182,9 +182,8 @@ def _embeddings(store: "TraceStore", checkpoint: int) -> "np.ndarray":
 def _student(store: "TraceStore", checkpoint: int) -> str:
     """The student that was replayed, if it still is the one the traces are of."""
     from rocktokens.models.fingerprints import model_identity
-    from rocktokens.rocks.embeddings import student_name
 
-    name = student_name(store, checkpoint)
+    name = student_name(store.run, checkpoint)
     traced = store.replay.get("checkpoints", {}).get(str(checkpoint))
     if traced is not None and model_identity(name, store.run) != traced:
         raise RocktokensError(
@@ -208,24 +207,12 @@ def _hidden_encoder(store: "TraceStore", checkpoint: int) -> "Encoder":
     return hidden_encoder(student, [rollout for probe in probes for rollout in read_rollouts(store.run, probe)])
 
 
-def _draw(run: RunDir, rocks: RockSet, analysis: dict[str, Any]) -> None:
+def _draw(run: RunDir, rocks: RockSet, analysis: "FindRecord") -> None:
     """Commit the figures as PNG."""
-    import pandas as pd
+    from rocktokens.report.charts.find_charts import find_charts
+    from rocktokens.report.charts.save import commit_charts
 
-    from rocktokens.report.charts.find_charts import chart_bytes, cutoff_chart, loss_chart, sensitivity_chart
-    from rocktokens.report.charts.funnel import funnel
-
-    where = f"{run.path.name}, checkpoint {rocks.criterion['reference']}"
-    selected = f"{where}, prompts that selected the rocks"
-    charts = {
-        "funnel": funnel(pd.DataFrame(analysis["funnel"]), selected),
-        "cutoff": cutoff_chart(analysis["cutoff"]["curve"], analysis["cutoff"]["k"], where),
-        "loss": loss_chart(analysis["trajectory"], f"{run.path.name}, same tokens at every checkpoint, 95 % intervals"),
-        "sensitivity": sensitivity_chart(analysis["sensitivity"], selected),
-    }
-    for name, chart in charts.items():
-        content = chart_bytes(chart, "png")
-        run.commit(f"figures/{name}.png", lambda path, content=content: path.write_bytes(content))
+    commit_charts(run, find_charts(run.path.name, rocks, analysis.to_record()))
 
 
 def _compare(runs: list[str], overrides: list[str], options: Options, show: int, as_json: bool) -> None:

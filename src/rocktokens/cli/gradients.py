@@ -8,7 +8,6 @@
 5. Figures, then gradients.json. Nothing is committed before everything is known, so an interrupt loses nothing.
 """
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,16 +17,16 @@ import typer
 from rocktokens.cli.common import AsJson, Overrides, RunPath, notes, output, print_json, progress_bar
 from rocktokens.config import Config, run_config
 from rocktokens.errors import RocktokensError
+from rocktokens.models.fingerprints import traced_student
 from rocktokens.run_dir import RunDir, derive_seed
 from rocktokens.types import RockSet, Rollout
 
 if TYPE_CHECKING:
     from rocktokens.gradients.adam import AdamSettings
+    from rocktokens.gradients.records import GradientsRecord, GradientsSettings, LogitSummary, ParameterSummary
     from rocktokens.gradients.subject import Groups, Subject
     from rocktokens.gradients.type_sums import TypeGradients
     from rocktokens.models.load import LoadedModel
-
-SCHEMA_VERSION = 1
 
 
 def gradients(
@@ -47,22 +46,23 @@ def gradients(
     settings = [] if batches is None else [f"gradients.batches={batches}"]
     record = run_gradients(run, run_config(run, [*(overrides or []), *settings]), checkpoint, baseline)
     if as_json:
-        return print_json(record)
+        return print_json(record.to_record())
     from rocktokens.cli.gradients_tables import print_gradients
 
-    print_gradients(record, show)
+    print_gradients(record.to_record(), show)
     output.print(f"everything: {run.gradients}", soft_wrap=True, markup=False)
     output.print(f"figures: {run.path / 'figures'}", soft_wrap=True, markup=False)
 
 
 def run_gradients(
     run: RunDir, config: Config, checkpoint: int | None = None, baseline: int | None = None
-) -> dict[str, Any]:
+) -> "GradientsRecord":
     """Measure with progress bars; commit gradients.json and the figures."""
     with run.lock():
         rocks = RockSet.load(run.rocks)
         with notes.status("reading traces"):
             from rocktokens.gradients.claims import judge
+            from rocktokens.gradients.records import GradientsRecord
             from rocktokens.gradients.subject import category_ids, choose_subject, describe_trace
 
             subject = choose_subject(run, rocks, checkpoint, baseline)
@@ -71,23 +71,23 @@ def run_gradients(
             trace = describe_trace(subject)
             categories = category_ids(subject.store, subject.token_ids)
         teacher = _load_teacher(config, rocks)
-        record = {
-            "schema_version": SCHEMA_VERSION,
-            "criterion": rocks.criterion,
-            "source": {"manifest_sha256": subject.store.manifest_sha256},
-            "settings": _settings(config, subject),
-            "warnings": subject.warnings,
-            "groups": {name: ids.tolist() for name, ids in subject.groups.items()},
-            "control": subject.control,
-            "trace": trace,
-            "logit": _logit_space(run, config, subject, teacher, categories),
-            "parameter": _parameter_space(run, config, subject, teacher, categories),
-        }
-        record["claims"] = [claim.to_record() for claim in judge(record)]
+        logit = _logit_space(run, config, subject, teacher, categories)
+        parameter = _parameter_space(run, config, subject, teacher, categories)
+        record = GradientsRecord(
+            criterion=rocks.criterion,
+            source={"manifest_sha256": subject.store.manifest_sha256},
+            settings=_settings(config, subject),
+            warnings=subject.warnings,
+            groups={name: ids.tolist() for name, ids in subject.groups.items()},
+            control=subject.control,
+            trace=trace,
+            logit=logit,
+            parameter=parameter,
+            claims=judge(trace, logit, parameter),
+        )
         with notes.status("drawing"):
             _draw(run, record)
-        text = json.dumps(record, ensure_ascii=False, sort_keys=True, allow_nan=False)
-        run.commit_text(run.gradients.name, text + "\n")
+        run.commit_text(run.gradients.name, record.to_json())
     return record
 
 
@@ -119,21 +119,23 @@ def _require_same_loss(run: RunDir, config: Config, replay: dict[str, Any]) -> N
             )
 
 
-def _settings(config: Config, subject: "Subject") -> dict[str, Any]:
+def _settings(config: Config, subject: "Subject") -> "GradientsSettings":
     """What the numbers depend on, and how much they rest on."""
-    return {
+    from rocktokens.gradients.records import GradientsSettings
+
+    return GradientsSettings(
         **config.gradients.model_dump(),
-        "reference": subject.evidence.reference,
-        "baseline": subject.evidence.baseline,
-        "measured_on": subject.measured_on,
-        "n_prompts": subject.n_prompts,
-        "n_rollouts": len(subject.rollouts),
-        "n_tokens": sum(len(rollout.token_ids) for rollout in subject.rollouts),
-        "divergence": config.scoring.divergence,
-        "temperature": config.scoring.temperature,
-        "dtype": config.models.dtype,
-        "seed": config.run.seed,
-    }
+        reference=subject.evidence.reference,
+        baseline=subject.evidence.baseline,
+        measured_on=subject.measured_on,
+        n_prompts=subject.n_prompts,
+        n_rollouts=len(subject.rollouts),
+        n_tokens=sum(len(rollout.token_ids) for rollout in subject.rollouts),
+        divergence=config.scoring.divergence,
+        temperature=config.scoring.temperature,
+        dtype=config.models.dtype,
+        seed=config.run.seed,
+    )
 
 
 def _load_teacher(config: Config, rocks: RockSet) -> "LoadedModel":
@@ -149,21 +151,20 @@ def _load_teacher(config: Config, rocks: RockSet) -> "LoadedModel":
 
 def _logit_space(
     run: RunDir, config: Config, subject: "Subject", teacher: "LoadedModel", categories: "Groups"
-) -> dict[str, Any]:
+) -> "LogitSummary":
     """Both checkpoints, and what changed between them; None where there is but one."""
     from rocktokens.gradients.describe import describe_change, describe_checkpoint
+    from rocktokens.gradients.records import LogitSummary
 
     evidence, groups = subject.evidence, subject.groups
     now = _type_gradients(run, config, subject, teacher, evidence.reference)
-    record: dict[str, Any] = {"reference": describe_checkpoint(now, groups, categories)}
+    reference = describe_checkpoint(now, groups, categories)
     if evidence.baseline == evidence.reference:
-        return {**record, "baseline": None, "persistence": None}
+        return LogitSummary(reference, None, None)
     before = _type_gradients(run, config, subject, teacher, evidence.baseline)
-    return {
-        **record,
-        "baseline": describe_checkpoint(before, groups, categories),
-        "persistence": describe_change(before, now, groups),
-    }
+    return LogitSummary(
+        reference, describe_checkpoint(before, groups, categories), describe_change(before, now, groups)
+    )
 
 
 def _type_gradients(
@@ -172,7 +173,7 @@ def _type_gradients(
     from rocktokens.gradients.logit_space import logit_gradients
     from rocktokens.models.load import load_model
 
-    name = student_of(run, subject, step)
+    name = traced_student(run, subject.store.replay, step)
     student = _same_words(load_model(name, config.models.dtype, config.models.device), teacher)
     section, scoring = config.gradients, config.scoring
     with progress_bar(f"logit space, checkpoint {step}", len(subject.rollouts)) as advance:
@@ -189,22 +190,6 @@ def _type_gradients(
             seed=derive_seed(config.run.seed, "gradients"),
             on_done=advance,
         )
-
-
-def student_of(run: RunDir, subject: "Subject", step: int) -> str:
-    """What to load for a checkpoint, if it still is the student that was traced."""
-    from rocktokens.models.fingerprints import model_identity
-    from rocktokens.rocks.embeddings import student_name
-
-    name = student_name(subject.store, step)
-    if name == str(run.checkpoint(step)):
-        run.verified_checkpoint(step)
-    traced = subject.store.replay.get("checkpoints", {}).get(str(step))
-    if traced is not None and model_identity(name, run) != traced:
-        raise RocktokensError(
-            f"checkpoint {step} was traced with another student than {name} is now: run `rocktokens trace` again"
-        )
-    return name
 
 
 def _same_words(student: "LoadedModel", teacher: "LoadedModel") -> "LoadedModel":
@@ -227,18 +212,26 @@ class Trainee:
 
 def _parameter_space(
     run: RunDir, config: Config, subject: "Subject", teacher: "LoadedModel", categories: "Groups"
-) -> dict[str, Any]:
+) -> "ParameterSummary":
     """The partition into groups, and the one into categories."""
     from rocktokens.gradients.describe import describe_shares
+    from rocktokens.gradients.records import OptimizerSettings, ParameterSummary
 
     with notes.status("loading"):
-        trainee = load_trainee(run, config, student_of(run, subject, subject.evidence.reference), subject, teacher)
+        name = traced_student(run, subject.store.replay, subject.evidence.reference)
+        trainee = load_trainee(run, config, name, subject, teacher)
     by_group, by_category = (
         describe_shares(_shares(config, trainee, teacher, subject.rollouts, sets, label))
         for sets, label in ((subject.groups, "groups"), (categories, "categories"))
     )
-    optimizer = None if trainee.adam is None else {"learning_rate": trainee.adam.learning_rate}
-    return {**by_group, "categories": by_category, "optimizer": optimizer, "note": trainee.note}
+    return ParameterSummary(
+        by_group.shares,
+        by_group.token_share,
+        by_group.excess,
+        categories=by_category,
+        optimizer=None if trainee.adam is None else OptimizerSettings(trainee.adam.learning_rate),
+        note=trainee.note,
+    )
 
 
 def load_trainee(run: RunDir, config: Config, name: str, subject: "Subject", teacher: "LoadedModel") -> Trainee:
@@ -309,11 +302,9 @@ def _shares(
         )
 
 
-def _draw(run: RunDir, record: dict[str, Any]) -> None:
+def _draw(run: RunDir, record: "GradientsRecord") -> None:
     """Commit the figures as PNG."""
-    from rocktokens.report.charts.find_charts import chart_bytes
     from rocktokens.report.charts.gradient_charts import gradient_charts
+    from rocktokens.report.charts.save import commit_charts
 
-    for name, chart in gradient_charts(record, run.path.name).items():
-        content = chart_bytes(chart, "png")
-        run.commit(f"figures/{name}.png", lambda path, content=content: path.write_bytes(content))
+    commit_charts(run, gradient_charts(record.to_record(), run.path.name))

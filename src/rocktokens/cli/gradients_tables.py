@@ -12,7 +12,7 @@ from rich.text import Text
 from rocktokens.cli.common import output, percent, percent_interval
 from rocktokens.cli.tables import WIDE, decimal, heading, p_value, plain_table
 from rocktokens.display.text import visible
-from rocktokens.gradients.claims import ROCKS
+from rocktokens.gradients.records import ROCKS
 
 SPACE_NAMES = {"vocabulary": "over the vocabulary", "hidden": "in the student's last hidden state"}
 TEST_NAMES = {
@@ -23,7 +23,7 @@ TEST_NAMES = {
     "cos_pooled": "cos with G",
     "contribution": "contrib",
 }
-VERDICT_STYLES = {"holds": "bold green", "does not hold": "bold red", "cannot be told here": "bold yellow"}
+VERDICT_STYLES = {"supported": "bold green", "contradicted": "bold red", "inconclusive": "bold yellow"}
 GROUP_LEGEND = (
     "‖ḡ‖, coherence: medians over the types · coherence: mean cosine of two occurrences, weighted by their norms · "
     "cosines: of the group's sum with G_bal (every type once) and G (every token once) · G: signed share of G"
@@ -56,8 +56,8 @@ def print_claims(record: dict[str, Any]) -> None:
     """What holds of the paper's paradox here."""
     heading("What holds of the paper's paradox here", "each decided by an interval or a test (docs/gradients.md)")
     for claim in record["claims"]:
-        line = Text(f"· {claim['claim']}: {claim['because']}: ")
-        output.print(line + Text(claim["verdict"], style=VERDICT_STYLES[claim["verdict"]]))
+        verdict = Text(claim["verdict"], style=VERDICT_STYLES[claim["verdict"]])
+        output.print(Text(f"· {claim['claim']}: ") + verdict + Text(f"; {claim['because']}"))
 
 
 def _conditions(record: dict[str, Any]) -> Iterator[str]:

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from rocktokens.cli.common import AsJson, Overrides, RunPath, notes, output, print_json, progress_bar
-from rocktokens.cli.evaluate import resolve_models
+from rocktokens.cli.common import AsJson, Overrides, RunPath, notes, output, print_json, terminal
 from rocktokens.config import Config, evaluation_task, run_config
 from rocktokens.errors import RocktokensError
+from rocktokens.evaluation.evaluate import resolve_models
 from rocktokens.knockout.bans import Tokens, Wanted, choose_bans, control_ban, ranked_rocks
 from rocktokens.knockout.records import Ban, Knockout, KnockoutSweep
 from rocktokens.run_dir import RunDir, derive_seed, package_versions
@@ -198,7 +198,7 @@ def _sweep(
             tolerance=section.tolerance,
             settings={"model": subject.name, "conditions": conditions},
             journal=journal,
-            progress=progress_bar,
+            progress=terminal,
             **design,
         )
     finally:

@@ -12,6 +12,7 @@ from rocktokens.config.files import (
     parse_config,
     read_toml,
     run_config,
+    student_name,
 )
 from rocktokens.config.policies import PolicySection
 from rocktokens.config.sections import (
@@ -69,5 +70,6 @@ __all__ = [
     "parse_config",
     "read_toml",
     "run_config",
+    "student_name",
     "validate",
 ]

@@ -12,15 +12,16 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import tomli_w
+
 from rocktokens.config.policies import PolicyBase
-from rocktokens.config.sections import Config
+from rocktokens.config.sections import Config, checkpoint_steps
 from rocktokens.config.sentences import validate
-from rocktokens.errors import ConfigError
+from rocktokens.errors import ConfigError, RocktokensError
 from rocktokens.run_dir import RunDir
 
 _CHOICE = re.compile(r"\s*(?:\w+\.)*(task|policy)\.name\s*=")
 _DEFAULT_NAMES = {"task": "wordmath", "policy": "uniform"}
-_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def load_config(path: str | Path, overrides: list[str] | None = None) -> Config:
@@ -32,6 +33,23 @@ def run_config(run: RunDir, overrides: list[str] | None = None) -> Config:
     """The config a run was started with, overrides applied, pointing at where the run lies now."""
     run.require()
     return load_config(run.config, [*(overrides or []), f"run.directory={json.dumps(str(run.path))}"])
+
+
+def student_name(run: RunDir, step: int) -> str:
+    """The student whose traces are filed under ``step``: a directory, a hub id or an embedded id.
+
+    That is an entry of ``trace.checkpoints`` in the run's config, else ``checkpoints/step-N`` of the run.
+    """
+    listed = load_config(run.config).trace.checkpoints if run.config.exists() else []
+    if not listed:
+        return str(run.checkpoint(step))
+    by_step = dict(zip(checkpoint_steps(listed), listed, strict=True))
+    if step not in by_step:
+        raise RocktokensError(
+            f"checkpoint {step} is none of those that trace.checkpoints of {run.config} lists (they are "
+            f"{', '.join(map(str, by_step))}): list its student there, or give one of these"
+        )
+    return by_step[step]
 
 
 def parse_config(text: str, overrides: list[str] | None = None, name: str = "config") -> Config:
@@ -63,10 +81,8 @@ def apply_overrides(record: dict[str, Any], overrides: list[str]) -> None:
 
 
 def dump_toml(record: dict[str, Any]) -> str:
-    """A record as TOML, tables within lists inline; reading it gives the same record back."""
-    lines: list[str] = []
-    _dump_table(record, (), lines)
-    return "\n".join(lines).strip() + "\n"
+    """Write a record without None as TOML; reading it gives the same record back."""
+    return tomli_w.dumps(record)
 
 
 def _config(record: dict[str, Any], overrides: list[str] | None, name: str) -> Config:
@@ -112,27 +128,3 @@ def _toml_value(text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
-
-
-def _dump_table(table: dict[str, Any], path: tuple[str, ...], lines: list[str]) -> None:
-    values = {key: value for key, value in table.items() if not isinstance(value, dict)}
-    if path and (values or not table):
-        lines.extend(["", f"[{'.'.join(_dump_key(key) for key in path)}]"])
-    lines.extend(f"{_dump_key(key)} = {_dump_value(value)}" for key, value in values.items())
-    for key, value in table.items():
-        if isinstance(value, dict):
-            _dump_table(value, (*path, key), lines)
-
-
-def _dump_key(key: str) -> str:
-    return key if _BARE_KEY.fullmatch(key) else _dump_value(key)
-
-
-def _dump_value(value: Any) -> str:
-    if isinstance(value, list):
-        return "[" + ", ".join(_dump_value(item) for item in value) + "]"
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{_dump_key(key)} = {_dump_value(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, str):  # a JSON string is a TOML basic string once DEL is escaped too
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    return repr(value) if isinstance(value, float) else json.dumps(value)

@@ -106,6 +106,11 @@ class TrainingSection(Section):
     )
     report_to: list[Literal["trackio", "wandb", "tensorboard"]] = Field(default_factory=list)
 
+    @property
+    def rollouts_per_step(self) -> int:
+        """Rollouts that one process trains on in a step."""
+        return self.per_device_train_batch_size * self.gradient_accumulation_steps
+
 
 class TraceSection(Section):
     """Replay of one probe set through checkpoints."""

@@ -90,6 +90,22 @@ def as_a_set(intervals: Mapping[str, Sequence[float] | None]) -> str:
     return "as a set, the rocks moved no less than the rest, as far as these prompts tell"
 
 
+def byte_size(count: float) -> str:
+    """Bytes in the largest unit that leaves at least one."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
+def duration(seconds: float) -> str:
+    """Seconds, minutes or hours, whichever reads best."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
 def _signed(value: float, digits: int) -> str:
     """The minus is as wide as the plus; a number that rounds to 0 has no sign."""
     return _minus(f"{value:+,.{digits}f}") if round(value, digits) else f"{0:.{digits}f}"

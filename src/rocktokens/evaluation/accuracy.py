@@ -3,20 +3,20 @@
 1. Every prompt is answered ``num_samples`` times. The noise is keyed by (seed, prompt, sample), so two models, or one
    model with and without a ban, evaluated with the same seed share their random numbers.
 2. The task grades each answer; accuracy is the share of right ones.
-3. The Wilson interval treats answers as independent, which they are for one sample a prompt. With more, the answers
+3. The Wilson interval treats answers as independent, which they are for one sample per prompt. With more, the answers
    to one prompt belong together, and a bootstrap that draws whole prompts gives a second interval.
    A resample needs only how many prompts had 0, 1, … right answers, and those counts are multinomial.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.stats import binomtest
 
 from rocktokens.errors import RocktokensError
-from rocktokens.rollouts.encode import make_rollouts
+from rocktokens.evaluation.records import Accuracy, Interval
+from rocktokens.rollouts.encode import Sampling, make_rollouts
 from rocktokens.rollouts.sampler import Sampler
 from rocktokens.run_dir import derive_seed
 from rocktokens.tasks.base import Task
@@ -29,93 +29,54 @@ RESAMPLES = 10_000
 CONFIDENCE = 0.95
 
 
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """How a model did on a list of prompts."""
-
-    task: str
-    accuracy: float
-    n_prompts: int
-    num_samples: int
-    """Answers per prompt."""
-    n_samples: int
-    """Answers in all."""
-    wilson_interval: tuple[float, float]
-    bootstrap_interval: tuple[float, float] | None
-    """Over prompts; None with one answer per prompt, where the Wilson interval is the right one."""
-    mean_response_length: float
-    truncated_share: float
-    temperature: float
-    seed: int
-    prompt_ids: list[str]
-    correct: list[int]
-    """Right answers per prompt, in the order of ``prompt_ids``."""
-    answers: list[list[str | None]]
-    """The final answers per prompt, as the task reads them; None where there was none."""
-
-    def to_record(self) -> dict[str, Any]:
-        """Plain lists, numbers and strings, for JSON."""
-        return asdict(self)
-
-
-def evaluate(
+def measure_accuracy(
     sampler: Sampler,
     tokenizer: "PreTrainedTokenizerBase",
     task: Task,
     prompts: Sequence[Prompt],
+    sampling: Sampling,
     *,
     num_samples: int,
-    temperature: float,
-    max_new_tokens: int,
-    seed: int,
-    chat_template: bool,
-    max_prompt_length: int,
     on_done: Callable[[int], None] | None = None,
-) -> Evaluation:
+) -> Accuracy:
     """Answer every prompt ``num_samples`` times and grade; the other arguments are those of ``make_rollouts``."""
     require_answers(task, prompts)
     rollouts = make_rollouts(
         sampler,
         tokenizer,
         prompts,
+        sampling,
         num_generations=num_samples,
-        policy_step=0,
-        first_rollout_id=0,
-        temperature=temperature,
-        max_new_tokens=max_new_tokens,
-        seed=seed,
-        chat_template=chat_template,
-        max_prompt_length=max_prompt_length,
         on_done=on_done,
     )
     texts = tokenizer.batch_decode([rollout.token_ids.tolist() for rollout in rollouts], skip_special_tokens=True)
     texts_of = [texts[start : start + num_samples] for start in range(0, len(texts), num_samples)]
     correct = [sum(task.grade(prompt, text) for text in own) for prompt, own in zip(prompts, texts_of, strict=True)]
-    return Evaluation(
+    return Accuracy(
         task=task.name,
         accuracy=sum(correct) / len(texts),
         n_prompts=len(prompts),
         num_samples=num_samples,
         n_samples=len(texts),
         wilson_interval=wilson_interval(sum(correct), len(texts)),
-        bootstrap_interval=bootstrap_interval(correct, num_samples, seed) if num_samples > 1 else None,
+        bootstrap_interval=bootstrap_interval(correct, num_samples, sampling.seed) if num_samples > 1 else None,
         mean_response_length=float(np.mean([len(rollout.token_ids) for rollout in rollouts])),
         truncated_share=float(np.mean([not rollout.finished for rollout in rollouts])),
-        temperature=temperature,
-        seed=seed,
+        temperature=sampling.temperature,
+        seed=sampling.seed,
         prompt_ids=[prompt.id for prompt in prompts],
         correct=correct,
         answers=[[task.answer(text) for text in own] for own in texts_of],
     )
 
 
-def wilson_interval(right: int, total: int) -> tuple[float, float]:
+def wilson_interval(right: int, total: int) -> Interval:
     """The Wilson score interval of a proportion."""
     interval = binomtest(right, total).proportion_ci(CONFIDENCE, method="wilson")
     return float(interval.low), float(interval.high)
 
 
-def bootstrap_interval(correct: Sequence[int], num_samples: int, seed: int) -> tuple[float, float]:
+def bootstrap_interval(correct: Sequence[int], num_samples: int, seed: int) -> Interval:
     """The percentile interval of accuracy when whole prompts are drawn with replacement."""
     prompts_by_count = np.bincount(correct, minlength=num_samples + 1)
     generator = np.random.Generator(np.random.PCG64(derive_seed(seed, "bootstrap")))

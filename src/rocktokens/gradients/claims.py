@@ -1,7 +1,7 @@
-"""What holds of the paper's gradient paradox in a run: one sentence a claim, decided by an interval or a test.
+r"""Does the paper's gradient paradox show in a run? One verdict per claim, decided by an interval or a test. No torch.
 
 The paper says that rocks have small gradients each but own much of the total, point along the global direction, and do
-not move; it guesses that Adam suppresses them. Each claim is an inequality here:
+not move; it suspects that Adam suppresses them. Each claim is an inequality here:
 
     small       a rock's ‖g‖ per occurrence < that of a rare type of as high a kl         interval of the ratio
     total       share of Σ‖g‖ > share of the tokens                                       interval of the ratio
@@ -13,29 +13,60 @@ not move; it guesses that Adam suppresses them. Each claim is an inequality here
     cancels     alignment of most rocks < 1/2: averaging leaves less than half            sign test over rocks
     persists    ḡ_v of most rocks turned by less than 45° in between, noise corrected     sign test over rocks
 
-1. Sign tests over rocks count a direction once, however many rocks share it (``verdicts``).
-2. A claim of two parts holds if both do, and does not hold if one of them does not.
-3. Every claim is judged at 5 % on its own: of nine without any effect, one or more are decided one time in three.
+1. Supported: the whole interval, or p ≤ 0.05, on the side of the claim. Contradicted: on the other side. Inconclusive:
+   neither, or the numbers do not exist.
+2. A claim of two parts is supported if both are, and contradicted if one of them is.
+3. Rocks that can stand in for each other, such as ``\boxed`` and ``\mathbf``, have one gradient between them and are
+   not independent. A sign test over rocks therefore counts directions: rocks whose mean gradients lie along one line
+   (``directions``) have one vote, that of most of them. A direction that is evenly divided is not counted, as ties
+   are not.
+4. Every claim is judged at 5 % on its own: of nine without any effect, one or more are decided one time in three.
 
-Against all other tokens, "small each" would be the negation of "own more than their share", which is why it is said
-beside the types of the highest mean kl; if their kl is lower than the rocks', so is their gradient, and nothing can be
-told. R is the balanced sum of the types that are no rocks: a large gradient points along a total of which it is much,
-and rocks that can stand in for each other point along each other. Where one type makes up most of R, it is that type's
-direction and no other's, and nothing can be told either.
+Against all other tokens, "small each" would be the negation of "own more than their share". So rocks are compared with
+the types of the highest mean kl; if the kl of those is below the rocks', so is their gradient, and the comparison is
+inconclusive. R is the balanced sum of the types that are not rocks: a large gradient points along any total that it
+dominates, and rocks that can stand in for each other point along each other. Where one type makes up most of R, it is
+the direction of that type alone, and the claim is inconclusive too.
 
 Paper: https://arxiv.org/abs/2605.09253
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
+from scipy.sparse.csgraph import connected_components
+from scipy.stats import binomtest
 
-from rocktokens.gradients.verdicts import ALPHA, UNKNOWN, Interval, Tally, Verdict, above, below, both, p_text
+from rocktokens.gradients.records import (
+    CONTRADICTED,
+    CONTROL,
+    INCONCLUSIVE,
+    ROCKS,
+    SUPPORTED,
+    AdamEffect,
+    BatchMean,
+    Claim,
+    ClaimVerdict,
+    DirectionTest,
+    Interval,
+    KeptKl,
+    LogitSummary,
+    NormRatio,
+    ParameterSummary,
+    RareTypes,
+    RockColumns,
+    TraceGroup,
+    TraceSummary,
+)
+from rocktokens.rocks.uncertainty import PairedChange
 from rocktokens.types import KEPT
 
+ALPHA = 0.05
+ONE_LINE = 0.9
+"""The least |cosine| of mean gradients that are taken for one direction."""
 LEAST_BATCHES = 4
 """For a verdict by an interval over batches."""
 HALF_LEFT = 0.5
@@ -45,111 +76,92 @@ ALONG = 0.1
 SAME_WAY = math.cos(math.pi / 4)
 HALF_OF_IT = 0.5
 """The share of a sum of gradients above which its direction is that of one of them."""
-ROCKS, RARE, CONTROL = "rocks", "rare high-kl", "control"
 _NOT_PAIRED = "no other checkpoint scored the same tokens"
 _NO_BATCH = "the rocks or the gradient are missing from every batch"
-_OF_ADAM: dict[str, Verdict] = {"suppresses": "holds", "amplifies": "does not hold", "cannot be told": UNKNOWN}
+_OF_ADAM: dict[str, ClaimVerdict] = {
+    "suppresses": SUPPORTED,
+    "amplifies": CONTRADICTED,
+    "inconclusive": INCONCLUSIVE,
+}
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """One claim of the paper and what the numbers say of it."""
-
-    name: str
-    claim: str
-    because: str
-    verdict: Verdict
-
-    @property
-    def sentence(self) -> str:
-        """All of it."""
-        return f"{self.claim}: {self.because}: {self.verdict}"
-
-    def to_record(self) -> dict[str, str]:
-        """As JSON, the sentence included."""
-        return {**asdict(self), "sentence": self.sentence}
-
-
-def judge(record: dict[str, Any]) -> list[Claim]:
-    """Every claim, from the content of gradients.json."""
-    trace, logit, parameter = record["trace"], record["logit"], record["parameter"]
-    vocabulary = logit["reference"]["vocabulary"]
-    rocks, update = vocabulary["rocks"], parameter["shares"]["update"]
+def judge(trace: TraceSummary, logit: LogitSummary, parameter: ParameterSummary) -> list[Claim]:
+    """Every claim, from the other parts of gradients.json."""
+    vocabulary, update = logit.reference.vocabulary, parameter.shares.update
     return [
-        small(trace["rare_high_kl"]),
-        total(trace["norm_ratios"]["all"], trace["groups"][ROCKS]),
-        direction(vocabulary["direction"], rocks),
-        kept(trace["rocks_kept"], rocks),
-        unmoved(trace["groups"][ROCKS]["change"]),
-        parameters(parameter["excess"][ROCKS], parameter["shares"]["gradient"]["all"]["groups"][ROCKS]["share"]),
-        adam(update and update["effects"]),
-        cancels(rocks, vocabulary["others"]["coherence"]),
-        persists(logit["persistence"] and logit["persistence"]["vocabulary"]["rocks"]["corrected"], rocks),
+        small(trace.rare_high_kl),
+        total(trace.norm_ratios["all"], trace.groups[ROCKS]),
+        direction(vocabulary.direction, vocabulary.rocks),
+        kept(trace.rocks_kept, vocabulary.rocks),
+        unmoved(trace.groups[ROCKS].change),
+        parameters(parameter.excess[ROCKS], parameter.shares.gradient.all.groups[ROCKS].share),
+        adam(update and update.effects),
+        cancels(vocabulary.rocks, vocabulary.others.coherence),
+        persists(logit.persistence and logit.persistence.vocabulary.rocks.corrected, vocabulary.rocks),
     ]
 
 
-def small(rare: dict[str, Any]) -> Claim:
-    """``rare``: the types of the highest kl that are no rocks, and the ratio of a rock's mean norm to theirs."""
-    claim, ratio = "rocks have small gradients each", rare["norm_ratio"]
-    if ratio["ratio"] is None:
-        return Claim(
-            "small", claim, "no rare high-kl type has a gradient on these prompts to compare them with", UNKNOWN
-        )
+def small(rare: RareTypes) -> Claim:
+    """Compare the norm of a rock's gradient with that of a rare type of as high a kl."""
+    claim, ratio = "rocks have small gradients each", rare.norm_ratio
+    if ratio.ratio is None:
+        because = "no rare high-kl type has a gradient on these prompts to compare them with"
+        return Claim("small", claim, because, INCONCLUSIVE)
     because = (
-        f"in logit space an occurrence of a rock has {ratio['ratio']:.2f} × {interval_text(ratio['interval'])} the "
+        f"in logit space an occurrence of a rock has {ratio.ratio:.2f} × {interval_text(ratio.interval)} the "
         "gradient norm of one of a rare high-kl type"
     )
-    if rare["kl"] < rare["rocks_kl"]:
+    if rare.kl is not None and rare.rocks_kl is not None and rare.kl < rare.rocks_kl:
         because += (
-            f", but no rare types of so high a kl recur: the {rare['n_types']} of the highest have {rare['kl']:.3f} "
-            f"nats a token on these prompts, rocks {rare['rocks_kl']:.3f}"
+            f", but no rare type of as high a kl recurs: the {rare.n_types} highest have {rare.kl:.3f} "
+            f"nats per token on these prompts, rocks {rare.rocks_kl:.3f}"
         )
-        return Claim("small", claim, because, UNKNOWN)
-    return Claim("small", claim, because, below(ratio["interval"], 1.0))
+        return Claim("small", claim, because, INCONCLUSIVE)
+    return Claim("small", claim, because, below(ratio.interval, 1.0))
 
 
-def total(ratio: dict[str, Any], rocks: dict[str, Any]) -> Claim:
-    """``ratio``: of the rocks' mean norm to that of all tokens, which is share of Σ‖g‖ over share of tokens."""
-    claim = "they own more of the total than their share of the tokens"
-    if ratio["ratio"] is None:
-        return Claim("total", claim, "there is no gradient on these prompts", UNKNOWN)
+def total(ratio: NormRatio, rocks: TraceGroup) -> Claim:
+    """Compare the rocks' share of Σ‖g‖ with their share of the tokens; ``ratio``: of their mean norm to all tokens'."""
+    claim = "rocks own more of the total than their share of the tokens"
+    if ratio.ratio is None:
+        return Claim("total", claim, "there is no gradient on these prompts", INCONCLUSIVE)
     because = (
-        f"they are {_percent(rocks['token_share'])} of the tokens and have {_percent(rocks['norm_share'])} of Σ‖g‖ in "
-        f"logit space, {ratio['ratio']:.2f} × {interval_text(ratio['interval'])} as much"
+        f"they are {_percent(rocks.token_share)} of the tokens and have {_percent(rocks.norm_share)} of Σ‖g‖ in "
+        f"logit space, {ratio.ratio:.2f} × {interval_text(ratio.interval)} as much"
     )
-    return Claim("total", claim, because, above(ratio["interval"], 1.0))
+    return Claim("total", claim, because, above(ratio.interval, 1.0))
 
 
-def direction(test: dict[str, Any], rocks: dict[str, Any]) -> Claim:
-    """``test``: Mann–Whitney's of rocks against other types on their cosines with R, and the largest part of R."""
-    claim, p = "they point along the global direction", test["p"]
-    if p is None:
-        return Claim("direction", claim, "there are no other types to compare the rocks with", UNKNOWN)
-    tally = Tally.of([_over(value, ALONG) for value in rocks["cos_others"]], rocks["direction"])
+def direction(test: DirectionTest, rocks: RockColumns) -> Claim:
+    """Compare the cosines with R of rocks with 0.1, and with those of other types."""
+    claim, p = "rocks point along the global direction", test.p
+    if p is None or test.superiority is None:
+        return Claim("direction", claim, "there are no other types to compare the rocks with", INCONCLUSIVE)
+    tally = Tally.of([_over(value, ALONG) for value in rocks.cos_others], rocks.direction)
     because = (
         f"{tally.yes} of {tally.known} rocks have a cosine above {ALONG:g} with the balanced sum of the types that are "
-        f"no rocks ({tally.text}); their median is {test['median_first']:.2f}, that of other types "
-        f"{test['median_second']:.2f} (Mann–Whitney p {p_text(p)}, {test['n_second']} types)"
+        f"not rocks ({tally.text}); their median is {test.median_first:.2f}, that of other types "
+        f"{test.median_second:.2f} (Mann–Whitney p {p_text(p)}, {test.n_second} types)"
     )
-    if (largest := test["largest"])["share"] > HALF_OF_IT:
+    if test.largest.share is not None and test.largest.share > HALF_OF_IT:
         because += (
-            f"; but {_percent(largest['share'])} of that sum is one type (token {largest['token_id']}, occurrences: "
-            f"{largest['freq']}), which is no global direction"
+            f"; but {_percent(test.largest.share)} of that sum is one type (token {test.largest.token_id}, "
+            f"occurrences: {test.largest.freq}), which is no global direction"
         )
-        return Claim("direction", claim, because, UNKNOWN)
-    larger: Verdict = UNKNOWN if p > ALPHA else "holds" if test["superiority"] > 0.5 else "does not hold"
+        return Claim("direction", claim, because, INCONCLUSIVE)
+    larger: ClaimVerdict = INCONCLUSIVE if p > ALPHA else SUPPORTED if test.superiority > 0.5 else CONTRADICTED
     return Claim("direction", claim, because, both(larger, tally.verdict))
 
 
-def kept(shares: dict[str, Any] | None, rocks: dict[str, Any]) -> Claim:
-    """``shares``: what share of its kl each rock kept, over the same tokens."""
+def kept(shares: KeptKl | None, rocks: RockColumns) -> Claim:
+    """Count the rocks that kept more than 3/4 of their kl."""
     claim = "each rock keeps its kl"
     if shares is None:
-        return Claim("kept", claim, _NOT_PAIRED, UNKNOWN)
-    direction_of = dict(zip(rocks["token_id"], rocks["direction"], strict=True))
+        return Claim("kept", claim, _NOT_PAIRED, INCONCLUSIVE)
+    direction_of = dict(zip(rocks.token_id, rocks.direction, strict=True))
     known = {
         token_id: share
-        for token_id, share in zip(shares["token_id"], shares["kept"], strict=True)
+        for token_id, share in zip(shares.token_id, shares.kept, strict=True)
         if share is not None and token_id in direction_of
     }
     tally = Tally.of([share > KEPT for share in known.values()], [direction_of[token_id] for token_id in known])
@@ -157,78 +169,170 @@ def kept(shares: dict[str, Any] | None, rocks: dict[str, Any]) -> Claim:
     return Claim("kept", claim, because, tally.verdict)
 
 
-def unmoved(change: dict[str, Any] | None) -> Claim:
-    """``change``: of the rocks' kl between the checkpoints, over the same tokens."""
-    claim = "as a set they do not move"
-    if change is None or change["relative"] is None:
-        return Claim("unmoved", claim, _NOT_PAIRED, UNKNOWN)
-    interval = change["relative_interval"]
+def unmoved(change: PairedChange | None) -> Claim:
+    """Compare the change of the rocks' kl between the checkpoints with a fall by 1/4."""
+    claim = "as a set, rocks do not move"
+    if change is None or change.relative is None:
+        return Claim("unmoved", claim, _NOT_PAIRED, INCONCLUSIVE)
+    interval = change.relative_interval
     because = (
-        f"on the same tokens their kl went from {change['kl_before']:.3f} to {change['kl_after']:.3f} nats a token, "
-        f"{100 * change['relative']:+.1f} % {percent_text(interval)}, where a fall by {100 * (1 - KEPT):.0f} % counts "
+        f"on the same tokens their kl went from {change.kl_before:.3f} to {change.kl_after:.3f} nats per token, "
+        f"{100 * change.relative:+.1f} % {percent_text(interval)}, where a fall by {100 * (1 - KEPT):.0f} % counts "
         "as moving"
     )
     return Claim("unmoved", claim, because, above(interval, KEPT - 1))
 
 
-def parameters(excess: dict[str, Any], share: dict[str, Any]) -> Claim:
-    """``excess``: signed share of the gradient less share of the tokens, by batch."""
-    claim = "they own more of the gradient in parameter space than their share of the tokens"
-    if excess["mean"] is None:
-        return Claim("parameters", claim, _NO_BATCH, UNKNOWN)
+def parameters(excess: BatchMean, share: BatchMean) -> Claim:
+    """Compare the rocks' signed share of the gradient with their share of the tokens, batch by batch."""
+    claim = "rocks own more of the gradient in parameter space than their share of the tokens"
+    if excess.mean is None:
+        return Claim("parameters", claim, _NO_BATCH, INCONCLUSIVE)
     because = (
-        f"their signed share of the gradient is {_percent(share['mean'])}, {100 * excess['mean']:+.1f} points "
-        f"{percent_text(excess['interval'])} from their share of the tokens, batch by batch"
+        f"their signed share of the gradient is {_percent(share.mean)}, {100 * excess.mean:+.1f} points "
+        f"{percent_text(excess.interval)} from their share of the tokens, batch by batch"
     )
-    return Claim("parameters", claim, because, above(_over_batches(excess), 0.0))
+    n_defined = sum(value is not None for value in excess.values)
+    verdict = above(excess.interval if n_defined >= LEAST_BATCHES else None, 0.0)
+    return Claim("parameters", claim, because, verdict)
 
 
-def adam(effects: dict[str, Any] | None) -> Claim:
-    """``effects``: by group, share of Adam's step less share of the gradient; None without the optimizer's state."""
-    claim = "Adam suppresses them"
+def adam(effects: Mapping[str, AdamEffect] | None) -> Claim:
+    """Compare the rocks' share of Adam's step with their share of the gradient; None without the optimizer's state."""
+    claim = "Adam suppresses rocks"
     if effects is None:
-        return Claim("adam", claim, "this checkpoint has no optimizer state, so only the gradient is known", UNKNOWN)
+        because = "this checkpoint has no optimizer state, so only the gradient is known"
+        return Claim("adam", claim, because, INCONCLUSIVE)
     own, control = effects[ROCKS], effects.get(CONTROL)
-    difference = own["difference"]
-    if difference["mean"] is None:
-        return Claim("adam", claim, _NO_BATCH, UNKNOWN)
-    beside = "there is no control" if control is None else f"that of the control by {_points(control['difference'])}"
+    if own.difference.mean is None:
+        return Claim("adam", claim, _NO_BATCH, INCONCLUSIVE)
+    beside = "there is no control" if control is None else f"that of the control by {_points(control.difference)}"
     because = (
-        f"their share of the optimizer's step differs from their share of the gradient by {_points(difference)}, and "
-        f"is the smaller one in {own['below']} of {own['below'] + own['above']} batches (sign test p "
-        f"{p_text(own['p'])}); {beside}"
+        f"their share of the optimizer's step differs from their share of the gradient by {_points(own.difference)}, "
+        f"and is the smaller one in {own.below} of {own.below + own.above} batches (sign test p {p_text(own.p)}); "
+        f"{beside}"
     )
-    return Claim("adam", claim, because, _OF_ADAM[own["verdict"]])
+    return Claim("adam", claim, because, _OF_ADAM[own.verdict])
 
 
-def cancels(rocks: dict[str, Any], others: float | None) -> Claim:
-    """``rocks``: alignment and coherence of each one's occurrences; ``others``: the median coherence of other types."""
-    claim = "a rock is pushed in different directions, so that its pushes cancel"
-    repeated = [value is not None for value in rocks["coherence"]]
-    if not any(repeated):
-        return Claim("cancels", claim, "no rock occurs twice on these prompts", UNKNOWN)
-    left = [value if again else None for value, again in zip(rocks["alignment"], repeated, strict=True)]
-    tally = Tally.of([None if value is None else value < HALF_LEFT for value in left], rocks["direction"])
+def cancels(rocks: RockColumns, others: float | None) -> Claim:
+    """Count the rocks of which averaging leaves less than half; ``others``: the median coherence of other types."""
+    claim = "a rock is pushed in different directions, so its pushes cancel"
+    coherence = [value for value in rocks.coherence if value is not None]
+    if not coherence:
+        return Claim("cancels", claim, "no rock occurs twice on these prompts", INCONCLUSIVE)
+    cancelled = [
+        None if left is None or again is None else left < HALF_LEFT
+        for left, again in zip(rocks.alignment, rocks.coherence, strict=True)
+    ]
+    tally = Tally.of(cancelled, rocks.direction)
     because = (
         f"averaging leaves less than half of the push on {tally.yes} of {tally.known} rocks ({tally.text}); the median "
-        f"coherence of a rock is {np.median(_known(rocks['coherence'])):.2f}, that of another type "
+        f"coherence of a rock is {np.median(coherence):.2f}, that of another type "
         f"{'not defined' if others is None else f'{others:.2f}'}"
     )
     return Claim("cancels", claim, because, tally.verdict)
 
 
-def persists(corrected: Sequence[float | None] | None, rocks: dict[str, Any]) -> Claim:
-    """``corrected``: cosine of each rock's mean gradients at both checkpoints, freed of what the sample adds."""
+def persists(corrected: Sequence[float | None] | None, rocks: RockColumns) -> Claim:
+    """Count the rocks whose mean gradient turned by less than 45°; ``corrected``: its cosine, noise corrected."""
     claim = "each rock is pushed the same way at both checkpoints"
-    if not corrected or not _known(corrected):
-        return Claim("persists", claim, "no rock has a direction at two checkpoints to compare", UNKNOWN)
-    tally = Tally.of([_over(value, SAME_WAY) for value in corrected], rocks["direction"])
+    known = [value for value in corrected or () if value is not None]
+    if corrected is None or not known:
+        because = "no rock has a direction at two checkpoints to compare"
+        return Claim("persists", claim, because, INCONCLUSIVE)
+    tally = Tally.of([_over(value, SAME_WAY) for value in corrected], rocks.direction)
     because = (
         f"of the {tally.known} of {len(corrected)} rocks whose direction two halves of the prompts agree on, "
-        f"{tally.yes} turned by less than 45° (median cosine {np.median(_known(corrected)):.2f}, noise corrected; "
-        f"{tally.text})"
+        f"{tally.yes} turned by less than 45° (median cosine {np.median(known):.2f}, noise corrected; {tally.text})"
     )
     return Claim("persists", claim, because, tally.verdict)
+
+
+# How a claim is decided
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """How many rocks something is true of, and how many directions.
+
+    Example: of three rocks it is true of two, which are one direction: ``Tally(2, 3, 1, 1, 2)``.
+    """
+
+    yes: int
+    known: int
+    """Rocks for which the answer is known."""
+    directions_for: int
+    directions_against: int
+    directions: int
+    """All of them, evenly divided ones included."""
+
+    @classmethod
+    def of(cls, answers: Sequence[bool | None], directions: Sequence[int]) -> Self:
+        """Count answers, None where there is none, by rock and by direction."""
+        votes: dict[int, list[bool]] = {}
+        for answer, direction in zip(answers, directions, strict=True):
+            if answer is not None:
+                votes.setdefault(direction, []).append(answer)
+        margins = [2 * sum(own) - len(own) for own in votes.values()]
+        counts = sum(margin > 0 for margin in margins), sum(margin < 0 for margin in margins), len(margins)
+        return cls(sum(map(sum, votes.values())), sum(map(len, votes.values())), *counts)
+
+    @property
+    def p(self) -> float:
+        """Of the sign test over directions."""
+        return sign_test(self.directions_for, self.directions_against)
+
+    @property
+    def verdict(self) -> ClaimVerdict:
+        """Whether it is true of most."""
+        if self.p > ALPHA:
+            return INCONCLUSIVE
+        return SUPPORTED if self.directions_for > self.directions_against else CONTRADICTED
+
+    @property
+    def text(self) -> str:
+        """What the sign test rests on."""
+        return (
+            f"{self.known} rocks, {self.directions} directions: {self.directions_for} for it, "
+            f"{self.directions_against} against, sign test p {p_text(self.p)}"
+        )
+
+
+def directions(vectors_nW: np.ndarray) -> np.ndarray:
+    """Number the directions of vectors, (n,): those with |cosine| > ``ONE_LINE``, and chains of them, share one."""
+    lengths_n1 = np.linalg.norm(vectors_nW, axis=1, keepdims=True)
+    units_nW = vectors_nW / np.where(lengths_n1 > 0, lengths_n1, 1)
+    return connected_components(np.abs(units_nW @ units_nW.T) > ONE_LINE, directed=False)[1]
+
+
+def sign_test(above: int, below: int) -> float:
+    """Two-sided p of an exact sign test; 1 where nothing is counted."""
+    return float(binomtest(above, above + below).pvalue) if above + below else 1.0
+
+
+def above(interval: Interval | None, bound: float) -> ClaimVerdict:
+    """Judge the claim that something lies above a bound."""
+    if interval is None:
+        return INCONCLUSIVE
+    return SUPPORTED if interval[0] > bound else CONTRADICTED if interval[1] < bound else INCONCLUSIVE
+
+
+def below(interval: Interval | None, bound: float) -> ClaimVerdict:
+    """Judge the claim that something lies below a bound."""
+    return above(None if interval is None else (-interval[1], -interval[0]), -bound)
+
+
+def both(first: ClaimVerdict, second: ClaimVerdict) -> ClaimVerdict:
+    """Judge a claim of two parts."""
+    if CONTRADICTED in (first, second):
+        return CONTRADICTED
+    return SUPPORTED if first == second == SUPPORTED else INCONCLUSIVE
+
+
+def p_text(p: float) -> str:
+    """A p to three decimals."""
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def interval_text(interval: Interval | None) -> str:
@@ -237,28 +341,18 @@ def interval_text(interval: Interval | None) -> str:
 
 
 def percent_text(interval: Interval | None) -> str:
-    """Likewise, in hundredths."""
+    """An interval in percent, or that there is none."""
     return "[no interval]" if interval is None else "[{:+.1f}, {:+.1f}]".format(*(100 * end for end in interval))
 
 
-def _over_batches(estimate: dict[str, Any]) -> Interval | None:
-    """The interval, if enough batches have a value."""
-    defined = sum(value is not None for value in estimate["values"])
-    return estimate["interval"] if defined >= LEAST_BATCHES else None
-
-
-def _points(estimate: dict[str, Any]) -> str:
-    if estimate["mean"] is None:
+def _points(difference: BatchMean) -> str:
+    if difference.mean is None:
         return "[not defined]"
-    return f"{100 * estimate['mean']:+.1f} points {percent_text(estimate['interval'])}"
+    return f"{100 * difference.mean:+.1f} points {percent_text(difference.interval)}"
 
 
 def _over(value: float | None, bound: float) -> bool | None:
     return None if value is None else value > bound
-
-
-def _known(values: Sequence[float | None]) -> list[float]:
-    return [value for value in values if value is not None]
 
 
 def _percent(share: float | None) -> str:

@@ -11,20 +11,25 @@
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
 from rocktokens.gradients import estimates
-from rocktokens.gradients.claims import ROCKS
+from rocktokens.gradients.claims import directions
 from rocktokens.gradients.estimates import Estimate, median, to_record
 from rocktokens.gradients.geometry import describe_types, describe_whole, products
 from rocktokens.gradients.groups import compare_groups, describe_groups, rank_test
 from rocktokens.gradients.persistence import Persistence, describe_persistence, persistence
-from rocktokens.gradients.shares import GradientShares, estimate
+from rocktokens.gradients.records import (
+    ROCKS,
+    CheckpointGradients,
+    LogitPersistence,
+    PartitionShares,
+    parsed,
+)
+from rocktokens.gradients.shares import GradientShares, batch_mean
 from rocktokens.gradients.type_sums import Space, TypeGradients
-from rocktokens.gradients.verdicts import directions
 
 SPACES: tuple[Space, ...] = ("vocabulary", "hidden")
 TESTED = ("mean_norm", "norm", "coherence", "cos_balanced", "cos_pooled", "contribution")
@@ -33,7 +38,7 @@ RELIABLE = 0.25
 IdSets = Mapping[str, np.ndarray]
 
 
-def describe_checkpoint(gradients: TypeGradients, groups: IdSets, categories: IdSets) -> dict[str, Any]:
+def describe_checkpoint(gradients: TypeGradients, groups: IdSets, categories: IdSets) -> CheckpointGradients:
     """Everything logit space says of one checkpoint, by space.
 
     Args:
@@ -41,24 +46,26 @@ def describe_checkpoint(gradients: TypeGradients, groups: IdSets, categories: Id
         groups: token ids by name; the first group is the rocks.
         categories: token ids by category.
     """
-    return {space: _describe_space(gradients, space, groups, categories) for space in SPACES}
+    spaces = {space: _describe_space(gradients, space, groups, categories) for space in SPACES}
+    return parsed(CheckpointGradients, spaces)
 
 
-def describe_change(before: TypeGradients, after: TypeGradients, groups: IdSets) -> dict[str, Any]:
+def describe_change(before: TypeGradients, after: TypeGradients, groups: IdSets) -> LogitPersistence:
     """How directions changed between two checkpoints, by space."""
-    return {space: _describe_change(persistence(before, after, space), groups) for space in SPACES}
+    spaces = {space: _describe_change(persistence(before, after, space), groups) for space in SPACES}
+    return parsed(LogitPersistence, spaces)
 
 
-def describe_shares(shares: GradientShares) -> dict[str, Any]:
+def describe_shares(shares: GradientShares) -> PartitionShares:
     """Everything parameter space says of one checkpoint, for one partition of the tokens."""
     token_share_NA = shares.tokens_NA / shares.tokens_NA.sum(axis=1, keepdims=True)
     geometry = shares.gradient().groups
     excess = {
-        name: asdict(estimate(np.array(geometry[name].share.values, dtype=np.float64) - token_share_NA[:, column]))
+        name: batch_mean(np.array(geometry[name].share.values, dtype=np.float64) - token_share_NA[:, column])
         for column, name in enumerate(shares.groups)
     }
     token_share = dict(zip(shares.groups, (shares.tokens_NA.sum(0) / shares.tokens_NA.sum()).tolist(), strict=True))
-    return {"shares": shares.to_record(), "token_share": token_share, "excess": excess}
+    return PartitionShares(shares.summary(), token_share, excess)
 
 
 def cosine_with_others(gradients: TypeGradients, space: Space, is_rock_U: np.ndarray) -> Estimate:

@@ -13,9 +13,8 @@ from itertools import pairwise
 import numpy as np
 
 from rocktokens.errors import RocktokensError
+from rocktokens.gradients.records import REST
 from rocktokens.types import Rollout
-
-REST = "rest"
 
 
 @dataclass(frozen=True, slots=True)

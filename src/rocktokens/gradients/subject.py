@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 
 from rocktokens.errors import ControlMatchError, RocktokensError
-from rocktokens.gradients.claims import CONTROL, RARE, ROCKS
 from rocktokens.gradients.estimates import ratio, to_record
-from rocktokens.gradients.partition import REST
+from rocktokens.gradients.records import CONTROL, RARE, REST, ROCKS, ControlMatch, TraceSummary, parsed
 from rocktokens.rocks import persistence
 from rocktokens.rocks.aggregate import ONE, occurrences, type_sums
 from rocktokens.rocks.categories import store_categories
@@ -49,7 +48,7 @@ class Subject:
     """Ascending token ids by name: disjoint, and together all that occur. A group without types is left out."""
     rare_ids: np.ndarray
     """All rare high-kl types: those of the group, and those that are in the control."""
-    control: dict[str, Any]
+    control: ControlMatch
     """How the control was matched."""
     warnings: list[str]
     seed: int
@@ -142,7 +141,7 @@ def _measured(rollouts: Sequence[Rollout], prompt_ids: Sequence[str] | None) -> 
     return [rollout for rollout in rollouts if wanted is None or rollout.prompt_id in wanted]
 
 
-def _groups(store: TraceStore, rocks: RockSet, evidence: Evidence) -> tuple[Groups, np.ndarray, dict[str, Any]]:
+def _groups(store: TraceStore, rocks: RockSet, evidence: Evidence) -> tuple[Groups, np.ndarray, ControlMatch]:
     """The groups by name, all rare high-kl types, and how the control was matched."""
     token_ids, criterion = evidence.selection.token_ids, rocks.criterion
     seed = criterion.get("seed", 0)
@@ -159,7 +158,7 @@ def _groups(store: TraceStore, rocks: RockSet, evidence: Evidence) -> tuple[Grou
     }
     groups[REST] = np.setdiff1d(token_ids, np.concatenate(list(groups.values())))
     control["n_rare_high_kl"] = len(np.intersect1d(rare_ids, control_ids))
-    return {name: ids for name, ids in groups.items() if len(ids)}, rare_ids, control
+    return {name: ids for name, ids in groups.items() if len(ids)}, rare_ids, ControlMatch(**control)
 
 
 def _control(store: TraceStore, rocks: RockSet) -> tuple[np.ndarray, dict[str, Any]]:
@@ -190,12 +189,12 @@ def category_ids(store: TraceStore, token_ids: np.ndarray) -> Groups:
     return {str(name): token_ids[categories == name] for name in np.unique(categories)}
 
 
-def describe_trace(subject: Subject) -> dict[str, Any]:
+def describe_trace(subject: Subject) -> TraceSummary:
     """What the trace says of the groups and the types: norms, kl before and after, intervals over prompts."""
     sample, seed = subject.evidence.measuring, subject.seed
     members = {name: np.isin(sample.token_ids, ids) for name, ids in subject.groups.items()}
     against = {"all": np.ones(len(sample.token_ids), dtype=bool), **members}
-    return {
+    summary = {
         "paired": subject.evidence.paired,
         "groups": {name: _describe_group(subject, chosen_U, seed) for name, chosen_U in members.items()},
         "norm_ratios": {
@@ -207,6 +206,7 @@ def describe_trace(subject: Subject) -> dict[str, Any]:
         "rocks_kept": _kept(sample, members[ROCKS]) if subject.evidence.paired else None,
         "types": _types(subject, members),
     }
+    return parsed(TraceSummary, summary)
 
 
 def norm_ratio(

@@ -26,12 +26,12 @@ from rocktokens.config import Divergence, PolicySection, Section, validate
 from rocktokens.errors import ConfigError, RunDirError
 from rocktokens.integrations.trl_run import CheckpointParts, TrlRun
 from rocktokens.integrations.trl_seams import HeadInputs, LossParts, PerTokenLoss, require_tested_trl, through_heads
-from rocktokens.integrations.trl_update import Denominator, Update, as_numpy, concatenated, own_rollouts, weigh
+from rocktokens.integrations.trl_step import TrlStep, own_rollouts, weigh
 from rocktokens.models.fingerprints import vocabulary_sha256
 from rocktokens.policies import WeightPolicy, policy_from_section
 from rocktokens.run_dir import derive_seed
-from rocktokens.training.health import require_weight
 from rocktokens.training.session import DATA_PARALLEL
+from rocktokens.training.step import Denominator, concatenated, numpy_scores, require_weight
 from rocktokens.types import EXTRA_COLUMNS, TokenScores
 
 require_tested_trl()  # before the imports that an untested TRL would fail in its own words
@@ -76,7 +76,7 @@ class RockDistillationTrainer(DistillationTrainer):
         self._traced = trace_dir is not None
         self._keeps_scores = self._traced or observes
         self._require_weighable()
-        self._update: Update | None = None
+        self._update: TrlStep | None = None
         self._run: TrlRun | None = None
         if trace_dir is not None and self.is_world_process_zero():
             self._run = TrlRun(trace_dir, self._tokenizer, {"tokenizer_sha256": sha256, **self._facts()})
@@ -143,7 +143,7 @@ class RockDistillationTrainer(DistillationTrainer):
             self.policy.restore(resumed.policy_state)
         return resumed
 
-    def _weighted_loss(self, update: Update, inputs: Any, heads: HeadInputs) -> LossParts:
+    def _weighted_loss(self, update: TrlStep, inputs: Any, heads: HeadInputs) -> LossParts:
         """This micro-batch's part of Σ w · divergence / D, and the entropy and number of the tokens that count."""
         weights_N = inputs["token_weights"].flatten()
         kept_N = heads.valid_N & (weights_N != 0)
@@ -156,7 +156,7 @@ class RockDistillationTrainer(DistillationTrainer):
         return loss / heads.num_items, entropy, kept_N.sum()
 
     def _terms(
-        self, update: Update, inputs: Any, heads: HeadInputs, kept_N: torch.Tensor
+        self, update: TrlStep, inputs: Any, heads: HeadInputs, kept_N: torch.Tensor
     ) -> list[tuple[slice | torch.Tensor, float]]:
         """Which rows go through TRL's kernel, and with which ``beta``; scores are taken on the way where wanted."""
         asymmetric = self.policy.term == "asymmetric"
@@ -188,9 +188,9 @@ class RockDistillationTrainer(DistillationTrainer):
         extras = [name for name in EXTRA_COLUMNS if name in self.policy.needs]
         scores = heads.scores(heads.valid_N, inputs["completion_ids"].flatten(), DIVERGENCES[self.beta], extras)
         nothing = torch.zeros(())
-        return as_numpy(scores), nothing, nothing
+        return numpy_scores([scores]), nothing, nothing
 
-    def _finish(self, update: Update) -> None:
+    def _finish(self, update: TrlStep) -> None:
         """Let the policy observe the update, then log and trace it."""
         record: dict[str, Any] = {
             "weight_dropped_share": 1.0 - float(np.mean(update.weights.weights, dtype=np.float64))

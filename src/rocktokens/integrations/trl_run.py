@@ -21,12 +21,13 @@ from safetensors.numpy import load_file, save_file
 from transformers import PreTrainedTokenizerBase
 
 from rocktokens.errors import ConfigError, RunDirError
-from rocktokens.integrations.trl_update import Denominator, Update
+from rocktokens.integrations.trl_step import TrlStep
 from rocktokens.policies import WeightPolicy
 from rocktokens.run_dir import RunDir, write_atomically
 from rocktokens.traces.schema import trace_table
 from rocktokens.traces.writer import TraceWriter, parts_folder
-from rocktokens.training.record import append_log, cut_log
+from rocktokens.training.log import append_log, cut_log
+from rocktokens.training.step import Denominator
 from rocktokens.types import TokenScores
 
 STATE_FILE = "rocktokens.json"
@@ -138,7 +139,7 @@ class TrlRun:
                 finally:
                     self._writer.flush()
 
-    def append(self, update: Update, scores: TokenScores, record: dict[str, Any]) -> None:
+    def append(self, update: TrlStep, scores: TokenScores, record: dict[str, Any]) -> None:
         """Add the rows and the log line of one update."""
         assert self._writer is not None
         self._writer.append(trace_table(update.rollouts, scores, update.weights.weights))

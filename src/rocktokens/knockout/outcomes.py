@@ -8,8 +8,7 @@ Amid the jobs every free rollout is continued once more, from a random position,
 rollout holds. By rights nothing changes: what does is the engine's own noise.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,37 +20,28 @@ from rocktokens.knockout.journal import Decoded, Journal, Key
 from rocktokens.knockout.records import Ban
 from rocktokens.knockout.summary import Evidence
 from rocktokens.knockout.verdicts import EXACT, Rule, paired_effects
-from rocktokens.rollouts.encode import make_rollouts
+from rocktokens.progress import Progress
+from rocktokens.rollouts.encode import Sampling, make_rollouts
 from rocktokens.rollouts.sampler import Branch, Completion, Sampler
 from rocktokens.run_dir import derive_seed
 from rocktokens.tasks.base import Task
 from rocktokens.types import Prompt, Rollout
 
-Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
-"""Makes a progress bar of a label and a total, and gives the function that advances it."""
 Job = tuple[tuple[int, ...], int, int]
 """Banned ids, place of the free rollout, and the first position that differs."""
 NOTHING: tuple[int, ...] = ()
 """What is banned when free rollouts are decoded again and every id occurs in one of them."""
 
 
-@contextmanager
-def no_progress(_label: str, _total: int) -> Iterator[Callable[[int], None]]:
-    """Shows nothing."""
-    yield lambda _steps: None
-
-
 @dataclass(frozen=True, slots=True)
-class Sampling:
+class Answering:
     """How answers are written and graded."""
 
     sampler: Sampler
     tokenizer: Any
     task: Task
     prompts: Sequence[Prompt]
-    temperature: float
-    max_new_tokens: int
-    seed: int
+    sampling: Sampling
 
     def grade(self, prompt: Prompt, token_ids: np.ndarray) -> bool:
         """Whether an answer is right."""
@@ -62,12 +52,12 @@ class Outcomes:
     """The free rollouts, and what is known so far of every ban and every one of them."""
 
     def __init__(
-        self, sampling: Sampling, free: list[Rollout], bans: list[Ban], num_samples: int, journal: Journal
+        self, answering: Answering, free: list[Rollout], bans: list[Ban], num_samples: int, journal: Journal
     ) -> None:
-        self.sampling, self.free, self.bans, self.journal = sampling, free, bans, journal
+        self.answering, self.free, self.bans, self.journal = answering, free, bans, journal
         self.num_samples = num_samples
         self.free_right_R = np.array(
-            [sampling.grade(self._prompt(place), rollout.token_ids) for place, rollout in enumerate(free)]
+            [answering.grade(self._prompt(place), rollout.token_ids) for place, rollout in enumerate(free)]
         )
         self.first_KR = first_occurrences(free, bans)
         affected_KR = self.first_KR != NOWHERE
@@ -80,12 +70,12 @@ class Outcomes:
         self._again = self._repetitions()
 
     def _prompt(self, place: int) -> Prompt:
-        return self.sampling.prompts[place // self.num_samples]
+        return self.answering.prompts[place // self.num_samples]
 
     def _repetitions(self) -> list[Job]:
         """Every free rollout from some position on, under bans that change nothing."""
         idle = [ban.ids for ban in self.bans if ban.role == "never"] or [NOTHING]
-        rng = np.random.Generator(np.random.PCG64(derive_seed(self.sampling.seed, "repetitions")))
+        rng = np.random.Generator(np.random.PCG64(derive_seed(self.answering.sampling.seed, "repetitions")))
         return [
             (idle[place % len(idle)], place, int(rng.integers(len(rollout.token_ids))))
             for place, rollout in enumerate(self.free)
@@ -152,7 +142,7 @@ class Outcomes:
         )
 
     def _by_prompt(self, values_KR: np.ndarray) -> np.ndarray:
-        return values_KR.reshape(len(values_KR), len(self.sampling.prompts), self.num_samples).sum(axis=2)
+        return values_KR.reshape(len(values_KR), len(self.answering.prompts), self.num_samples).sum(axis=2)
 
     def _look(self, bans: list[int], block: range, others: list[Job], label: str, progress: Progress) -> None:
         """Learn the outcomes of a block, and decode some other jobs among them."""
@@ -175,7 +165,7 @@ class Outcomes:
         """Decode what the journal does not have, rollout by rollout."""
         missing = [job for job in dict.fromkeys(wanted) if job[:2] not in self.journal.finished]
         missing.sort(key=lambda job: job[1])
-        with progress(label, len(missing)) as advance:
+        with progress.bar(label, len(missing)) as advance:
 
             def done(index: int, completion: Completion) -> None:
                 banned, place, start = missing[index]
@@ -183,8 +173,8 @@ class Outcomes:
                 self._outcome((banned, place))
                 advance(1)
 
-            sampling = self.sampling
-            sampling.sampler.branch(
+            sampling = self.answering.sampling
+            self.answering.sampler.branch(
                 self.free,
                 [Branch(place, start, frozenset(banned)) for banned, place, start in missing],
                 temperature=sampling.temperature,
@@ -199,36 +189,23 @@ class Outcomes:
         if key not in self._graded:
             decoded, place = self.journal.finished[key], key[1]
             token_ids = np.concatenate([self.free[place].token_ids[: decoded.start], decoded.token_ids])
-            right = self.sampling.grade(self._prompt(place), token_ids)
+            right = self.answering.grade(self._prompt(place), token_ids)
             self._graded[key] = Continuation(decoded.start, decoded.token_ids, decoded.finished, right)
         return self._graded[key]
 
 
-def free_rollouts(
-    sampling: Sampling,
-    num_samples: int,
-    chat_template: bool,
-    max_prompt_length: int,
-    journal: Journal,
-    progress: Progress,
-) -> list[Rollout]:
+def free_rollouts(answering: Answering, num_samples: int, journal: Journal, progress: Progress) -> list[Rollout]:
     """Every prompt answered ``num_samples`` times without a ban, now or before."""
     kept = journal.free()
     if kept is not None:
         return kept
-    with progress("decoding free answers", len(sampling.prompts) * num_samples) as advance:
+    with progress.bar("decoding free answers", len(answering.prompts) * num_samples) as advance:
         free = make_rollouts(
-            sampling.sampler,
-            sampling.tokenizer,
-            sampling.prompts,
+            answering.sampler,
+            answering.tokenizer,
+            answering.prompts,
+            answering.sampling,
             num_generations=num_samples,
-            policy_step=0,
-            first_rollout_id=0,
-            temperature=sampling.temperature,
-            max_new_tokens=sampling.max_new_tokens,
-            seed=sampling.seed,
-            chat_template=chat_template,
-            max_prompt_length=max_prompt_length,
             on_done=advance,
         )
     journal.keep_free(free)

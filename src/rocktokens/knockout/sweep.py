@@ -22,14 +22,16 @@ from rocktokens.errors import RocktokensError
 from rocktokens.evaluation.accuracy import require_answers
 from rocktokens.knockout.designs import Complete, Curtailed, Design
 from rocktokens.knockout.journal import Journal, MemoryJournal
-from rocktokens.knockout.outcomes import Outcomes, Progress, Sampling, free_rollouts, no_progress
+from rocktokens.knockout.outcomes import Answering, Outcomes, free_rollouts
 from rocktokens.knockout.placebos import matched_placebos, never_emitted, token_counts
 from rocktokens.knockout.records import Ban, KnockoutSweep, Role
 from rocktokens.knockout.sequential import GroupSequential
 from rocktokens.knockout.summary import summarise
 from rocktokens.knockout.verdicts import Rule
 from rocktokens.models.fingerprints import vocabulary_sha256
+from rocktokens.progress import SILENT, Progress
 from rocktokens.rocks.categories import categorise_all
+from rocktokens.rollouts.encode import Sampling
 from rocktokens.rollouts.sampler import Sampler
 from rocktokens.run_dir import derive_seed
 from rocktokens.tasks.base import Task
@@ -69,7 +71,7 @@ def knockout_sweep(
     columns: Mapping[str, Mapping[int, float]] | None = None,
     settings: Mapping[str, Any] | None = None,
     journal: Journal | None = None,
-    progress: Progress = no_progress,
+    progress: Progress = SILENT,
 ) -> KnockoutSweep:
     """Ban each of these at every decoding step, and measure what that does to accuracy on the same prompts.
 
@@ -95,7 +97,7 @@ def knockout_sweep(
         columns: by name and id, what Δ is correlated with.
         settings: anything else to record with the result.
         journal: remembers what was decoded; default: nothing does.
-        progress: makes a progress bar of a label and a total.
+        progress: shows what is going on.
     """
     rule = rule or Rule(seed=seed)
     journal = journal or MemoryJournal()
@@ -105,10 +107,11 @@ def knockout_sweep(
     vocabulary = Vocabulary(getattr(tokenizer, "backend_tokenizer", None))
     tested = _distinct(_as_ban(ban, vocabulary) for ban in bans)
     _require_bannable(tested, sampler)
-    sampling = Sampling(sampler, tokenizer, task, prompts, temperature, max_new_tokens, seed)
-    free = free_rollouts(sampling, num_samples, chat_template, max_prompt_length, journal, progress)
+    sampling = Sampling(temperature, max_new_tokens, seed, chat_template, max_prompt_length)
+    answering = Answering(sampler, tokenizer, task, prompts, sampling)
+    free = free_rollouts(answering, num_samples, journal, progress)
     placebos, unmatched = _placebos(free, tested, rocks, sampler, vocabulary, (matched, never, tolerance, seed))
-    outcomes = Outcomes(sampling, free, [*tested, *placebos], num_samples, journal)
+    outcomes = Outcomes(answering, free, [*tested, *placebos], num_samples, journal)
     settled, noise = outcomes.settle(DESIGNS[mode](len(prompts), rule), rule, progress)
     conditions = {
         "n_prompts": len(prompts),

@@ -5,8 +5,9 @@ import json
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from rocktokens.config import student_name
 from rocktokens.errors import RocktokensError, TokenizerMismatchError
 from rocktokens.run_dir import RunDir, file_sha256
 
@@ -51,6 +52,25 @@ def model_identity(name: str, run: RunDir) -> str:
         if listed:
             return _fingerprint(listed)
     return directory_fingerprint(directory) if name not in EMBEDDED and directory.is_dir() else name
+
+
+def traced_student(run: RunDir, replay: Mapping[str, Any], step: int) -> str:
+    """What to load for a checkpoint, refused if it is no longer the student that was traced.
+
+    Args:
+        run: the run; the files of its own checkpoints are verified.
+        replay: what ``rocktokens trace`` recorded (``TraceStore.replay``); without a record nothing can be compared.
+        step: what the traces are filed under.
+    """
+    name = student_name(run, step)
+    if name == str(run.checkpoint(step)):
+        run.verified_checkpoint(step)
+    traced = replay.get("checkpoints", {}).get(str(step))
+    if traced is not None and model_identity(name, run) != traced:
+        raise RocktokensError(
+            f"checkpoint {step} was traced with another student than {name} is now: run `rocktokens trace` again"
+        )
+    return name
 
 
 def _is_weights(name: str) -> bool:

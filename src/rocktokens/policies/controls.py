@@ -6,10 +6,10 @@ import numpy as np
 
 from rocktokens.errors import ConfigError
 from rocktokens.policies.base import UpdateTokens, WeightPolicy
-from rocktokens.policies.chance import uniform
 from rocktokens.policies.ranking import top_share, weigh_types
 from rocktokens.policies.rocks import RocksPolicy
 from rocktokens.run_dir import derive_seed
+from rocktokens.splitmix import occurrence_uniforms
 from rocktokens.types import ControlSet
 from rocktokens.windows import random_windows
 
@@ -25,7 +25,7 @@ class RandomPositionsPolicy(WeightPolicy):
     def weigh(self, tokens: UpdateTokens) -> np.ndarray:
         """1 where kept."""
         key = derive_seed(self.seed, "random_positions", tokens.step)
-        return top_share(uniform(key, tokens.rollout_ids, tokens.positions), self.rho)
+        return top_share(occurrence_uniforms(key, tokens.rollout_ids, tokens.positions), self.rho)
 
 
 class TypeControlPolicy(WeightPolicy):

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rocktokens.policies.base import UpdateTokens, WeightPolicy, as_numpy, like
-from rocktokens.policies.chance import uniform
 from rocktokens.policies.tracker import RockTracker, StepSums
 from rocktokens.run_dir import derive_seed
+from rocktokens.splitmix import occurrence_uniforms
 
 
 class OnlineRocksPolicy(WeightPolicy):
@@ -45,7 +45,8 @@ class OnlineRocksPolicy(WeightPolicy):
     def probe(self, weights_T: Any, token_ids_T: Any, positions_T: Any, rollout_ids_T: Any, step: int) -> Any:
         """A random share of the rows that were frozen out of the loss."""
         frozen_T = np.isin(as_numpy(token_ids_T), self.tracker.frozen) & (as_numpy(weights_T) == 0)
-        uniform_T = uniform(derive_seed(self.seed, "probe", step), as_numpy(rollout_ids_T), as_numpy(positions_T))
+        key = derive_seed(self.seed, "probe", step)
+        uniform_T = occurrence_uniforms(key, as_numpy(rollout_ids_T), as_numpy(positions_T))
         return like(frozen_T & (uniform_T < self.probe_share), weights_T)
 
     def observe(self, scores: Any, token_ids_T: Any, step: int) -> dict[str, Any]:

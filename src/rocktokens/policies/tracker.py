@@ -29,8 +29,8 @@ from typing import NamedTuple, Self
 import numpy as np
 from scipy.special import stdtrit
 
-ONE = 1 << 24
-"""A kl of 1 in fixed point."""
+from rocktokens.types import ONE
+
 MAX_KL = 2.0**15
 """Largest kl of one token, as in a trace; a token above it counts as this much."""
 CONFIDENCE = 0.95

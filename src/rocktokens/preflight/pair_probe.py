@@ -1,37 +1,46 @@
-"""What a few rollouts tell about a pair of models before a long run (METHOD 9), and what the run will need.
+"""Probe a pair of models: a few rollouts of the student, scored once by both (docs/method.md, section 9).
 
-1. ``probe_pair`` forces the student's rollouts through both models once and measures their divergence, the overlap of
-   their likeliest tokens, how far the sampler's log-probabilities are from the trainer's, and the seconds spent.
-2. The stop mass is the probability the teacher gives to its own end tokens where the student sampled one.
-3. ``measure_activations`` counts the bytes that a forward keeps for its backward pass, for one row and for two: the
-   difference is what a row costs, the rest (weights cast by autocast, say) does not grow with the batch.
-4. ``memory_need``, ``update_seconds`` and ``sampling_seconds`` are arithmetic on these measurements.
+1. The student answers training prompts, timed.
+2. ``probe_pair`` forces the answers through both models once and measures their divergence, the overlap of their
+   likeliest tokens, how far the sampler's log-probabilities are from the trainer's, and the seconds spent.
+3. The stop mass is the probability the teacher gives to its own end tokens where the student sampled one.
+4. Each measurement is judged against a threshold that stands here with its reason.
 """
 
-import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
 
-from rocktokens.config import ScoringSection
-from rocktokens.models.head import LMHead, hidden_states, lm_head
+from rocktokens.config import Config, ScoringSection
+from rocktokens.display.numbers import percent
+from rocktokens.models.head import LMHead, lm_head
 from rocktokens.models.load import LoadedModel
+from rocktokens.preflight.findings import Finding, warn_if
+from rocktokens.progress import Progress
+from rocktokens.rollouts.encode import Sampling, make_rollouts
+from rocktokens.rollouts.sampler import make_sampler
+from rocktokens.run_dir import derive_seed
 from rocktokens.scoring.batch import collate, response_states, split_by_tokens
 from rocktokens.scoring.divergence import token_scores, top_overlap
-from rocktokens.types import Rollout
+from rocktokens.types import Prompt, Rollout
 
 Value = TypeVar("Value")
 
 OVERLAP_K = 16
-FLOAT32, HALF = 4, 2
-LOGIT_COPIES = 9
-"""Float32 arrays of a chunk's logits alive at once: 8 in ``weighted_kl``, 9 with ``jsd`` or the asymmetric term."""
-BACKWARD_COST = 2
-"""A backward pass does two matrix products for each one of the forward pass."""
+MIN_STOP_MASS = 0.01
+"""A teacher that stops once in a hundred times where the student stops pulls the student on past its answer."""
+MIN_OVERLAP = 0.2
+"""Rankings that have nothing to do with each other share 16 / V of their top 16: below 0.02 for any real vocabulary."""
+MIN_OVERLAP_MASS = 0.5
+"""Below it, most of what the student may write is nothing the teacher would: its scores there are tails."""
+MAX_TRUNCATED_SHARE = 0.5
+"""Above it, most rollouts show no end to learn from."""
+MAX_SAMPLER_GAP = 1e-2
+"""Nats per token; rounding in float32 is a thousand times smaller, so more than this is another precision or model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,64 +64,26 @@ class PairProbe:
     seconds_heads: float
 
 
-@dataclass(frozen=True, slots=True)
-class Activations:
-    """Bytes that a forward of the student keeps for its backward pass."""
+def sample_probe(
+    config: Config, student: LoadedModel, teacher: LoadedModel, prompts: Sequence[Prompt], progress: Progress
+) -> tuple[list[Rollout], float]:
+    """The probe's rollouts, and the seconds they took.
 
-    fixed: float
-    per_token: float
+    On a GPU they are sampled twice: the first time compiles kernels and captures graphs, which a run does once.
+    """
+    sampler = make_sampler(config, student, teacher)
+    sampling = Sampling.of(config.rollouts, derive_seed(config.run.seed, "check"))
 
+    def sample() -> list[Rollout]:
+        return make_rollouts(sampler, student.tokenizer, prompts, sampling, on_done=advance)
 
-@dataclass(frozen=True, slots=True)
-class ModelSize:
-    """The numbers of a student that its memory depends on."""
-
-    parameters: int
-    trainable: int
-    layers: int
-    width: int
-    head: int
-    """Entries of the LM head's weight that get a gradient."""
-    cache_per_token: int
-    """Numbers in the key-value cache of all layers."""
-
-    @classmethod
-    def of(cls, model: Any) -> "ModelSize":
-        """Read off a transformers causal LM, PEFT-wrapped or not."""
-        config = model.config.get_text_config()
-        heads = config.num_attention_heads
-        key_heads = getattr(config, "num_key_value_heads", None) or heads
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-        weight_VD = lm_head(model).weight_VD
-        return cls(
-            parameters=sum(parameter.numel() for parameter in model.parameters()),
-            trainable=sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
-            layers=config.num_hidden_layers,
-            width=config.hidden_size,
-            head=weight_VD.numel() if weight_VD.requires_grad else 0,
-            cache_per_token=2 * config.num_hidden_layers * key_heads * head_dim,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryNeed:
-    """Bytes on one device."""
-
-    student: float
-    """Float32 weights, their gradients and Adam's two moments."""
-    teacher: float
-    update: float
-    """Activations of a micro-batch and the logits of a chunk."""
-    sampling: float
-    """The key-value cache, and on a GPU in half width the copy of the student that is sampled from."""
-    is_kept: bool = False
-    """Whether what is sampled with stays in memory during the update, as on a GPU; else the two take turns."""
-
-    @property
-    def peak(self) -> float:
-        """Most at once; the models stay."""
-        at_work = self.update + self.sampling if self.is_kept else max(self.update, self.sampling)
-        return self.student + self.teacher + at_work
+    on_gpu = student.model.device.type == "cuda"
+    with progress.bar("sampling the probe", (1 + on_gpu) * len(prompts)) as advance:
+        if on_gpu:
+            sample()
+        began = time.perf_counter()
+        sampled = sample()
+        return sampled, time.perf_counter() - began
 
 
 @torch.no_grad()
@@ -134,7 +105,7 @@ def probe_pair(
         bf16: Whether the forwards run under bfloat16 autocast, as those of the trainer will.
     """
     groups = [[rollouts[i] for i in group] for group in split_by_tokens(rollouts, section.tokens_per_batch)]
-    with _autocast(student.model.device, bf16):
+    with torch.autocast(student.model.device.type, dtype=torch.bfloat16, enabled=bf16):
         probed = [_probe_group(student, teacher, group, section) for group in groups]
     columns = {name: np.concatenate([part[name] for part, _ in probed]) for name in probed[0][0]}
     lengths_R = np.array([len(rollout.token_ids) for group in groups for rollout in group])
@@ -169,80 +140,54 @@ def stop_mass(h_t_NE: torch.Tensor, head: LMHead, eos_ids: Iterable[int]) -> tor
     return torch.softmax(head.logits(h_t_NE), dim=-1)[:, ends].sum(dim=-1)
 
 
-def measure_activations(model: Any, rollout: Rollout, *, bf16: bool = False) -> Activations:
-    """What a forward of ``model`` over one rollout keeps for the backward pass, measured on one row and on two."""
-    ids = torch.tensor(np.concatenate([rollout.prompt_ids, rollout.token_ids]), dtype=torch.long, device=model.device)
-    one, two = (_kept_bytes(model, ids.repeat(rows, 1), bf16) for rows in (1, 2))
-    return Activations(fixed=max(0, 2 * one - two), per_token=(two - one) / len(ids))
-
-
-def activation_need(activations: Activations, size: ModelSize, tokens: int, *, checkpointing: bool) -> float:
-    """Bytes of activations for a micro-batch; with checkpointing, the inputs of all layers and the inside of one."""
-    if not checkpointing:
-        return activations.fixed + activations.per_token * tokens
-    inputs = FLOAT32 * size.layers * size.width
-    return activations.fixed + (activations.per_token / size.layers + inputs) * tokens
-
-
-def memory_need(
-    size: ModelSize,
-    *,
-    teacher_bytes: int,
-    activation_bytes: float,
-    chunk_positions: int,
-    vocab_size: int,
-    sampled_tokens: int,
-    on_gpu: bool = False,
-    bf16: bool = False,
-) -> MemoryNeed:
-    """Bytes a training run needs on one device.
-
-    Args:
-        size: Of the student: 4 bytes a weight, and 12 more for each that is trained.
-        teacher_bytes: Its weights as they are loaded.
-        activation_bytes: Of one micro-batch.
-        chunk_positions: Positions whose logits are in memory at once.
-        vocab_size: Width of the wider head.
-        sampled_tokens: Prompts and responses of the sequences decoded together, at their longest.
-        on_gpu: Whether the sampler's memory stays from step to step.
-        bf16: Whether it samples from a copy of the student in half width.
-    """
-    width = HALF if bf16 else FLOAT32
-    logits = FLOAT32 * (LOGIT_COPIES * chunk_positions * vocab_size + size.head)
-    return MemoryNeed(
-        student=FLOAT32 * (size.parameters + 3 * size.trainable),
-        teacher=teacher_bytes,
-        update=activation_bytes + logits,
-        sampling=width * size.cache_per_token * sampled_tokens + (width * size.parameters if bf16 else 0),
-        is_kept=on_gpu,
+def check_divergence(probe: PairProbe, divergence: str) -> Finding:
+    """What there is to learn; any value is in order."""
+    error = "" if probe.kl_error is None else f" ± {probe.kl_error:.2f}"
+    value = (
+        f"{divergence} kl {probe.kl:.2f}{error} nats per token, over {probe.tokens:,} tokens of the untrained student"
     )
+    measured = {"kl": probe.kl, "kl_error": probe.kl_error, "tokens": probe.tokens}
+    return Finding("divergence", "ok", value, measured=measured)
 
 
-def update_seconds(probe: PairProbe, tokens: float) -> float:
-    """An update on so many response tokens: the teacher's forward, the student's forward and backward, both heads.
+def check_overlap(overlap: float, mass: float) -> Finding:
+    """Whether the teacher ranks what the student would write."""
+    value = f"{percent(overlap)} of the top 16 are shared, with {percent(mass)} of the student's probability"
+    low = overlap < MIN_OVERLAP or mass < MIN_OVERLAP_MASS
+    problem = "the teacher hardly ranks what the student writes: check the prompts' format, or tune the student to it"
+    return warn_if(problem if low else "", "overlap", value, {"overlap": overlap, "mass": mass})
 
-    Of the two heads only the student's has a backward pass, so together they cost twice their forward.
-    """
-    student = (1 + BACKWARD_COST) * probe.seconds_student
-    return (probe.seconds_teacher + student + BACKWARD_COST * probe.seconds_heads) * tokens / probe.tokens
+
+def check_stop_mass(mass: float | None) -> Finding:
+    """Whether the teacher would stop where the student stops."""
+    if mass is None:
+        remedy = "raise rollouts.max_completion_length until some rollouts end, then check again"
+        return Finding("stop mass", "warn", "no rollout ended", remedy, {"stop_mass": None})
+    value = f"the teacher ends with probability {mass:.3g} where the student ended"
+    problem = (
+        "the teacher would hardly ever stop where the student stops, so lengths may explode: give both models the same "
+        "end tokens and template"
+    )
+    return warn_if(problem if mass < MIN_STOP_MASS else "", "stop mass", value, {"stop_mass": mass})
 
 
-def sampling_seconds(
-    probe_seconds: float, probe_tokens: int, *, rollouts: int, tokens: float, batch_size: int, fixed_batches: bool
-) -> float:
-    """Writing the rollouts of a step, from the time the probe took.
+def check_truncation(rollouts: Sequence[Rollout], limit: int) -> Finding:
+    """How long responses are, and how many hit the limit."""
+    share = sum(not rollout.finished for rollout in rollouts) / len(rollouts)
+    length = sum(len(rollout.token_ids) for rollout in rollouts) / len(rollouts)
+    value = f"{length:.1f} tokens per response, {percent(share)} cut off at {limit}"
+    problem = "raise rollouts.max_completion_length, or start from a student that ends its answers"
+    measured = {"mean_length": length, "truncated_share": share}
+    return warn_if(problem if share > MAX_TRUNCATED_SHARE else "", "lengths", value, measured)
 
-    Args:
-        probe_seconds: Spent on sampling the probe.
-        probe_tokens: Response tokens of the probe.
-        rollouts: Of a step.
-        tokens: Response tokens of a step.
-        batch_size: Sequences decoded together.
-        fixed_batches: Whether a batch takes as long whatever the number of its rows, as on a GPU.
-    """
-    if fixed_batches:
-        return probe_seconds * math.ceil(rollouts / batch_size)
-    return probe_seconds * tokens / probe_tokens
+
+def check_sampler(gap: float | None) -> Finding:
+    """Whether sampler and trainer agree on the student's probabilities."""
+    if gap is None:
+        return Finding("sampler", "ok", "not compared: scoring.temperature is not 1", measured={"gap": None})
+    value = f"log-probabilities {gap:.1e} from the trainer's"
+    problem = "rollouts are off-policy by this much: sample and train in one precision (training.bf16=false)"
+    return warn_if(problem if gap > MAX_SAMPLER_GAP else "", "sampler", value, {"gap": gap})
 
 
 def _probe_group(
@@ -273,42 +218,16 @@ def _probe_group(
     return columns, [student_time, teacher_time, head_time]
 
 
-def _kept_bytes(model: Any, ids_RL: torch.Tensor, bf16: bool) -> int:
-    """Bytes of all tensors that autograd saves in a forward, each storage once, the parameters themselves left out."""
-    parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    kept: dict[int, int] = {}
-
-    def note(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in parameters:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
-    with torch.enable_grad(), hooks, _autocast(model.device, bf16):
-        states = hidden_states(model, ids_RL)
-    del states  # kept alive until here, so that no storage could be freed and counted again under its address
-    return sum(kept.values())
-
-
-def _autocast(device: torch.device, enabled: bool) -> torch.autocast:
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=enabled)
-
-
 def _timed(device: torch.device, call: Callable[[], Value]) -> tuple[Value, float]:
     """The result, and the seconds until the device has it; of a GPU's two calls the second, as the first compiles."""
+    wait = torch.cuda.synchronize if device.type == "cuda" else lambda _device: None
     if device.type == "cuda":
         call()
-    _wait(device)
+    wait(device)
     began = time.perf_counter()
     result = call()
-    _wait(device)
+    wait(device)
     return result, time.perf_counter() - began
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _numpy(column: torch.Tensor) -> np.ndarray:

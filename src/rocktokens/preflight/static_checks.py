@@ -5,38 +5,34 @@
 3. The run: whether its rocks can be read, its directory written, and its disk holds what will be written.
 """
 
-import math
 import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rocktokens.config import Config, evaluation_task
 from rocktokens.errors import RocktokensError
 from rocktokens.models.fingerprints import SAMPLES, same_tokenizer, vocabulary_sha256
+from rocktokens.models.head import lm_head, verify_head
+from rocktokens.models.load import LoadedModel
 from rocktokens.policies import policy_from_section
-from rocktokens.preflight.findings import Finding, check_disk, check_ends, check_widths, or_fail, warn_if
+from rocktokens.preflight.findings import Finding, or_fail, warn_if
+from rocktokens.preflight.resources import check_disk, disk_need
+from rocktokens.rollouts.encode import encode_prompt
 from rocktokens.run_dir import RunDir, derive_seed
+from rocktokens.tasks import make_task
+from rocktokens.tasks.base import Task
+from rocktokens.training.session import global_batch
 from rocktokens.types import Prompt
-
-if TYPE_CHECKING:
-    from rocktokens.models.load import LoadedModel
-    from rocktokens.tasks.base import Task
 
 PROMPT_SAMPLE = 2000
 """Prompts whose length is looked at: seconds to tokenise, and enough to meet a length that one in a thousand has."""
-CHECKPOINT_BYTES = 12
-"""A trained parameter on disk: its float32 value and Adam's two moments."""
-TRACE_BYTES = 40
-"""A token on disk: its trace row and its share of the stored rollouts, before compression."""
 
 
-def check_models(config: Config, student: "LoadedModel", teacher: "LoadedModel") -> list[Finding]:
-    """Whether the two speak of the same tokens, by heads that are understood, and end and begin alike."""
-    from rocktokens.models.head import lm_head
-
+def check_models(config: Config, student: LoadedModel, teacher: LoadedModel) -> list[Finding]:
+    """Whether the two share a vocabulary, have heads that are understood, and end and begin turns alike."""
     widths = lm_head(student.model).width, lm_head(teacher.model).width
     return [
         check_tokenizers(student.tokenizer, teacher.tokenizer),
@@ -60,9 +56,22 @@ def check_tokenizers(student: Any, teacher: Any) -> Finding:
     return or_fail("tokenizers", compare)
 
 
-def check_head(name: str, loaded: "LoadedModel") -> Finding:
+def check_widths(student: int, teacher: int, tokenizer: int) -> Finding:
+    """Logits of both heads against the entries of the tokenizer."""
+    problem = ""
+    if student != teacher:
+        extra = abs(student - teacher)
+        problem = f"the {extra:,} extra columns are excluded from both softmaxes: fine if they are padding"
+    if min(student, teacher) < tokenizer:
+        missing = tokenizer - min(student, teacher)
+        problem = f"{missing} entries of the tokenizer have no logit: use rollouts and models that never need them"
+    padding = f", {max(student, teacher) - tokenizer:,} columns beyond it" if max(student, teacher) > tokenizer else ""
+    value = f"student {student:,}, teacher {teacher:,}, tokenizer {tokenizer:,}{padding}"
+    return warn_if(problem, "head widths", value, {"student": student, "teacher": teacher, "tokenizer": tokenizer})
+
+
+def check_head(name: str, loaded: LoadedModel) -> Finding:
     """Whether the logits we make from the hidden states are the model's own."""
-    from rocktokens.models.head import verify_head
 
     def verify() -> Finding:
         difference = verify_head(loaded.model, loaded.tokenizer.encode(SAMPLES[0]))
@@ -70,6 +79,14 @@ def check_head(name: str, loaded: "LoadedModel") -> Finding:
         return Finding(name, "ok", value, measured={"difference": difference})
 
     return or_fail(name, verify)
+
+
+def check_ends(student: frozenset[int], teacher: frozenset[int]) -> Finding:
+    """The ids that end a response."""
+    value = f"student {sorted(student)}, teacher {sorted(teacher)}"
+    problem = "rollouts end at the student's end tokens: give both models the same eos_token_id in generation_config"
+    measured = {"student": sorted(student), "teacher": sorted(teacher)}
+    return warn_if(problem if student != teacher else "", "end tokens", value, measured)
 
 
 def check_templates(student: Any, teacher: Any, *, used: bool) -> Finding:
@@ -92,15 +109,15 @@ def _render(tokenizer: Any) -> str | None:
     return tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=False)
 
 
-def sample_prompts(config: Config, task: "Task", tokenizer: Any) -> tuple[list[Prompt], dict[str, int]]:
+def sample_prompts(config: Config, task: Task, tokenizer: Any) -> tuple[list[Prompt], dict[str, int]]:
     """The first prompts the run will train on, and their lengths in tokens by id."""
-    asked = config.training.max_steps * rollouts_per_step(config) // config.rollouts.num_generations
+    asked = config.training.max_steps * config.training.rollouts_per_step // config.rollouts.num_generations
     prompts = task.prompts(max(1, min(asked, PROMPT_SAMPLE)), derive_seed(config.run.seed, "prompts"))
     return prompts, _lengths(config, prompts, tokenizer)
 
 
 def check_data(
-    config: Config, task: "Task", lengths: Mapping[str, int], student: "LoadedModel", teacher: "LoadedModel"
+    config: Config, task: Task, lengths: Mapping[str, int], student: LoadedModel, teacher: LoadedModel
 ) -> list[Finding]:
     """Training prompts, the layout of a step, and evaluation prompts with answers."""
     contexts = {"student": student.context_length, "teacher": teacher.context_length}
@@ -113,22 +130,21 @@ def check_data(
 
 def check_batch(config: Config) -> Finding:
     """Whether the rollouts of a step are whole groups of one prompt each."""
-    from rocktokens.training.start import global_batch
 
     def lay_out() -> Finding:
         rollouts, each = global_batch(config, 1), config.rollouts.num_generations
-        value = f"{rollouts} rollouts a step and device: {rollouts // each} prompts, {each} each"
+        value = f"{rollouts} rollouts per step and device: {rollouts // each} prompts, {each} each"
         return Finding("batch", "ok", value, measured={"rollouts": rollouts, "prompts": rollouts // each})
 
     return or_fail("batch", lay_out)
 
 
 def check_prompts(
-    config: Config, task: "Task", lengths: Mapping[str, int], contexts: Mapping[str, int | None]
+    config: Config, task: Task, lengths: Mapping[str, int], contexts: Mapping[str, int | None]
 ) -> Finding:
     """How many there are, and whether the longest fits with its answer."""
     items = getattr(task, "items", None)
-    asked = config.training.max_steps * rollouts_per_step(config) // config.rollouts.num_generations
+    asked = config.training.max_steps * config.training.rollouts_per_step // config.rollouts.num_generations
     there = "endless" if items is None else f"{len(items):,} there"
     value = f"{asked:,} asked for, {there}; the longest of {len(lengths):,} has {max(lengths.values())} tokens"
     measured = {
@@ -161,8 +177,6 @@ def misfit(config: Config, lengths: Mapping[str, int], contexts: Mapping[str, in
 
 def check_evaluation(config: Config, contexts: Mapping[str, int | None], tokenizer: Any) -> Finding:
     """Whether accuracy can be measured later: prompts enough, short enough, with answers."""
-    from rocktokens.tasks import make_task
-
     asked = config.evaluation.num_prompts
     try:
         task = make_task(evaluation_task(config))
@@ -181,18 +195,11 @@ def check_evaluation(config: Config, contexts: Mapping[str, int | None], tokeniz
 
 
 def _lengths(config: Config, prompts: Sequence[Prompt], tokenizer: Any) -> dict[str, int]:
-    from rocktokens.rollouts.encode import encode_prompt
-
     template = config.rollouts.chat_template
     return {prompt.id: len(encode_prompt(tokenizer, prompt, template, sys.maxsize)) for prompt in prompts}
 
 
-def rollouts_per_step(config: Config) -> int:
-    """Rollouts that one device trains on in a step."""
-    return config.training.per_device_train_batch_size * config.training.gradient_accumulation_steps
-
-
-def check_run(config: Config, student: "LoadedModel") -> list[Finding]:
+def check_run(config: Config, student: LoadedModel) -> list[Finding]:
     """The policy, the run directory and the room on its disk."""
     trainable = sum(parameter.numel() for parameter in student.model.parameters() if parameter.requires_grad)
     folder = _existing_part(Path(config.run.directory))
@@ -225,18 +232,6 @@ def check_directory(path: Path) -> Finding:
         return Finding("run directory", "fail", str(path), f"{parent} is not writable: give another run.directory")
     taken = "it already holds a run: continue that with --resume, or give another run.directory"
     return warn_if(taken if RunDir(path).exists() else "", "run directory", str(path), {})
-
-
-def disk_need(config: Config, trainable: int) -> dict[str, int]:
-    """Bytes of checkpoints, and of the traces of training and replay if every response is as long as it may be."""
-    training, trace = config.training, config.trace
-    checkpoints = 1 + math.ceil(training.max_steps / training.save_steps)
-    trained = training.max_steps * rollouts_per_step(config)
-    replayed = trace.num_prompts * trace.num_generations * (len(trace.checkpoints) or checkpoints)
-    return {
-        "checkpoints": checkpoints * CHECKPOINT_BYTES * trainable,
-        "traces": TRACE_BYTES * (trained + replayed) * config.rollouts.max_completion_length,
-    }
 
 
 def _existing_part(path: Path) -> Path:

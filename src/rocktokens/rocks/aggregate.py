@@ -23,10 +23,9 @@ import numpy as np
 import pyarrow as pa
 
 from rocktokens.errors import RocktokensError
+from rocktokens.types import ONE
 
-FRACTION_BITS = 24
-ONE = 1 << FRACTION_BITS
-MAX_TOTAL = 2.0 ** (63 - FRACTION_BITS)
+MAX_TOTAL = 2.0**63 / ONE
 MAX_ROWS = 1 << 31
 SUMS = ("freq", "kl", "grad_norm", "occurrence_key")
 PRIME = (1 << 31) - 1

@@ -17,12 +17,12 @@ Shape legend: C clusters, U types used, B subsets, N ranks.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
 
 import numpy as np
 from scipy.stats import rankdata
 
 from rocktokens.errors import RocktokensError
+from rocktokens.rocks.records import Crossing, CutoffPoint, SampleSizePoint, SelectorAgreement
 from rocktokens.rocks.selectors import SELECTORS, Rules, Sample, Selector, rank_types
 from rocktokens.rocks.uncertainty import replicates
 
@@ -44,23 +44,14 @@ class CutoffCurve:
     stability_low: np.ndarray
     stability_high: np.ndarray
 
-    def records(self, k: int | None = None) -> list[dict[str, Any]]:
-        """The curve on a grid of K, with the given K among them."""
+    def points(self, k: int | None = None) -> list[CutoffPoint]:
+        """Return the curve on a grid of K, with the given K among them."""
         last = len(self.coverage)
         ks = cutoff_grid(last) | ({k} if k is not None and 1 <= k <= last else set())
         curves = {field.name: getattr(self, field.name) for field in fields(self)}
-        return [{"k": at, **{name: _number(curve[at - 1]) for name, curve in curves.items()}} for at in sorted(ks)]
-
-
-@dataclass(frozen=True, slots=True)
-class Crossing:
-    """The K that coverage and stability agree on, and what they are there."""
-
-    k: int
-    coverage: float
-    stability: float
-    crossed: bool
-    """False where coverage stays below stability up to the last K, which is then taken."""
+        return [
+            CutoffPoint(at, **{name: _number(curve[at - 1]) for name, curve in curves.items()}) for at in sorted(ks)
+        ]
 
 
 def coverage(order_N: np.ndarray, kl_totals_U: np.ndarray) -> np.ndarray:
@@ -122,7 +113,7 @@ def sample_size_curve(
     fractions: Sequence[float] = (0.1, 0.25, 0.5, 0.75, 0.9),
     draws: int = 30,
     seed: int = 0,
-) -> list[dict[str, Any]]:
+) -> list[SampleSizePoint]:
     """How close the ranking of fewer prompts comes to that of all: Jaccard of the top k, Spearman of the scores.
 
     A curve that still climbs steeply at 0.9 says that more prompts would change the rocks. Subsets are nested: the ones
@@ -138,37 +129,30 @@ def sample_size_curve(
             for score_U, freq_U in replicates(sample, selector, weights_BC)
         ]
         records.append(
-            {
-                "fraction": float(fraction),
-                "n_clusters": _subset_size(sample.n_clusters, fraction),
-                "jaccard": _mean(overlap for overlap, _ in agreements),
-                "spearman": _mean(correlation for _, correlation in agreements),
-            }
+            SampleSizePoint(
+                fraction=float(fraction),
+                n_clusters=_subset_size(sample.n_clusters, fraction),
+                jaccard=_mean(overlap for overlap, _ in agreements),
+                spearman=_mean(correlation for _, correlation in agreements),
+            )
         )
     return records
 
 
 def compare_selectors(
     sample: Sample, rules: Rules, draws: int = 30, seed: int = 0, fraction: float = 0.5
-) -> list[dict[str, Any]]:
-    """What each selector is worth on this sample, one record each; None where undefined.
-
-    - ``jaccard_halves``: of the top k on a random half and on its complement, which share no prompt: what to expect of
-      a second sample of that size; ``spearman_halves``: of the scores of the types that both may rank.
-    - ``jaccard_full``: of the top k on a random half and on the whole, which contains it: flattering.
-    - ``coverage``: share of the kl mass in its top k.
-    - ``jaccard_with``: of its top k and that of each other selector.
-    """
+) -> list[SelectorAgreement]:
+    """Say what each selector is worth on this sample."""
     sample = sample.by_type()
     available = {name: selector for name, selector in SELECTORS.items() if _is_available(name, sample)}
     top = {name: _full_ranking(sample, selector, rules)[1][: rules.k] for name, selector in available.items()}
     return [
-        {
-            "selector": name,
+        SelectorAgreement(
+            selector=name,
             **split_half(sample, selector, rules, draws, seed, fraction),
-            "coverage": _last(coverage(top[name], sample.totals("kl"))),
-            "jaccard_with": {other: jaccard(top[name], top[other]) for other in available if other != name},
-        }
+            coverage=_last(coverage(top[name], sample.totals("kl"))),
+            jaccard_with={other: jaccard(top[name], top[other]) for other in available if other != name},
+        )
         for name, selector in available.items()
     ]
 

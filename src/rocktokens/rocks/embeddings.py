@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rocktokens.config import checkpoint_steps, load_config
+from rocktokens.config import student_name
 from rocktokens.errors import RocktokensError
 from rocktokens.traces.store import TraceStore
 
@@ -21,26 +21,12 @@ ADAPTER = "adapter_config.json"
 INDEX = "model.safetensors.index.json"
 
 
-def student_name(store: TraceStore, checkpoint: int) -> str:
-    """The student that was replayed under ``checkpoint``: a directory, a hub id or an embedded id."""
-    listed = load_config(store.run.config).trace.checkpoints if store.run.config.exists() else []
-    if not listed:
-        return str(store.run.checkpoint(checkpoint))
-    by_step = dict(zip(checkpoint_steps(listed), listed, strict=True))
-    if checkpoint not in by_step:
-        raise RocktokensError(
-            f"checkpoint {checkpoint} is none of those that trace.checkpoints of {store.run.config} lists (they are "
-            f"{', '.join(map(str, by_step))}): give embeddings=, or stage='score'"
-        )
-    return by_step[checkpoint]
-
-
 def student_embeddings(store: TraceStore, checkpoint: int) -> np.ndarray:
     """float32 (V, D): the input-embedding matrix of the student whose traces are filed under ``checkpoint``."""
     from safetensors import SafetensorError
 
     unreadable = (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError)
-    folder = Path(student_name(store, checkpoint))
+    folder = Path(student_name(store.run, checkpoint))
     try:
         if (folder / ADAPTER).is_file():
             folder = _base_of(folder)

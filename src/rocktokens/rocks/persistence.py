@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from rocktokens.errors import RocktokensError
 from rocktokens.rocks.aggregate import kl_quantiles, occurrences
+from rocktokens.rocks.records import GroupChange
 from rocktokens.rocks.selectors import Rules, Sample, mean_kl, rank_types
 from rocktokens.rocks.split import Evidence
 from rocktokens.rocks.uncertainty import paired_tests
@@ -125,7 +126,7 @@ def type_groups(selection: Sample, rock_columns: np.ndarray, min_freq: int, seed
 
 def persistence_report(
     evidence: Evidence, groups: dict[str, np.ndarray], persistent: Persistent | None, seed: int
-) -> list[dict[str, Any]]:
+) -> list[GroupChange]:
     """One record per group and half: how its kl changed over the same occurrences; none without paired checkpoints."""
     if not evidence.paired:
         return []
@@ -139,15 +140,13 @@ def persistence_report(
             change = paired_tests(sample, np.isin(np.arange(size), columns), seed=seed)
             hard = None if counts is None else int(counts[index][columns].sum())
             records.append(
-                {
-                    "group": group,
-                    "half": half,
-                    "n_types": int(np.count_nonzero(sample.totals("freq")[columns])),
+                GroupChange(
+                    group=group,
+                    half=half,
+                    n_types=int(np.count_nonzero(sample.totals("freq")[columns])),
                     **asdict(change),
-                    "persistent_share": hard / change.n_occurrences
-                    if hard is not None and change.n_occurrences
-                    else None,
-                }
+                    persistent_share=hard / change.n_occurrences if hard is not None and change.n_occurrences else None,
+                )
             )
     return records
 

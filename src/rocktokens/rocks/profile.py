@@ -13,7 +13,6 @@ Shape legend: U types, N rows.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import ibis
 import ibis.expr.types as ir
@@ -23,6 +22,7 @@ import pyarrow as pa
 from rocktokens.errors import RocktokensError
 from rocktokens.rocks.aggregate import ONE
 from rocktokens.rocks.categories import CATEGORIES
+from rocktokens.rocks.records import CategoryShares, PositionBin, PositionProfile
 from rocktokens.rocks.selectors import Sample
 from rocktokens.traces.store import TraceStore
 from rocktokens.types import Category
@@ -35,7 +35,7 @@ DECILES = tuple(f"{10 * decile}–{10 * decile + 10} %" for decile in range(10))
 
 def category_table(
     token_ids_U: np.ndarray, categories: Sequence[Category], sample: Sample, is_rock_U: np.ndarray
-) -> list[dict[str, Any]]:
+) -> list[CategoryShares]:
     """What each category holds of a sample, and what its rocks do, all as shares of the whole.
 
     Args:
@@ -56,13 +56,13 @@ def category_table(
     totals = {name: sample.totals(name) for name in ("freq", "kl", "grad_norm")}
     occurs = totals["freq"] > 0
     return [
-        {
-            "category": CATEGORIES[index],
-            "n_types": int(chosen.sum()),
-            "n_rock_types": int((chosen & is_rock).sum()),
+        CategoryShares(
+            category=CATEGORIES[index],
+            n_types=int(chosen.sum()),
+            n_rock_types=int((chosen & is_rock).sum()),
             **_shares(totals, chosen, ""),
             **_shares(totals, chosen & is_rock, "rock_"),
-        }
+        )
         for index in range(len(CATEGORIES))
         if (chosen := occurs & (category == index)).any()
     ]
@@ -75,7 +75,7 @@ def position_profile(
     prompt_ids: Sequence[str] | None = None,
     max_rollouts: int = 4096,
     seed: int = 0,
-) -> dict[str, Any]:
+) -> PositionProfile:
     """Where rocks sit in the responses, beside where all tokens do.
 
     Args:
@@ -103,16 +103,16 @@ def position_profile(
     kl = np.floor(rows["kl"][scored].astype(np.float64) * ONE + 0.5).astype(np.int64)
     since_newline, decile = since_newline[scored], decile[scored]
     line_bin = np.searchsorted(list(SINCE_NEWLINE_BINS.values()), since_newline, side="right") - 1
-    return {
-        "checkpoint": checkpoint,
-        "n_rollouts": len(chosen),
-        "n_rollouts_available": len(rollout_ids),
-        "n_occurrences": len(is_rock),
-        "n_rock_occurrences": int(is_rock.sum()),
-        "line_start": _bins(LINE_BINS, np.minimum(since_newline, 1), is_rock, kl),
-        "since_newline": _bins(tuple(SINCE_NEWLINE_BINS), line_bin, is_rock, kl),
-        "relative_position": _bins(DECILES, decile, is_rock, kl),
-    }
+    return PositionProfile(
+        checkpoint=checkpoint,
+        n_rollouts=len(chosen),
+        n_rollouts_available=len(rollout_ids),
+        n_occurrences=len(is_rock),
+        n_rock_occurrences=int(is_rock.sum()),
+        line_start=_bins(LINE_BINS, np.minimum(since_newline, 1), is_rock, kl),
+        since_newline=_bins(tuple(SINCE_NEWLINE_BINS), line_bin, is_rock, kl),
+        relative_position=_bins(DECILES, decile, is_rock, kl),
+    )
 
 
 def _shares(totals: dict[str, np.ndarray], chosen: np.ndarray, prefix: str) -> dict[str, float | None]:
@@ -167,19 +167,19 @@ def _places(rollout_ids_N: np.ndarray, ends_line_N: np.ndarray) -> tuple[np.ndar
     return since_newline, 10 * (2 * position + 1) // (2 * np.repeat(length, length))
 
 
-def _bins(names: Sequence[str], bin_N: np.ndarray, is_rock_N: np.ndarray, kl_N: np.ndarray) -> list[dict[str, Any]]:
+def _bins(names: Sequence[str], bin_N: np.ndarray, is_rock_N: np.ndarray, kl_N: np.ndarray) -> list[PositionBin]:
     tokens, rocks = (np.bincount(bin_N[chosen], minlength=len(names)) for chosen in (slice(None), is_rock_N))
     kl = [int(kl_N[is_rock_N & (bin_N == index)].sum()) for index in range(len(names))]
     return [
-        {
-            "bin": name,
-            "n_tokens": int(tokens[index]),
-            "n_rock_tokens": int(rocks[index]),
-            "share_of_tokens": _ratio(int(tokens[index]), len(bin_N)),
-            "share_of_rocks": _ratio(int(rocks[index]), int(rocks.sum())),
-            "rock_share": _ratio(int(rocks[index]), int(tokens[index])),
-            "mean_kl_rocks": _ratio(kl[index], int(rocks[index]) * ONE),
-        }
+        PositionBin(
+            bin=name,
+            n_tokens=int(tokens[index]),
+            n_rock_tokens=int(rocks[index]),
+            share_of_tokens=_ratio(int(tokens[index]), len(bin_N)),
+            share_of_rocks=_ratio(int(rocks[index]), int(rocks.sum())),
+            rock_share=_ratio(int(rocks[index]), int(tokens[index])),
+            mean_kl_rocks=_ratio(kl[index], int(rocks[index]) * ONE),
+        )
         for index, name in enumerate(names)
     ]
 

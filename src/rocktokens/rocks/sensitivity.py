@@ -17,6 +17,7 @@ import numpy as np
 from rocktokens.rocks.cutoff import jaccard
 from rocktokens.rocks.encoding import Encoder
 from rocktokens.rocks.persistence import Occurrences, persistent_at_each, quantile_thresholds
+from rocktokens.rocks.records import SensitivityRow
 from rocktokens.rocks.search import Criterion, Finding, compare_contexts, compares_all, score_types, with_kept
 from rocktokens.rocks.selectors import Sample, rank_types
 from rocktokens.traces.store import TraceStore
@@ -44,8 +45,8 @@ def other_gammas(gamma: float) -> tuple[float, ...]:
 
 def sensitivity_table(
     store: TraceStore, finding: Finding, encoder: Encoder | None, make_encoder: MakeEncoder | None
-) -> list[dict[str, Any]]:
-    """One record per setting: parameter, value, default, jaccard, entered and left (token ids), exact.
+) -> list[SensitivityRow]:
+    """Say what each other setting does to the rocks, one row each.
 
     Args:
         store: the traces of the search.
@@ -58,9 +59,7 @@ def sensitivity_table(
         rows += _consistency_rows(finding)
         rows += _threshold_rows(store, finding, encoder)
         rows += _window_rows(finding, make_encoder) if make_encoder is not None else []
-    return sorted(
-        (_record(finding, row) for row in rows), key=lambda row: (PARAMETERS.index(row["parameter"]), row["value"])
-    )
+    return sorted((_record(finding, row) for row in rows), key=lambda row: (PARAMETERS.index(row.parameter), row.value))
 
 
 def _ranking_rows(finding: Finding, encoder: Encoder | None) -> Iterator[Row]:
@@ -134,15 +133,15 @@ def _first(sample: Sample, criterion: Criterion, k: int) -> np.ndarray:
     return rank_types(score_types(sample, criterion.selector), sample.totals("freq"), criterion.rules(k))
 
 
-def _record(finding: Finding, row: Row) -> dict[str, Any]:
+def _record(finding: Finding, row: Row) -> SensitivityRow:
     parameter, value, columns, exact = row
     ids, found = finding.evidence.selection.token_ids, finding.columns
-    return {
-        "parameter": parameter,
-        "value": value,
-        "default": value == getattr(finding.criterion, parameter),
-        "jaccard": jaccard(columns, found),
-        "entered": ids[np.setdiff1d(columns, found)].tolist(),
-        "left": ids[np.setdiff1d(found, columns)].tolist(),
-        "exact": exact,
-    }
+    return SensitivityRow(
+        parameter=parameter,
+        value=value,
+        default=value == getattr(finding.criterion, parameter),
+        jaccard=jaccard(columns, found),
+        entered=ids[np.setdiff1d(columns, found)].tolist(),
+        left=ids[np.setdiff1d(found, columns)].tolist(),
+        exact=exact,
+    )

@@ -195,14 +195,19 @@ def _completions(
         room = settings.max_new_tokens - batch.starts[row]
         finished = bool(ends[row, :room].any())
         length = int(ends[row].argmax()) + 1 if finished else room
-        if not np.isfinite(logprobs[row, :length]).all():
-            position = batch.starts[row] + int(np.argmin(np.isfinite(logprobs[row, :length])))
-            raise NonFiniteLossError(
-                f"prompt {name!r}: at position {position} of its response the model's logits are NaN or infinite, or "
-                "leave no id that is not banned: go back to an earlier checkpoint, or ban less"
-            )
+        require_finite(name, batch.starts[row], logprobs[row, :length])
         completions.append((token_ids[row, :length].copy(), logprobs[row, :length].copy(), finished))
     return completions
+
+
+def require_finite(name: str, start: int, logprobs_n: np.ndarray) -> None:
+    """Refuse the response to a prompt, whose log-probabilities these are from position ``start`` on."""
+    bad = np.flatnonzero(~np.isfinite(logprobs_n))
+    if len(bad):
+        raise NonFiniteLossError(
+            f"prompt {name!r}: at position {start + bad[0]} of its response the model's logits are NaN or infinite, or "
+            "leave no id that is not banned: go back to an earlier checkpoint, or ban less"
+        )
 
 
 def round_up(count: int, block: int) -> int:

@@ -8,16 +8,45 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rocktokens.config import RolloutsSection
 from rocktokens.errors import RocktokensError
 from rocktokens.rollouts.sampler import Sampler, SampleRequest
 from rocktokens.types import Prompt, Rollout
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How prompts are encoded and answered: the same model gives the same answers under the same settings."""
+
+    temperature: float
+    """0 is greedy."""
+    max_new_tokens: int
+    """Longest response."""
+    seed: int
+    """Of the noise."""
+    chat_template: bool = True
+    """Whether prompts go through the tokenizer's chat template, if it has one."""
+    max_prompt_length: int = 512
+    """In tokens; a longer prompt is an error."""
+
+    @classmethod
+    def of(cls, section: RolloutsSection, seed: int, temperature: float | None = None) -> "Sampling":
+        """Read the settings of a run's config, at another temperature if one is given."""
+        return cls(
+            temperature=section.temperature if temperature is None else temperature,
+            max_new_tokens=section.max_completion_length,
+            seed=seed,
+            chat_template=section.chat_template,
+            max_prompt_length=section.max_prompt_length,
+        )
 
 
 def encode_prompt(
@@ -44,15 +73,11 @@ def make_rollouts(
     sampler: Sampler,
     tokenizer: "PreTrainedTokenizerBase",
     prompts: Sequence[Prompt],
+    sampling: Sampling,
     *,
-    num_generations: int,
-    policy_step: int,
-    first_rollout_id: int,
-    temperature: float,
-    max_new_tokens: int,
-    seed: int,
-    chat_template: bool,
-    max_prompt_length: int,
+    num_generations: int = 1,
+    policy_step: int = 0,
+    first_rollout_id: int = 0,
     share: range | None = None,
     on_done: Callable[[int], None] | None = None,
 ) -> list[Rollout]:
@@ -60,29 +85,30 @@ def make_rollouts(
 
     Args:
         sampler: writes the completions.
-        tokenizer: the sampler's model's.
+        tokenizer: belongs to the sampler's model.
         prompts: what to complete; a prompt id given twice gets ``2 * num_generations`` different completions.
+        sampling: how prompts are encoded and answered.
         num_generations: samples of each prompt.
         policy_step: the training step of the sampler's weights.
         first_rollout_id: id of the first rollout of ``prompts``.
-        temperature: of the sampling; 0 is greedy.
-        max_new_tokens: longest response.
-        seed: of the noise.
-        chat_template: whether prompts go through the tokenizer's chat template, if it has one.
-        max_prompt_length: in tokens; a longer prompt is an error.
         share: places in ``prompts`` to make the rollouts of, numbered as in the whole list; default: all.
         on_done: called with the number of completions that have ended since the last call.
     """
     share = range(len(prompts)) if share is None else share
     earlier = _earlier_occurrences(prompts)
-    encoded = {place: encode_prompt(tokenizer, prompts[place], chat_template, max_prompt_length) for place in share}
+    template, longest = sampling.chat_template, sampling.max_prompt_length
+    encoded = {place: encode_prompt(tokenizer, prompts[place], template, longest) for place in share}
     requests = [
         SampleRequest(prompts[place].id, ids_P, earlier[place] * num_generations + generation)
         for place, ids_P in encoded.items()
         for generation in range(num_generations)
     ]
     completions = sampler.sample(
-        requests, temperature=temperature, max_new_tokens=max_new_tokens, seed=seed, on_done=on_done
+        requests,
+        temperature=sampling.temperature,
+        max_new_tokens=sampling.max_new_tokens,
+        seed=sampling.seed,
+        on_done=on_done,
     )
     return [
         Rollout(

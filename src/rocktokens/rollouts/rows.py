@@ -26,7 +26,7 @@ NO_TOKEN = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class RowStart:
     """A rollout that takes a row: it is about to be fed ``last_id``, to get response position ``step``."""
 
     last_id: int
@@ -75,25 +75,25 @@ class DecodingRows:
             and (self.known_RT is not None) == retraces
         )
 
-    def enter(self, rows: range, entries: Sequence[Entry]) -> None:
-        """Give each entry a row; its states go into the cache apart from that."""
+    def enter(self, rows: range, starts: Sequence[RowStart]) -> None:
+        """Give each rollout a row; its states are loaded into the cache separately."""
         here = slice(rows.start, rows.stop)
-        fields = [(e.last_id, e.slot, e.position, e.step, e.end, e.stream_key) for e in entries]
+        fields = [(s.last_id, s.slot, s.position, s.step, s.end, s.stream_key) for s in starts]
         self.state_FR[:, here] = torch.tensor(fields).T.to(self.state_FR.device)
         self.live_R[here] = True
-        hidden_nL = np.full((len(entries), self.capacity), -np.inf, np.float32)
-        for hidden_L, entry in zip(hidden_nL, entries, strict=True):
-            hidden_L[entry.slot - entry.position : entry.slot] = 0
+        hidden_nL = np.full((len(starts), self.capacity), -np.inf, np.float32)
+        for hidden_L, start in zip(hidden_nL, starts, strict=True):
+            hidden_L[start.slot - start.position : start.slot] = 0
         self.mask_RL[here] = torch.from_numpy(hidden_nL).to(self.mask_RL)
         if self.banned_RV is not None:
             self.banned_RV[here] = False
-            pairs = [(row, token) for row, entry in zip(rows, entries, strict=True) for token in entry.banned]
+            pairs = [(row, token) for row, start in zip(rows, starts, strict=True) for token in start.banned]
             if pairs:
                 self.banned_RV[tuple(torch.tensor(pairs).T.to(self.banned_RV.device))] = True
         if self.known_RT is not None:
-            known_nT = np.full((len(entries), self.known_RT.shape[1]), NO_TOKEN)
-            for known_T, entry in zip(known_nT, entries, strict=True):
-                known_T[: len(entry.known)] = entry.known
+            known_nT = np.full((len(starts), self.known_RT.shape[1]), NO_TOKEN)
+            for known_T, start in zip(known_nT, starts, strict=True):
+                known_T[: len(start.known)] = start.known
             self.known_RT[here] = torch.from_numpy(known_nT).to(self.known_RT.device)
 
     def advance(self, steps: int, rows: int, width: int) -> None:

@@ -18,11 +18,12 @@ from rocktokens.config import Config
 from rocktokens.errors import RocktokensError
 from rocktokens.models.head import lm_head
 from rocktokens.models.load import LoadedModel
+from rocktokens.rollouts.bf16_copy import SamplingCopy
 from rocktokens.rollouts.decoding import DecodingBatch, DecodingSettings, decode_batch
 from rocktokens.rollouts.noise import stream_key
 from rocktokens.rollouts.rows import DecodingRows
 from rocktokens.rollouts.slots import fits
-from rocktokens.rollouts.stream import Ended, Line, Stream, stream_rows
+from rocktokens.rollouts.stream import Ended, Stream, StreamRequest, stream_rows
 from rocktokens.types import Rollout
 
 TRUNK_MEMORY = 1 << 30
@@ -186,8 +187,9 @@ class TransformersSampler:
                 on_done(1)
 
         by_length = sorted(range(len(requests)), key=lambda index: len(requests[index].prompt_ids))
-        lines = [_line(index, requests[index], seed) for index in by_length]
-        self._decode(lines, temperature, max_new_tokens, done)
+        self._decode(
+            [_stream_request(index, requests[index], seed) for index in by_length], temperature, max_new_tokens, done
+        )
         return [completions[index] for index in range(len(requests))]
 
     def branch(
@@ -201,21 +203,24 @@ class TransformersSampler:
         on_done: Callable[[int, Completion], None],
     ) -> None:
         """Write how rollouts would have gone on under a ban; see ``Sampler``."""
-        leaving: dict[int, list[Line]] = {}
+        leaving: dict[int, list[StreamRequest]] = {}
         for index, branch in enumerate(branches):
             trunk = trunks[branch.trunk]
             request = SampleRequest(trunk.prompt_id, trunk.prompt_ids, trunk.sample, branch.banned)
             self._check(request, max_new_tokens)
             _check_start(trunk, branch, max_new_tokens)
-            line = _line(index, request, seed, trunk.token_ids[: branch.start])
-            leaving.setdefault(branch.trunk, []).append(line)
-        lines = [_trunk(own) for own in leaving.values()]
-        self._decode(lines, temperature, max_new_tokens, on_done)
+            known = trunk.token_ids[: branch.start]
+            leaving.setdefault(branch.trunk, []).append(_stream_request(index, request, seed, known))
+        self._decode([_trunk(own) for own in leaving.values()], temperature, max_new_tokens, on_done)
 
     def _decode(
-        self, lines: list[Line], temperature: float, max_new_tokens: int, on_done: Callable[[int, Completion], None]
+        self,
+        requests: list[StreamRequest],
+        temperature: float,
+        max_new_tokens: int,
+        on_done: Callable[[int, Completion], None],
     ) -> None:
-        if not lines:
+        if not requests:
             return
         if self.refresh:
             self.refresh()
@@ -223,14 +228,16 @@ class TransformersSampler:
             self.eos_ids, self.pad_id, self.vocab_size, self.batch_size, temperature, max_new_tokens
         )
         with torch.no_grad(), evaluation_mode(self.model), self._on_threads():
-            ended = self._stream(settings, lines) if fits(self.model) else _in_batches(self.model, settings, lines)
+            ended = (
+                self._stream(settings, requests) if fits(self.model) else _in_batches(self.model, settings, requests)
+            )
             for index, token_ids, logprobs, finished in ended:
                 on_done(index, Completion(token_ids, logprobs, finished))
 
-    def _stream(self, settings: DecodingSettings, lines: list[Line]) -> Iterator[Ended]:
+    def _stream(self, settings: DecodingSettings, requests: list[StreamRequest]) -> Iterator[Ended]:
         """In one refilled batch; on a GPU its rows stay for the next call, with what was captured for them."""
-        rows, self._rows = stream_rows(self.model, settings, lines, self._rows), None
-        yield from Stream(rows, lines, TRUNK_MEMORY).run()
+        rows, self._rows = stream_rows(self.model, settings, requests, self._rows), None
+        yield from Stream(rows, requests, TRUNK_MEMORY).run()
         if self.model.device.type == "cuda":
             self._rows = rows
 
@@ -280,8 +287,8 @@ def cpu_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _line(index: int, request: SampleRequest, seed: int, known: np.ndarray | None = None) -> Line:
-    return Line(
+def _stream_request(index: int, request: SampleRequest, seed: int, known: np.ndarray | None = None) -> StreamRequest:
+    return StreamRequest(
         index=index,
         name=request.prompt_id,
         prompt=request.prompt_ids,
@@ -299,39 +306,54 @@ def _check_start(trunk: Rollout, branch: Branch, max_new_tokens: int) -> None:
         )
 
 
-def _trunk(branches: list[Line]) -> Line:
-    """The line that is retraced as far as any of its branches needs: each feeds the last token it shares itself."""
-    longest = max(branches, key=lambda line: len(line.known))
+def _trunk(branches: list[StreamRequest]) -> StreamRequest:
+    """The request that is retraced as far as any of its branches needs: each feeds the last token it shares itself."""
+    longest = max(branches, key=lambda request: len(request.known))
     return replace(longest, index=-1, banned=frozenset(), known=longest.known[:-1], branches=tuple(branches))
 
 
-def _in_batches(model: Any, settings: DecodingSettings, lines: list[Line]) -> Iterator[Ended]:
+def _in_batches(model: Any, settings: DecodingSettings, requests: list[StreamRequest]) -> Iterator[Ended]:
     """Batch after batch; branches read again what they share."""
-    single = [single for line in lines for single in line.branches or (line,)]
+    single = [single for request in requests for single in request.branches or (request,)]
     for start in range(0, len(single), settings.batch_size):
         own = single[start : start + settings.batch_size]
         batch = DecodingBatch(
-            names=[line.name for line in own],
-            prompts=[np.concatenate([line.prompt, line.known]) for line in own],
-            stream_keys=[line.stream_key for line in own],
-            banned=[line.banned for line in own],
-            starts=[len(line.known) for line in own],
+            names=[request.name for request in own],
+            prompts=[np.concatenate([request.prompt, request.known]) for request in own],
+            stream_keys=[request.stream_key for request in own],
+            banned=[request.banned for request in own],
+            starts=[len(request.known) for request in own],
         )
-        for line, completion in zip(own, decode_batch(model, batch, settings), strict=True):
-            yield line.index, *completion
+        for request, completion in zip(own, decode_batch(model, batch, settings), strict=True):
+            yield request.index, *completion
 
 
 def make_sampler(
-    config: Config, student: LoadedModel, teacher: LoadedModel | None = None, threads: int | None = None
-) -> "TransformersSampler":
-    """The student's sampler; columns that only one of two heads has are never sampled."""
-    widths = [lm_head(model.model).width for model in (student, teacher) if model is not None]
+    config: Config,
+    student: LoadedModel,
+    teacher: LoadedModel | None = None,
+    *,
+    threads: int | None = None,
+    bf16: bool = False,
+) -> TransformersSampler:
+    """Make the student's sampler; columns that only one of the two heads has are never sampled.
+
+    Args:
+        config: its rollouts section.
+        student: writes the completions.
+        teacher: reads them next, if it does.
+        threads: of the CPU while sampling.
+        bf16: sample from a bfloat16 copy, which follows the student as it is trained.
+    """
+    copied = SamplingCopy(student.model, torch.bfloat16) if bf16 else None
+    widths = [lm_head(loaded.model).width for loaded in (student, teacher) if loaded is not None]
     return TransformersSampler(
-        student.model,
+        copied.model if copied else student.model,
         student.eos_ids,
         student.pad_id,
         batch_size=config.rollouts.batch_size,
         vocab_size=min(widths),
         max_length=None if teacher is None else teacher.context_length,
         threads=threads,
+        refresh=copied.refresh if copied else None,
     )

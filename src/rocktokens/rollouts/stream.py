@@ -28,20 +28,26 @@ import numpy as np
 import torch
 from transformers import DynamicCache
 
-from rocktokens.errors import NonFiniteLossError
-from rocktokens.rollouts.decoding import GPU_CHECK_STEPS, ROW_BLOCK, WIDTH_BLOCK, DecodingSettings, round_up
-from rocktokens.rollouts.rows import DecodingRows, Entry
+from rocktokens.rollouts.decoding import (
+    GPU_CHECK_STEPS,
+    ROW_BLOCK,
+    WIDTH_BLOCK,
+    DecodingSettings,
+    require_finite,
+    round_up,
+)
+from rocktokens.rollouts.rows import DecodingRows, RowStart
 from rocktokens.rollouts.slots import States, one_token_attention
 
 Ended = tuple[int, np.ndarray, np.ndarray, bool]
-"""Index of a line, its token ids (int32) and their log-probabilities (float32), and whether it finished."""
+"""Index of a request, its token ids (int32) and their log-probabilities (float32), and whether it finished."""
 PREFILL_SHARE = 4
 """New prompts wait until one in so many rows is free, so that several are read together."""
 GPU_WIDTH_BLOCK = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class StreamRequest:
     """A rollout to write, or to retrace."""
 
     index: int
@@ -53,8 +59,8 @@ class Line:
     banned: frozenset[int] = frozenset()
     known: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
     """Response tokens it begins with."""
-    branches: tuple["Line", ...] = ()
-    """Rollouts that leave this one at most one token behind ``known``; with any, the line only retraces that."""
+    branches: tuple["StreamRequest", ...] = ()
+    """Rollouts that leave this one at most one token behind ``known``; with any, the request only retraces that."""
 
     @property
     def base(self) -> int:
@@ -66,9 +72,9 @@ class Line:
         """The first response position that the model is asked for."""
         return 0 if self.branches else len(self.known)
 
-    def entry(self, max_new_tokens: int) -> Entry:
+    def row_start(self, max_new_tokens: int) -> RowStart:
         """What a row needs to know to go on from ``start``, its last token not yet fed."""
-        return Entry(
+        return RowStart(
             last_id=int(self.known[self.start - 1] if self.start else self.prompt[-1]),
             slot=self.base + self.start - 1,
             position=len(self.prompt) + self.start - 1,
@@ -82,57 +88,59 @@ class Line:
 
 @dataclass(slots=True)
 class _Trunk:
-    """What a retraced line left for its branches."""
+    """What a retraced request left for its branches."""
 
     states: States
     slots: int
     waiting: int
 
 
-def stream_rows(model: Any, settings: DecodingSettings, lines: list[Line], kept: DecodingRows | None) -> DecodingRows:
-    """Rows with room for the longest of the lines: those of an earlier call if they serve, else new ones."""
-    limit = round_up(min(settings.batch_size, sum(max(1, len(line.branches)) for line in lines)), ROW_BLOCK)
-    capacity = needed_slots(lines, settings)
+def stream_rows(
+    model: Any, settings: DecodingSettings, requests: list[StreamRequest], kept: DecodingRows | None
+) -> DecodingRows:
+    """Rows with room for the longest of the requests: those of an earlier call if they serve, else new ones."""
+    limit = round_up(min(settings.batch_size, sum(max(1, len(request.branches)) for request in requests)), ROW_BLOCK)
+    capacity = needed_slots(requests, settings)
     needs = {
-        "bans": any(line.banned or any(branch.banned for branch in line.branches) for line in lines),
-        "retraces": any(line.branches for line in lines),
+        "bans": any(request.banned or any(branch.banned for branch in request.branches) for request in requests),
+        "retraces": any(request.branches for request in requests),
     }
     if kept is not None and kept.serves(settings, limit, capacity, **needs):
         return kept
     return DecodingRows(model, settings, limit, capacity, **needs)
 
 
-def needed_slots(lines: list[Line], settings: DecodingSettings) -> int:
-    """Of a row that can hold any of the lines."""
-    return round_up(max(line.base for line in lines) + settings.max_new_tokens, WIDTH_BLOCK)
+def needed_slots(requests: list[StreamRequest], settings: DecodingSettings) -> int:
+    """Of a row that can hold any of the requests."""
+    return round_up(max(request.base for request in requests) + settings.max_new_tokens, WIDTH_BLOCK)
 
 
 class Stream:
-    """The batch: which line is in which row, and when to look at them."""
+    """The batch: which request is in which row, and when to look at them."""
 
-    def __init__(self, rows: DecodingRows, lines: list[Line], memory: int) -> None:
+    def __init__(self, rows: DecodingRows, requests: list[StreamRequest], memory: int) -> None:
         """Begin with empty rows.
 
         Args:
-            rows: those of ``stream_rows`` for these lines.
-            lines: what to write, in order; branches come when their line has been retraced.
-            memory: bytes for the states of retraced lines: the next waits until there is room, or no other is open.
+            rows: those of ``stream_rows`` for these requests.
+            requests: what to write, in order; branches come when their request has been retraced.
+            memory: bytes for the states of retraced requests: the next waits until there is room, or no other is open.
         """
         self.rows, self.model, self.settings = rows, rows.model, rows.settings
         self.on_gpu = rows.state_FR.is_cuda
         self.limit = len(rows.rows_R)
-        self.widest = needed_slots(lines, rows.settings)
-        self.in_rows: list[Line] = []
+        self.widest = needed_slots(requests, rows.settings)
+        self.in_rows: list[StreamRequest] = []
         self.bases, self.ends, self.steps = self.counters = np.zeros((3, self.limit), np.int64)
         """Of each row: the slot of its first response token, the step it ends before, and the step it is at."""
-        self.lines = deque(lines)
-        self.branches: deque[tuple[_Trunk, Line]] = deque()
+        self.requests = deque(requests)
+        self.branches: deque[tuple[_Trunk, StreamRequest]] = deque()
         self.memory = memory
         self.held_slots = 0
 
     def run(self) -> Iterator[Ended]:
         """Lines and branches as they end."""
-        while self.lines or self.branches or self.in_rows:
+        while self.requests or self.branches or self.in_rows:
             self._refill()
             if self.in_rows:
                 yield from self._end(self._advance())
@@ -146,37 +154,37 @@ class Stream:
             self._enter_branches(entering)
             free -= len(entering)
         worth_reading = not self.in_rows or free * PREFILL_SHARE >= self.limit
-        if worth_reading and (lines := self._next_lines(free)):
-            self._enter_prompts(lines)
+        if worth_reading and (requests := self._next_requests(free)):
+            self._enter_prompts(requests)
 
-    def _next_lines(self, free: int) -> list[Line]:
+    def _next_requests(self, free: int) -> list[StreamRequest]:
         """As many as there are rows, and memory for the states that their branches will need."""
-        entering: list[Line] = []
+        entering: list[StreamRequest] = []
         slot_bytes = self.rows.cache.slot_bytes
-        while self.lines and len(entering) < free:
-            slots = self.lines[0].base + len(self.lines[0].known) if self.lines[0].branches else 0
+        while self.requests and len(entering) < free:
+            slots = self.requests[0].base + len(self.requests[0].known) if self.requests[0].branches else 0
             if slots and self.held_slots and (self.held_slots + slots) * slot_bytes > self.memory:
                 break
             self.held_slots += slots
-            entering.append(self.lines.popleft())
+            entering.append(self.requests.popleft())
             if slots and not slot_bytes:
                 break
         return entering
 
-    def _enter_prompts(self, lines: list[Line]) -> None:
-        prompts = {line.prompt.tobytes(): line.prompt for line in lines}
+    def _enter_prompts(self, requests: list[StreamRequest]) -> None:
+        prompts = {request.prompt.tobytes(): request.prompt for request in requests}
         places = {key: place for place, key in enumerate(prompts)}
         states = prefill(self.model, list(prompts.values()), self.settings.pad_id)
         width = states[0][0].shape[2]
-        for base, group in groupby(zip(self._enter(lines), lines, strict=True), key=lambda pair: pair[1].base):
+        for base, group in groupby(zip(self._enter(requests), requests, strict=True), key=lambda pair: pair[1].base):
             pairs = list(group)
             rows_n = self._index([row for row, _ in pairs])
-            sources_n = self._index([places[line.prompt.tobytes()] for _, line in pairs])
+            sources_n = self._index([places[request.prompt.tobytes()] for _, request in pairs])
             own = [[part[sources_n, :, width - base :] for part in layer] for layer in states]
             self.rows.cache.load(rows_n, own)
 
-    def _enter_branches(self, entering: list[tuple[_Trunk, Line]]) -> None:
-        numbered = zip(self._enter([line for _, line in entering]), entering, strict=True)
+    def _enter_branches(self, entering: list[tuple[_Trunk, StreamRequest]]) -> None:
+        numbered = zip(self._enter([request for _, request in entering]), entering, strict=True)
         for _, group in groupby(numbered, key=lambda pair: id(pair[1][0])):
             pairs = list(group)
             trunk = pairs[0][1][0]
@@ -185,14 +193,14 @@ class Stream:
             if trunk.waiting == 0:
                 self.held_slots -= trunk.slots
 
-    def _enter(self, lines: list[Line]) -> range:
-        """The next rows, now those of these lines."""
-        rows = range(len(self.in_rows), len(self.in_rows) + len(lines))
-        entries = [line.entry(self.settings.max_new_tokens) for line in lines]
-        self.rows.enter(rows, entries)
-        counters = [(line.base, entry.end, entry.step) for line, entry in zip(lines, entries, strict=True)]
+    def _enter(self, requests: list[StreamRequest]) -> range:
+        """The next rows, now those of these requests."""
+        rows = range(len(self.in_rows), len(self.in_rows) + len(requests))
+        starts = [request.row_start(self.settings.max_new_tokens) for request in requests]
+        self.rows.enter(rows, starts)
+        counters = [(request.base, start.end, start.step) for request, start in zip(requests, starts, strict=True)]
         self.counters[:, rows.start : rows.stop] = np.array(counters).T
-        self.in_rows.extend(lines)
+        self.in_rows.extend(requests)
         return rows
 
     def _index(self, rows: list[int]) -> torch.Tensor:
@@ -232,25 +240,17 @@ class Stream:
             return
         tokens_nT, logprobs_nT = self.rows.written(ended)
         for row, tokens_T, logprobs_T in zip(ended, tokens_nT, logprobs_nT, strict=True):
-            line, step = self.in_rows[row], int(self.steps[row])
-            if line.branches:
-                slots = line.base + step - 1
-                trunk = _Trunk(self.rows.cache.save(row, slots), slots, len(line.branches))
-                self.branches.extend((trunk, branch) for branch in line.branches)
+            request, step = self.in_rows[row], int(self.steps[row])
+            if request.branches:
+                slots = request.base + step - 1
+                trunk = _Trunk(self.rows.cache.save(row, slots), slots, len(request.branches))
+                self.branches.extend((trunk, branch) for branch in request.branches)
             else:
-                here = slice(line.start, step)
-                self._require_finite(line, logprobs_T[here])
+                here = slice(request.start, step)
+                require_finite(request.name, request.start, logprobs_T[here])
                 finished = int(tokens_T[step - 1]) in self.settings.eos_ids
-                yield line.index, tokens_T[here].copy(), logprobs_T[here].copy(), finished
+                yield request.index, tokens_T[here].copy(), logprobs_T[here].copy(), finished
         self._leave(ended)
-
-    def _require_finite(self, line: Line, logprobs_n: np.ndarray) -> None:
-        bad = np.flatnonzero(~np.isfinite(logprobs_n))
-        if len(bad):
-            raise NonFiniteLossError(
-                f"prompt {line.name!r}: at position {line.start + bad[0]} of its response the model's logits are NaN "
-                "or infinite, or leave no id that is not banned: go back to an earlier checkpoint, or ban less"
-            )
 
     def _leave(self, ended: list[int]) -> None:
         """Put the last rows in the places of those that have ended."""

@@ -21,6 +21,7 @@ import torch
 
 from rocktokens.errors import RocktokensError
 from rocktokens.models.head import hidden_states
+from rocktokens.scoring.fused import sent
 from rocktokens.scoring.packed import PackedRow, packed_states, packs
 from rocktokens.types import Rollout
 
@@ -121,14 +122,6 @@ def _padded_groups(
         end += input_ids_RL.size
         groups.append(input_ids_RL)
     return groups, starts_R
-
-
-def sent(array: np.ndarray, device: torch.device | str) -> torch.Tensor:
-    """An array on ``device``; to a GPU it goes from pinned memory, and the host does not wait."""
-    tensor = torch.from_numpy(array)
-    if torch.device(device).type != "cuda":
-        return tensor.to(device)
-    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def split_by_tokens(rollouts: Sequence[Rollout], tokens_per_batch: int, *, packed: bool = False) -> list[list[int]]:

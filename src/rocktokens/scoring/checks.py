@@ -38,7 +38,7 @@ def refuse(broken_4N: torch.Tensor, rows_N: torch.Tensor) -> None:
 
 
 def require_sound_scores(scores: TokenScores) -> None:
-    """Refuse what ``token_scores`` refuses, of positions that it scored ``unseen``; rows are counted from the first."""
+    """Refuse what ``token_scores`` refuses, of scores whose checks were deferred; rows are counted from the first."""
     columns = (scores.entropy_student, scores.entropy_teacher, scores.kl, scores.kl)
     broken_4T = broken(*map(torch.as_tensor, columns))
     refuse(broken_4T, torch.arange(broken_4T.shape[1], device=broken_4T.device))

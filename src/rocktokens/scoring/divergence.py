@@ -84,7 +84,7 @@ def token_scores(
     extras: Collection[str] = (),
     *,
     round_logits: bool = False,
-    unseen: bool = False,
+    defer_checks: bool = False,
 ) -> TokenScores:
     """Score every position, without gradient.
 
@@ -100,15 +100,15 @@ def token_scores(
             of a GPU goes by bytes instead (``fused.SCORING_BYTES``) and does not look at it.
         extras: Which of the optional columns to fill as well.
         round_logits: On a GPU, keep logits in the dtype of the models, not in float32 (without extras).
-        unseen: On a GPU, do not wait to refuse what is not finite, nor ids outside the vocabulary: the caller knows the
-            ids, and will give the scores to ``require_sound_scores``.
+        defer_checks: On a GPU, do not wait to refuse what is not finite, nor ids outside the vocabulary: the caller
+            knows the ids, and will give the scores to ``require_sound_scores``.
 
     Returns:
         Columns of shape (T,). ``grad_norm`` is the norm of the divergence's gradient with respect to the logits.
     """
     pair = _Pair.of(w_s_VD, w_t_VE, divergence, temperature, extras, round_logits=round_logits)
     if pair.is_fused(h_s_TD, h_t_TE):
-        return _fused_scores(pair, h_s_TD, h_t_TE, token_ids_T, unseen)
+        return _fused_scores(pair, h_s_TD, h_t_TE, token_ids_T, defer_checks)
     arrays = (h_s_TD, w_s_VD, h_t_TE, w_t_VE, token_ids_T)
     chunks = scored_chunks(*arrays, divergence, temperature, tokens_per_chunk, extras)
     # map lets go of a chunk before it asks for the next: two of them are never in memory
@@ -155,7 +155,7 @@ def weighted_kl(
     term: Term | None = None,
     *,
     round_logits: bool = False,
-    unseen: bool = False,
+    defer_checks: bool = False,
 ) -> tuple[torch.Tensor, TokenScores]:
     """The loss Σ weight · divergence / denominator of METHOD 7, differentiable in the student's states and head.
 
@@ -174,8 +174,8 @@ def weighted_kl(
         term: ``asymmetric`` minimises the reverse KL where the teacher's probability of the sampled token is greater
             than the student's, the forward KL elsewhere; the scores stay those of ``divergence``.
         round_logits: On a GPU, keep logits in the dtype of the models, not in float32.
-        unseen: On a GPU, do not wait to refuse what is not finite: the loss then is not finite either, and the caller
-            is about to look at it. Nor ids outside the vocabulary, if they are on the GPU: the caller knows the ids.
+        defer_checks: On a GPU, do not wait to refuse what is not finite: the loss is then not finite either, and the
+            caller is about to read it. Nor ids outside the vocabulary, if they are on the GPU: the caller knows them.
 
     Returns:
         The loss, and the scores, NaN at positions of weight 0. With every weight 0 the loss is 0 and its gradients are
@@ -185,12 +185,12 @@ def weighted_kl(
     is_fused, device = pair.is_fused(h_s_TD, h_t_TE), h_s_TD.device
     token_ids_T = pair.checked_ids(h_s_TD, h_t_TE, token_ids_T, deferred=is_fused)
     checked_T = _checked_weights(weights_T, denominator, h_s_TD)
-    rows_N = None if checked_T.all() else fused.sent(torch.from_numpy(np.flatnonzero(checked_T)), device)
+    rows_N = None if checked_T.all() else fused.sent(np.flatnonzero(checked_T), device)
     weights_N = torch.from_numpy(checked_T[checked_T != 0])  # a copy: it is sent when the caller may have gone on
     arrays_T = (h_s_TD, h_t_TE, token_ids_T)
     if is_fused:
         total, table_CN = pair.fused_sum(*arrays_T, weights_N, rows_N)
-        if not unseen:
+        if not defer_checks:
             pair.require_sound(table_CN, rows_N, token_ids_T)
         columns = table_CN[: len(STANDARD_COLUMNS)].unbind()
     else:
@@ -367,11 +367,11 @@ class _Pair:
 
 
 def _fused_scores(
-    pair: _Pair, h_s_TD: torch.Tensor, h_t_TE: torch.Tensor, token_ids_T: torch.Tensor, unseen: bool
+    pair: _Pair, h_s_TD: torch.Tensor, h_t_TE: torch.Tensor, token_ids_T: torch.Tensor, defer_checks: bool
 ) -> TokenScores:
     token_ids_T = pair.checked_ids(h_s_TD, h_t_TE, token_ids_T, deferred=True)
     table_CT = pair.fused_table(h_s_TD, h_t_TE, token_ids_T)
-    if not unseen:
+    if not defer_checks:
         pair.require_sound(table_CT, None, token_ids_T)
     return TokenScores(*table_CT[: len(STANDARD_COLUMNS)].unbind())
 

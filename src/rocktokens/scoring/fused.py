@@ -18,6 +18,7 @@ from functools import cache
 from itertools import chain, islice
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch.autograd.function import once_differentiable
 
@@ -417,10 +418,11 @@ def _scaled(gradient: torch.Tensor, factor: torch.Tensor, dtype: torch.dtype) ->
     return out
 
 
-def sent(array: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """The array on a device; to a GPU it goes by way of pinned memory, so that the host does not wait."""
-    is_leaving_host = device.type == "cuda" and not array.is_cuda
-    return (array.pin_memory() if is_leaving_host else array).to(device, non_blocking=True)
+def sent(array: np.ndarray | torch.Tensor, device: torch.device | str) -> torch.Tensor:
+    """Send an array to a device; to a GPU it goes by way of pinned memory, so that the host does not wait."""
+    tensor = torch.as_tensor(array)
+    is_leaving_host = torch.device(device).type == "cuda" and not tensor.is_cuda
+    return (tensor.pin_memory() if is_leaving_host else tensor).to(device, non_blocking=True)
 
 
 @cache

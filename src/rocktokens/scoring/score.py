@@ -135,7 +135,7 @@ def score_pass(
     found: dict[str, tuple[Tables, Tables]] = defaultdict(lambda: ([], []))
     _require_ids(teacher_pass.rollouts, *map(bare_model, (student, teacher_pass.teacher)))
     for number, (group, states) in enumerate(_forced(student, teacher_pass)):
-        scores = token_scores(*states, divergence, temperature, tokens_per_chunk, extras, unseen=True)
+        scores = token_scores(*states, divergence, temperature, tokens_per_chunk, extras, defer_checks=True)
         table_CT = torch.stack([getattr(scores, name) for name in names]).to(torch.float32)
         tables_CT.append((group, to_host(table_CT)))
         for name, top in (tops.of_group(number, *states[:4]) if tops else {}).items():

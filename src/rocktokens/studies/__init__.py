@@ -1,1 +1,1 @@
-"""Studies: arms × seeds over one base config, trained and evaluated alike, compared in pairs (METHOD 7)."""
+"""Studies: arms × seeds over one base config, trained, evaluated and compared alike (docs/method.md, section 7)."""

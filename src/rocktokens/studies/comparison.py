@@ -5,13 +5,13 @@
    of what makes prompts hard cancels.
 2. *Equal steps*: at the last checkpoint that all runs of both arms have. *Equal tokens*, *equal seconds*: within each
    seed, where the run of both arms that spent least ended; the others are read there between their checkpoints.
-   The mean of the seeds × prompts table, its standard error and degrees of freedom are those of ``stats.crossed``.
+   The mean of the seeds × prompts table, its standard error and degrees of freedom are those of ``inference.crossed``.
 3. *Steps to accuracy*: where each run first reaches the target, averaged over draws. The target is fixed once from the
    point estimates, by default 90 % of what the baseline gains. A run that never reaches it, up to the last step all
    runs of the pair have, counts with that step: what is compared is the mean number of steps spent within that budget,
    for such an arm a lower bound. Where no run of an arm reaches it, nothing is estimated: all its runs have the same
    number, which says nothing of their spread.
-   That is no mean over prompts, so prompts are resampled, the same for all runs (``stats.crossed``). Where a
+   That is no mean over prompts, so prompts are resampled, the same for all runs (``inference.crossed``). Where a
    nearly flat curve crosses a line jumps as prompts change, so a jackknife would not do.
 4. With m pairs, intervals are at 1 − α/m (Bonferroni): they hold together, and the verdict is read off the interval, so
    that the two never disagree. p is that of the pair alone, beside it corrected by Holm, both within one kind of
@@ -29,12 +29,12 @@ import numpy as np
 from rocktokens.errors import RocktokensError
 from rocktokens.inference.crossed import Estimate, crossed_mean, holm, resampled_mean
 from rocktokens.inference.paired import prompt_draws
-from rocktokens.studies.arms import summarise_arm
 from rocktokens.studies.curves import (
     Axis,
     Runs,
     Seeds,
     all_runs,
+    common_steps,
     last_common_step,
     mean_correct,
     ordered,
@@ -42,8 +42,18 @@ from rocktokens.studies.curves import (
     table_at,
     until,
 )
-from rocktokens.studies.decisions import Rule, Sample, decide, study_notes
-from rocktokens.studies.records import KINDS, Comparison, Curve, Denominator, Kind, StudyResult
+from rocktokens.studies.decisions import DecisionRule, StudySize, decide, study_notes
+from rocktokens.studies.records import (
+    KINDS,
+    Arm,
+    Comparison,
+    Curve,
+    CurvePoint,
+    Denominator,
+    Kind,
+    RunAccuracy,
+    StudyResult,
+)
 
 GAIN_TO_REACH = 0.9
 """Of the baseline's gain, where no target is given."""
@@ -90,7 +100,7 @@ def compare(
     _check_names(runs, pairs, baseline)
     target = _default_target(runs[baseline]) if target_accuracy is None else target_accuracy
     n_prompts = len(curves[0].prompt_ids)
-    rule = Rule(alpha / max(len(pairs), 1), margin, n_prompts)
+    rule = DecisionRule(alpha / max(len(pairs), 1), margin, n_prompts)
     by_kind = [_compare_kind(kind, runs, pairs, target, rule) for kind in KINDS]
     return StudyResult(
         baseline=baseline,
@@ -103,7 +113,7 @@ def compare(
         arms=[summarise_arm(name, seeds, alpha) for name, seeds in runs.items()],
         comparisons=[own for of_pair in zip(*filter(None, by_kind), strict=True) for own in of_pair],
         notes=study_notes(
-            Sample(len(runs[baseline]), len(pairs), alpha),
+            StudySize(len(runs[baseline]), len(pairs), alpha),
             no_target=baseline if target is None else None,
             is_retimed=any(curve.is_retimed for curve in curves),
         ),
@@ -111,8 +121,48 @@ def compare(
     )
 
 
+def summarise_arm(name: str, seeds: Seeds, alpha: float) -> Arm:
+    """The arm at every checkpoint that all its runs have, its runs, and the means of what else they state."""
+    curves = all_runs(seeds)
+    return Arm(
+        name=name,
+        points=[_point(seeds, step, alpha) for step in common_steps(curves)],
+        runs=[_run_accuracy(curve) for curve in curves],
+        facts=_mean_facts(curves),
+    )
+
+
+def _point(seeds: Seeds, step: int, alpha: float) -> CurvePoint:
+    estimate = crossed_mean(table_at(seeds, step))
+    low, high = estimate.interval(alpha)
+    places = [(curve, int(np.searchsorted(curve.steps, step))) for curve in all_runs(seeds)]
+    return CurvePoint(
+        step=step,
+        tokens=float(np.mean([curve.tokens[place] for curve, place in places])),
+        seconds=float(np.mean([curve.seconds[place] for curve, place in places])),
+        accuracy=estimate.mean,
+        interval=(max(low, 0.0), min(high, 1.0)),
+    )
+
+
+def _run_accuracy(curve: Curve) -> RunAccuracy:
+    return RunAccuracy(
+        seed=curve.seed,
+        draw=curve.draw,
+        steps=curve.steps.tolist(),
+        tokens=curve.tokens.tolist(),
+        seconds=curve.seconds.tolist(),
+        accuracy=curve.correct_EP.mean(axis=1).tolist(),
+    )
+
+
+def _mean_facts(curves: Sequence[Curve]) -> dict[str, float]:
+    names = dict.fromkeys(name for curve in curves for name in curve.facts)
+    return {name: float(np.mean([curve.facts[name] for curve in curves if name in curve.facts])) for name in names}
+
+
 def _compare_kind(
-    kind: Kind, runs: Runs, pairs: Sequence[tuple[str, str]], target: float | None, rule: Rule
+    kind: Kind, runs: Runs, pairs: Sequence[tuple[str, str]], target: float | None, rule: DecisionRule
 ) -> list[Comparison]:
     """All pairs in one way; none where there is no accuracy to reach."""
     if kind != "steps_to_accuracy":
@@ -130,18 +180,33 @@ def _compare_kind(
     ]
 
 
-def _comparison(kind: Kind, pair: tuple[str, str], reading: Reading, p_holm: float, rule: Rule) -> Comparison:
+def _comparison(kind: Kind, pair: tuple[str, str], reading: Reading, p_holm: float, rule: DecisionRule) -> Comparison:
     estimate, largest = reading.estimate, reading.largest
-    if estimate is None:
-        return _unreached(kind, pair, reading)
-    low, high = estimate.interval(rule.alpha)
-    interval = max(low, -largest), min(high, largest)
-    detectable = estimate.detectable(rule.alpha)
-    return Comparison(
+    compared = partial(
+        Comparison,
         first=pair[0],
         second=pair[1],
         kind=kind,
         at=reading.at,
+        never=reading.never,
+        within=reading.within,
+        mean_steps=reading.mean_steps,
+    )
+    if estimate is None:
+        return compared(
+            difference=None,
+            interval=None,
+            standard_error=None,
+            degrees_of_freedom=None,
+            p=None,
+            p_holm=None,
+            detectable=None,
+            verdict="unreached",
+        )
+    low, high = estimate.interval(rule.alpha)
+    interval = max(low, -largest), min(high, largest)
+    detectable = estimate.detectable(rule.alpha)
+    return compared(
         difference=estimate.mean,
         interval=interval,
         standard_error=estimate.standard_error,
@@ -150,30 +215,7 @@ def _comparison(kind: Kind, pair: tuple[str, str], reading: Reading, p_holm: flo
         p_holm=p_holm,
         detectable=detectable if detectable < largest else None,
         verdict=decide(kind, interval, rule),
-        never=reading.never,
         cut=(low < -largest, high > largest),
-        within=reading.within,
-        mean_steps=reading.mean_steps,
-    )
-
-
-def _unreached(kind: Kind, pair: tuple[str, str], reading: Reading) -> Comparison:
-    return Comparison(
-        first=pair[0],
-        second=pair[1],
-        kind=kind,
-        at=reading.at,
-        difference=None,
-        interval=None,
-        standard_error=None,
-        degrees_of_freedom=None,
-        p=None,
-        p_holm=None,
-        detectable=None,
-        verdict="unreached",
-        never=reading.never,
-        within=reading.within,
-        mean_steps=reading.mean_steps,
     )
 
 

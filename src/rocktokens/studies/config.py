@@ -258,7 +258,7 @@ def _require_names(study: StudyConfig) -> None:
 
 
 def _require_one_denominator(arms: list[ArmSection]) -> None:
-    """Losses with different normalisers are different learning rates: no comparison of policies (METHOD 7)."""
+    """Losses with different normalisers are different learning rates: no comparison of policies (method 7)."""
     by_name = {arm.policy.denominator: arm.name for arm in arms}
     if len(by_name) > 1:
         raise ConfigError(

@@ -24,7 +24,7 @@ WIDE = 4.0
 """Standard errors on either side from which on intervals decide little, however many prompts there are."""
 
 
-class Rule(NamedTuple):
+class DecisionRule(NamedTuple):
     """What verdicts of one kind of comparison depend on."""
 
     alpha: float
@@ -33,7 +33,7 @@ class Rule(NamedTuple):
     n_prompts: int
 
 
-class Sample(NamedTuple):
+class StudySize(NamedTuple):
     """What the width of intervals depends on, besides the spread."""
 
     n_seeds: int
@@ -47,7 +47,7 @@ class Sample(NamedTuple):
         return seeds_multiplier(self.n_seeds, self.alpha / max(self.n_pairs, 1))
 
     @property
-    def size(self) -> str:
+    def words(self) -> str:
         """Seeds and pairs in words."""
         return f"{_count(self.n_seeds, 'seed')} and {_count(self.n_pairs, 'pair')}"
 
@@ -56,10 +56,10 @@ class Sample(NamedTuple):
         """What seeds and pairs make of an interval, in words."""
         many = norm.ppf(1 - self.alpha / max(self.n_pairs, 1) / 2)
         widest = f"up to ± {self.multiplier:.2g} standard errors (± {many:.2g} with many seeds)"
-        return f"with {self.size} an interval is {widest}"
+        return f"with {self.words} an interval is {widest}"
 
 
-def decide(kind: Kind, interval: Interval, rule: Rule) -> StudyVerdict:
+def decide(kind: Kind, interval: Interval, rule: DecisionRule) -> StudyVerdict:
     """What the first arm is, judged by the interval alone."""
     is_count = kind == "steps_to_accuracy"
     low, high = (-interval[1], -interval[0]) if is_count else interval
@@ -131,7 +131,7 @@ def _judgement(result: StudyResult, own: Comparison) -> Iterator[str]:
         same = "run differs" if own.kind == "steps_to_accuracy" else "answer is right in one arm and wrong in the other"
         yield f"undecided: no {same}"
     elif own.detectable is None:
-        size = Sample(len(result.seeds), result.n_pairs, result.alpha).size
+        size = StudySize(len(result.seeds), result.n_pairs, result.alpha).words
         yield f"undecided: with {size} no difference could have been called"
     else:
         scale, digits = (1, 0) if own.kind == "steps_to_accuracy" else (100, 1)
@@ -148,19 +148,19 @@ def _judgement(result: StudyResult, own: Comparison) -> Iterator[str]:
         yield "one seed: over prompts only"
 
 
-def study_notes(sample: Sample, *, no_target: str | None = None, is_retimed: bool = False) -> list[str]:
+def study_notes(size: StudySize, *, no_target: str | None = None, is_retimed: bool = False) -> list[str]:
     """What the study cannot say, in sentences.
 
     Args:
-        sample: seeds, pairs and α.
+        size: seeds, pairs and α.
         no_target: the baseline, where it gained nothing and no accuracy to reach was given.
         is_retimed: whether seconds of some run lack what an interrupted attempt had done.
     """
     notes = []
-    if sample.n_seeds == 1:
+    if size.n_seeds == 1:
         notes.append("one seed: the intervals are over prompts only and say nothing of other seeds")
-    elif sample.n_pairs and sample.multiplier > WIDE:
-        notes.append(f"{sample.width}: run more seeds, or name fewer pairs in study.compare")
+    elif size.n_pairs and size.multiplier > WIDE:
+        notes.append(f"{size.width}: run more seeds, or name fewer pairs in study.compare")
     if no_target is not None:
         notes.append(
             f"{no_target} gained nothing from step 0 to its end, so there is no accuracy to reach: name one in "

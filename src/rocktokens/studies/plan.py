@@ -49,7 +49,7 @@ class Job:
     @property
     def training_work(self) -> int:
         """What its training costs, in answers to an evaluation prompt."""
-        return TRAINED * self.config.training.max_steps * rollouts_per_step(self.config)
+        return TRAINED * self.config.training.max_steps * self.config.training.rollouts_per_step
 
     @property
     def evaluation_work(self) -> int:
@@ -85,11 +85,6 @@ def evaluated_steps(study: StudyConfig) -> tuple[int, ...]:
     """Training steps made at every evaluation: none, every ``evaluate_every``, and all."""
     last = study.base.training.max_steps
     return (*range(0, last, study.study.evaluate_every), last)
-
-
-def rollouts_per_step(config: Config) -> int:
-    """Of one update; a job is one process."""
-    return config.training.per_device_train_batch_size * config.training.gradient_accumulation_steps
 
 
 def scout_config(study: StudyConfig) -> Config:

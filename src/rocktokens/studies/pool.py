@@ -135,7 +135,7 @@ def _hear(worker: _Worker, on_work: Callable[[int], None]) -> Job | None:
 
 
 def _as_error(job: Job, failed: Failed) -> Exception:
-    if failed.is_mendable:
+    if failed.is_sentence:
         return RocktokensError(f"{job.label}: {failed.message}")
     if failed.errno is None:
         return RuntimeError(f"{job.label} failed:\n{failed.message}")

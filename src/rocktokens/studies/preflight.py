@@ -20,7 +20,7 @@ from rocktokens.studies.plan import Job, plan_jobs, scout_config, study_files
 
 def require_ready(study: StudyConfig) -> None:
     """Refuse, in one sentence, a study that could not be finished as far as can be seen before its scout."""
-    from rocktokens.training.start import global_batch
+    from rocktokens.training.session import global_batch
 
     config = plan_jobs(study)[0].config
     global_batch(config, 1)

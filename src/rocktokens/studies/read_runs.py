@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from rocktokens.errors import RunDirError
+from rocktokens.evaluation.records import EvaluationRecord
 from rocktokens.rollouts.store import read_rollouts
-from rocktokens.studies.plan import Job, rollouts_per_step
+from rocktokens.studies.plan import Job
 from rocktokens.studies.records import Curve
 from rocktokens.studies.worker import evaluation
 
@@ -59,13 +60,13 @@ def read_curves(jobs: Sequence[Job]) -> list[Curve]:
     return [_curve(job, start) for job in jobs]
 
 
-def _curve(job: Job, start: Record) -> Curve:
+def _curve(job: Job, start: EvaluationRecord) -> Curve:
     steps = (0, *(step for step in job.evaluated if step > 0))
     records = [start, *(_answers(job, step) for step in steps[1:])]
     for step, record in zip(steps, records, strict=True):
         _require_same_prompts(job, step, record, start)
     log = _log(job)
-    tokens = np.cumsum([0, *(round(line["response_length"] * rollouts_per_step(job.config)) for line in log)])
+    tokens = np.cumsum([0, *(round(line["response_length"] * job.config.training.rollouts_per_step) for line in log)])
     seconds = np.cumsum([0.0, *(sum(line.get(phase, 0.0) for phase in TRAINING_PHASES) for line in log)])
     return Curve(
         arm=job.arm,
@@ -74,31 +75,31 @@ def _curve(job: Job, start: Record) -> Curve:
         steps=np.array(steps),
         tokens=tokens[list(steps)],
         seconds=seconds[list(steps)],
-        correct_EP=np.array([record["correct"] for record in records]) / start["num_samples"],
-        prompt_ids=start["prompt_ids"],
+        correct_EP=np.array([record.correct for record in records]) / start.num_samples,
+        prompt_ids=start.prompt_ids,
         facts=_facts(log, records[-1]),
         is_retimed=any(line.get(REUSED) for line in log),
     )
 
 
-def _answers(job: Job, step: int) -> Record:
+def _answers(job: Job, step: int) -> EvaluationRecord:
     record = evaluation(job, step)
     if record is None:
         raise RunDirError(f"{job.run.path} has no evaluation of step {step}: run the study again")
     return record
 
 
-def _require_same_prompts(job: Job, step: int, record: Record, start: Record) -> None:
-    if (record["prompt_ids"], record["num_samples"]) != (start["prompt_ids"], start["num_samples"]):
+def _require_same_prompts(job: Job, step: int, record: EvaluationRecord, start: EvaluationRecord) -> None:
+    if (record.prompt_ids, record.num_samples) != (start.prompt_ids, start.num_samples):
         raise RunDirError(
             f"{job.run.evaluations}: step {step} answered other prompts than the student before training: remove that "
             "file and run the study again"
         )
 
 
-def _facts(log: Sequence[Record], last: Record) -> dict[str, float]:
+def _facts(log: Sequence[Record], last: EvaluationRecord) -> dict[str, float]:
     means = {name: float(np.mean([line[name] for line in log])) for name in FACTS if all(name in line for line in log)}
-    return {**means, "mean_response_length": last["mean_response_length"]}
+    return {**means, "mean_response_length": last.mean_response_length}
 
 
 def _log(job: Job) -> list[Record]:

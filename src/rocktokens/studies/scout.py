@@ -6,14 +6,10 @@
 3. Types as frequent as the rocks are matched in the scout's traces. A poor match is refused before any arm is trained.
 """
 
-from rocktokens.cli.common import notes
-from rocktokens.cli.distill import run_distill
-from rocktokens.cli.find import run_find, split_seed
-from rocktokens.cli.knockout import run_knockout
-from rocktokens.cli.trace import run_trace
 from rocktokens.config import Config
 from rocktokens.errors import ConfigError
 from rocktokens.knockout.bans import Wanted
+from rocktokens.progress import SILENT, Progress
 from rocktokens.run_dir import RunDir, derive_seed
 from rocktokens.studies.config import CONTROLS, ScoutSection, StudyConfig, arms_with
 from rocktokens.studies.plan import scout_config
@@ -24,10 +20,10 @@ STAGES = "scout_stages"
 """Entry of the study's manifest: what its rocks were made by."""
 
 
-def prepare_files(study: StudyConfig, run: RunDir) -> RockSet | None:
+def prepare_files(study: StudyConfig, run: RunDir, progress: Progress = SILENT) -> RockSet | None:
     """Commit the study's rocks.json and controls.json where its arms need them; the rocks, if it has any."""
     if study.scout is not None:
-        rocks = _scouted_rocks(run, scout_config(study), study.scout)
+        rocks = _scouted_rocks(run, scout_config(study), study.scout, progress)
     elif study.study.rocks is not None:
         rocks = _given_rocks(run, study.study.rocks)
     else:
@@ -36,7 +32,7 @@ def prepare_files(study: StudyConfig, run: RunDir) -> RockSet | None:
     return rocks
 
 
-def _scouted_rocks(run: RunDir, config: Config, section: ScoutSection) -> RockSet:
+def _scouted_rocks(run: RunDir, config: Config, section: ScoutSection, progress: Progress) -> RockSet:
     if run.files(run.rocks.name):
         stages = run.manifest().get(STAGES)
         if stages != section.stages:
@@ -46,9 +42,14 @@ def _scouted_rocks(run: RunDir, config: Config, section: ScoutSection) -> RockSe
             )
         return RockSet.load(run.rocks)
     scout = RunDir(config.run.directory)
-    notes.rule("scout: distil, replay, find the rocks")
+    from rocktokens.cli.distill import run_distill
+    from rocktokens.cli.find import run_find, split_seed
+    from rocktokens.cli.knockout import run_knockout
+    from rocktokens.replay.replay import replay
+
+    progress.heading("scout: distil, replay, find the rocks")
     run_distill(config, resume=True)
-    run_trace(config)
+    replay(config, progress=progress)
     run_find(scout, config.find, split_seed(config))
     if "knockout" in section.stages:
         run_knockout(scout, config, Wanted(top=config.knockout.top))

@@ -15,9 +15,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from types import FrameType
-from typing import Any
 
 from rocktokens.errors import RocktokensError
+from rocktokens.evaluation.records import EvaluationRecord
+from rocktokens.progress import Silent
 from rocktokens.run_dir import RunDir, derive_seed
 from rocktokens.studies.plan import Job
 
@@ -28,8 +29,8 @@ Report = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """So much of the job's work is done."""
+class WorkDone:
+    """This much of the job's work is done, in all."""
 
     work: int
 
@@ -44,8 +45,8 @@ class Failed:
     """The job cannot be finished."""
 
     message: str
-    is_mendable: bool
-    """Whether the message is a sentence for the user, rather than a traceback."""
+    is_sentence: bool
+    """Whether the message is a sentence for the user; otherwise it is a traceback."""
     errno: int | None = None
     """The system's number for what went wrong, if it came from the system."""
 
@@ -60,7 +61,7 @@ def serve(connection: Connection, gpu: str | None) -> None:
             job = connection.recv()
         except EOFError:
             return
-        _send(connection, _attempt(job, lambda work: _send(connection, Progress(work))))
+        _send(connection, _attempt(job, lambda work: _send(connection, WorkDone(work))))
 
 
 def run_job(job: Job, report: Report) -> None:
@@ -85,9 +86,9 @@ def is_complete(job: Job) -> bool:
     return all(evaluation(job, step) is not None for step in job.evaluated)
 
 
-def evaluation(job: Job, step: int) -> dict[str, Any] | None:
+def evaluation(job: Job, step: int) -> EvaluationRecord | None:
     """What a checkpoint answered, None if it has not been evaluated yet."""
-    from rocktokens.evaluation.ledger import kept_evaluation
+    from rocktokens.evaluation.evaluate import kept_evaluation
 
     model = str(job.run.checkpoint(step))
     return kept_evaluation(job.run, job.config, f"step {step}", model, seed=EVALUATION_SEED)
@@ -102,43 +103,52 @@ def _train(job: Job, report: Report) -> None:
 
 
 def _evaluate(job: Job, step: int, report: Report) -> None:
-    from rocktokens.evaluation.ledger import measure_evaluation
+    from rocktokens.evaluation.evaluate import measure_evaluation
     from rocktokens.models.load import load_model
 
     if evaluation(job, step) is not None:
         return
     models = job.config.models
+    loaded = load_model(str(job.run.checkpoint(step)), models.dtype, models.device)
+    with job.run.lock():
+        measure_evaluation(
+            job.run, job.config, f"step {step}", loaded, seed=EVALUATION_SEED, progress=_Counting(report)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Counting(Silent):
+    """Reports how many answers have been written in all."""
+
+    report: Report
 
     @contextmanager
-    def counting(_label: str, _total: int) -> Iterator[Callable[[int], None]]:
+    def bar(self, label: str, total: int) -> Iterator[Callable[[int], None]]:
+        """Count what the bar would show."""
         answered = 0
 
         def advance(count: int) -> None:
             nonlocal answered
             answered += count
-            report(answered)
+            self.report(answered)
 
         yield advance
-
-    loaded = load_model(str(job.run.checkpoint(step)), models.dtype, models.device)
-    with job.run.lock():
-        measure_evaluation(job.run, job.config, f"step {step}", loaded, seed=EVALUATION_SEED, progress=counting)
 
 
 def _attempt(job: Job, report: Report) -> Done | Failed:
     try:
         run_job(job, report)
     except RocktokensError as error:
-        return Failed(str(error), is_mendable=True)
+        return Failed(str(error), is_sentence=True)
     except OSError as error:
-        return Failed(traceback.format_exc(), is_mendable=False, errno=error.errno)
+        return Failed(traceback.format_exc(), is_sentence=False, errno=error.errno)
     except Exception:
-        return Failed(traceback.format_exc(), is_mendable=False)
+        return Failed(traceback.format_exc(), is_sentence=False)
     return Done()
 
 
-def _send(connection: Connection, message: Progress | Done | Failed) -> None:
-    """Tell the study's process; without it, nobody waits for the job."""
+def _send(connection: Connection, message: WorkDone | Done | Failed) -> None:
+    """Tell the study's process; once that is gone, the job has no purpose."""
     try:
         connection.send(message)
     except OSError:

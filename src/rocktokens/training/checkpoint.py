@@ -1,10 +1,12 @@
-"""Checkpoints: ``checkpoints/step-N`` is the student after N updates, for ``from_pretrained``, with its optimizer.
+"""Checkpoints and resuming: ``checkpoints/step-N`` is the student after N updates, with its optimizer.
 
-1. Everything is written into a temporary directory and flushed to the disk: weights (safetensors; an adapter for LoRA),
-   tokenizer, ``optimizer.safetensors`` (``<parameter>/<Adam state>``), ``policy.safetensors`` (what the weight policy
-   remembers; absent where that is nothing) and ``trainer_state.json``.
+1. Everything is written into a temporary directory and flushed to the disk: weights for ``from_pretrained``
+   (safetensors; an adapter for LoRA), tokenizer, ``optimizer.safetensors`` (``<parameter>/<Adam state>``),
+   ``policy.safetensors`` (what the weight policy remembers; absent where that is nothing) and ``trainer_state.json``.
 2. The directory is renamed, and all its files enter the manifest in one replacement.
 3. A checkpoint that the manifest does not list does not exist; what a killed process left of one is written over.
+4. A run resumes from its latest checkpoint, with the same config, policy files and number of processes, or is refused
+   in one sentence.
 
 No state of a random generator is kept: every step seeds its own from the run's seed.
 """
@@ -24,10 +26,19 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from rocktokens.run_dir import TRAINER_STATE, RunDir
+from rocktokens.config import Config, load_config
+from rocktokens.config.policies import FILE_KEYS, files_of
+from rocktokens.errors import ConfigError, RunDirError
+from rocktokens.models.describe_run import describe_run
+from rocktokens.run_dir import TRAINER_STATE, RunDir, file_sha256
 
 OPTIMIZER_FILE = "optimizer.safetensors"
 POLICY_FILE = "policy.safetensors"
+POLICY_FILES = "policy_files"
+"""The manifest's entry with the SHA-256 of every file the policy reads, by key."""
+FREE_SECTIONS = frozenset({"trace", "find", "evaluation", "knockout", "gradients"})
+FREE_KEYS = frozenset({"run.directory", "training.report_to"})
+"""What may change at a resume. Not ``training.trace``: a run traced in part would look whole to its readers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +68,17 @@ def save_checkpoint(
     for leftover in (temporary, target):
         shutil.rmtree(leftover, ignore_errors=True)
     temporary.mkdir(parents=True)
-    _save_weights(student, temporary)
+    if isinstance(student, PeftModel):  # "auto" would ask the Hub whether the vocabulary has grown
+        student.save_pretrained(str(temporary), save_embedding_layers=False)
+    else:
+        student.save_pretrained(temporary)
     tokenizer.save_pretrained(temporary)
     save_file(dict(optimizer), temporary / OPTIMIZER_FILE)
     if policy:
         safetensors.numpy.save_file(dict(policy), temporary / POLICY_FILE)
     (temporary / TRAINER_STATE).write_text(json.dumps(asdict(state), indent=1) + "\n", encoding="utf-8")
-    _flush_tree(temporary)
+    for path in (*temporary.rglob("*"), temporary):
+        _flush(path)
     temporary.replace(target)
     _flush(target.parent)
     run.adopt([path.relative_to(run.path).as_posix() for path in sorted(target.rglob("*")) if path.is_file()])
@@ -102,22 +117,78 @@ def load_policy_state(directory: Path) -> dict[str, np.ndarray]:
     return safetensors.numpy.load_file(path) if path.exists() else {}
 
 
-def _save_weights(student: PreTrainedModel | PeftModel, directory: Path) -> None:
-    if isinstance(student, PeftModel):  # "auto" would ask the Hub whether the vocabulary has grown
-        student.save_pretrained(str(directory), save_embedding_layers=False)
-    else:
-        student.save_pretrained(directory)
-
-
-def _flush_tree(directory: Path) -> None:
-    for path in directory.rglob("*"):
-        _flush(path)
-    _flush(directory)
-
-
 def _flush(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+# Resuming
+
+
+def open_run(run: RunDir, config: Config, num_processes: int, *, resume: bool) -> int | None:
+    """Return the step of the checkpoint to start from, None for a run that has none yet."""
+    if run.exists() and not resume:
+        raise RunDirError(f"{run.path} already holds a run: continue it with --resume, or give another run.directory")
+    if any(entry.path == run.config.name for entry in run.files()):
+        _require_same_config(load_config(run.config), config, by_content=POLICY_FILES in run.manifest())
+        started = run.manifest().get("num_processes", num_processes)
+        if started != num_processes:
+            raise ConfigError(
+                f"{num_processes} processes were launched, but the run was started with {started}, which its batches "
+                f"are laid out for: launch {started}"
+            )
+    done = max(run.checkpoints(), default=None)
+    if done != config.training.max_steps:
+        _require_same_files(run.manifest().get(POLICY_FILES, {}), files_of(config.policy))
+    return done
+
+
+def begin_run(run: RunDir, config: Config, tokenizer: PreTrainedTokenizerBase, num_processes: int) -> None:
+    """Write what a reader needs before the first step: config, tokenizer, seeds, names and versions."""
+    hashes = {key: file_sha256(Path(path)) for key, path in files_of(config.policy).items()}
+    describe_run(run, config, tokenizer, command="distill", num_processes=num_processes, **{POLICY_FILES: hashes})
+
+
+def _require_same_config(started: Config, resumed: Config, *, by_content: bool) -> None:
+    """Refuse another config; the policy's files may have moved where ``_require_same_files`` knows their content."""
+    before, now = (_training_keys(config, by_content) for config in (started, resumed))
+    for key in before | now:
+        if before.get(key) != now.get(key):
+            raise ConfigError(
+                f"{key} = {now.get(key)!r}, but the run was started with {before.get(key)!r}: resume with the same "
+                "config, or give another run.directory"
+            )
+
+
+def _training_keys(config: Config, by_content: bool) -> dict[str, Any]:
+    """What the result of training depends on, as ``section.key``."""
+    record = config.model_dump(mode="json")
+    if by_content:
+        _forget_paths(record["policy"])
+    return {
+        f"{section}.{key}": value
+        for section, table in record.items()
+        for key, value in table.items()
+        if section not in FREE_SECTIONS and f"{section}.{key}" not in FREE_KEYS
+    }
+
+
+def _forget_paths(policy: dict[str, Any]) -> None:
+    """Replace the paths that a policy reads, however deep, by the mere fact that there is a file."""
+    policy |= {name: "a file" for name in FILE_KEYS if isinstance(policy.get(name), str)}
+    for part in policy.get("policies", ()):
+        _forget_paths(part)
+
+
+def _require_same_files(started: dict[str, str], files: dict[str, str]) -> None:
+    """Refuse to continue with rocks or controls other than those of the steps before."""
+    for key, sha256 in started.items():
+        path = Path(files[key])
+        if not path.exists() or file_sha256(path) != sha256:
+            raise ConfigError(
+                f"{key} = {str(path)!r} is {'gone' if not path.exists() else 'another file now'}, and the run was "
+                "started with it: put it back as it was, or give another run.directory"
+            )

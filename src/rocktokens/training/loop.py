@@ -1,10 +1,10 @@
-"""On-policy distillation (METHOD 7): THE loop, read top to bottom.
+"""On-policy distillation (docs/method.md, section 7): THE loop, read top to bottom.
 
 Step N starts with the student after N updates:
 1. The student answers the prompts of the step. The rollouts are stored before they are trained on; a resumed run reads
    them back instead of sampling them again.
 2. The policy weighs every response token, by its scores if it needs them; the loss's denominator covers the whole
-   update. Teacher and student forward, weighted divergence, backward, clip, optimizer and scheduler (``update.py``).
+   update. Teacher and student forward, weighted divergence, backward, clip, optimizer and scheduler (``step.py``).
 3. The policy sees what the update measured, and may remember it: its memory is part of the checkpoint.
 4. Trace rows from that same forward, one log line, and every ``save_steps`` a checkpoint.
 
@@ -21,23 +21,30 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list, gather_object
 
 from rocktokens.config import Config
-from rocktokens.rollouts.encode import make_rollouts
+from rocktokens.rollouts.encode import Sampling, make_rollouts
 from rocktokens.rollouts.store import read_rollouts, write_rollouts
 from rocktokens.run_dir import RunDir, derive_seed
 from rocktokens.traces.schema import trace_table
 from rocktokens.traces.writer import TraceWriter
-from rocktokens.training.batch import token_arrays
 from rocktokens.training.checkpoint import (
     TrainerState,
+    begin_run,
     load_trainer_state,
+    open_run,
     optimizer_state,
     save_checkpoint,
 )
-from rocktokens.training.health import LengthWatch, naming_step
-from rocktokens.training.record import PhaseClock, append_log, step_record, truncated_share
-from rocktokens.training.session import Session, make_accelerator, make_session
-from rocktokens.training.start import begin_run, global_batch, open_run, rewind
-from rocktokens.training.update import update_student
+from rocktokens.training.log import (
+    LengthWatch,
+    PhaseClock,
+    append_log,
+    cut_log,
+    naming_step,
+    step_record,
+    truncated_share,
+)
+from rocktokens.training.session import Session, global_batch, make_accelerator, make_session
+from rocktokens.training.step import token_arrays, update_student
 from rocktokens.types import Rollout
 
 Progress = Callable[[int, int, dict[str, Any]], None]
@@ -66,6 +73,7 @@ def distill(config: Config, *, resume: bool = False, progress: Progress | None =
         progress: Called on the main process after every step with (steps made, steps in all, log record).
     """
     accelerator = make_accelerator(config)
+    global_batch(config, accelerator.num_processes)
     run = RunDir(config.run.directory)
     with run.lock() if accelerator.is_main_process else nullcontext():
         done = _from_main(accelerator, lambda: open_run(run, config, accelerator.num_processes, resume=resume))
@@ -77,7 +85,7 @@ def distill(config: Config, *, resume: bool = False, progress: Progress | None =
             if accelerator.is_main_process:
                 _make_ready(session, run, state)
             state = _train(session, run, state, progress or _silent)
-            accelerator.wait_for_everyone()  # nobody leaves while the main process still writes
+            accelerator.wait_for_everyone()  # the main process may still be writing
     return TrainingResult(run.path, run.checkpoint(state.step), state.step, state.tokens_seen, not left)
 
 
@@ -120,14 +128,20 @@ def _train(session: Session, run: RunDir, state: TrainerState | None, progress: 
 
 
 def _silent(_done: int, _total: int, _record: dict[str, Any]) -> None:
-    """Progress that nobody watches."""
+    """Report nothing."""
 
 
 def _make_ready(session: Session, run: RunDir, state: TrainerState | None) -> None:
-    """Write what comes before the first step, or take back what came after the checkpoint."""
+    """Describe a new run, and drop the trace parts and log lines of steps that will be made again.
+
+    Rollouts of those steps stay and are trained on again, so that the result is that of an uninterrupted run: byte for
+    byte on a CPU, up to rounding on a GPU, whose attention adds up in no fixed order.
+    """
     if state is None:
-        begin_run(run, session)
-    rewind(run, state)
+        begin_run(run, session.config, session.tokenizer, session.accelerator.num_processes)
+    step, parts = (state.step, state.trace_parts) if state else (0, 0)
+    run.drop([entry.path for entry in run.files("traces/training/")][parts:])
+    cut_log(run, step)
 
 
 def _rollouts_of_step(session: Session, run: RunDir, step: int) -> tuple[list[Rollout], bool]:
@@ -153,14 +167,10 @@ def _sample_share(session: Session, step: int) -> list[Rollout]:
         session.sampler,
         session.tokenizer,
         prompts,
+        Sampling.of(config.rollouts, derive_seed(config.run.seed, "rollouts", step)),
         num_generations=per_prompt,
         policy_step=step,
         first_rollout_id=step * size,
-        temperature=config.rollouts.temperature,
-        max_new_tokens=config.rollouts.max_completion_length,
-        seed=derive_seed(config.run.seed, "rollouts", step),
-        chat_template=config.rollouts.chat_template,
-        max_prompt_length=config.rollouts.max_prompt_length,
         share=range(len(prompts) * rank // ranks, len(prompts) * (rank + 1) // ranks),
     )
 

@@ -1,15 +1,21 @@
-"""The loss of one micro-batch (METHOD 7) as a module, so that DDP and FSDP see one forward they can hook.
+"""The loss of one micro-batch (method 7) as a module, so that DDP and FSDP see one forward they can hook.
 
-1. The student's hidden states that predict each response token are picked from one forward.
-2. Σ w·kl / D over these tokens, D being the same number on every micro-batch and rank of the update; tokens of weight 0
-   reach no head.
-3. The scores of the trace, those of watched tokens of weight 0, and the top-16 overlap at a few positions come from the
+1. On a GPU the teacher runs on a stream of its own, starting where the training stream stands, so the two forwards
+   share the GPU. ``TeacherStates.wait`` joins the streams just before the loss; the host waits for neither. On a CPU
+   the teacher's states are computed at once.
+2. The student's hidden states that predict each response token are picked from one forward.
+3. The loss is Σ w·kl / D over these tokens. D is the same number on every micro-batch and rank of the update; tokens of
+   weight 0 reach no head.
+4. The scores of the trace, those of watched tokens of weight 0, and the top-16 overlap at a few positions come from the
    same forward.
 
-Nothing here waits for a GPU: which tokens have weight 0 is known on the host.
+The teacher's states are marked as read by the stream that waits, so their memory is not reused too early. Where the
+student's graph leaves no room for both forwards, the allocator takes the teacher's scratch memory back, and they run
+one after the other. Nothing here makes the host wait for a GPU: which tokens have weight 0 is known on the host.
 """
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,10 +25,40 @@ from rocktokens.config import ScoringSection
 from rocktokens.models.head import LMHead, lm_head
 from rocktokens.scoring.batch import RolloutBatch, response_states
 from rocktokens.scoring.divergence import Term, token_scores, top_overlap, weighted_kl
-from rocktokens.training.teacher import TeacherStates
 from rocktokens.types import TokenScores
 
 OVERLAP_K = 16
+
+
+@dataclass(frozen=True, slots=True)
+class TeacherStates:
+    """The teacher's states (T, E) of a micro-batch, which may still be on their way."""
+
+    h_TE: torch.Tensor
+    """Not to be read before ``wait``."""
+    stream: torch.cuda.Stream | None = None
+    """Where they are computed, if that is not where they are read."""
+
+    def wait(self) -> torch.Tensor:
+        """Return the states, for work that is queued from here on."""
+        if self.stream is not None:
+            reader = torch.cuda.current_stream(self.h_TE.device)
+            reader.wait_stream(self.stream)
+            self.h_TE.record_stream(reader)
+        return self.h_TE
+
+
+@torch.no_grad()
+def teacher_states(teacher: Any, batch: RolloutBatch, stream: torch.cuda.Stream | None) -> TeacherStates:
+    """Compute what the teacher predicts the response tokens from, on ``stream`` if there is one.
+
+    The batch must live until the states have been waited for.
+    """
+    if stream is None:
+        return TeacherStates(response_states(teacher, batch))
+    stream.wait_stream(torch.cuda.current_stream(stream.device))
+    with torch.cuda.stream(stream):
+        return TeacherStates(response_states(teacher, batch), stream)
 
 
 class ObjectiveOutput(NamedTuple):
@@ -54,11 +90,11 @@ class DistillationObjective(nn.Module):
         watched_N: torch.Tensor,
         overlap_P: torch.Tensor,
     ) -> ObjectiveOutput:
-        """The loss and the scores of the batch's response tokens.
+        """Compute the loss and the scores of the batch's response tokens.
 
         Args:
             batch: The rollouts.
-            teacher: The states it predicts their tokens from; waited for when the student's are there.
+            teacher: Its states, waited for when the student's are there.
             weights_T: Of the tokens; numpy, since DDP would move a tensor to the GPU.
             denominator: Of the whole update.
             term: What ``weighted_kl`` minimises.
@@ -69,10 +105,19 @@ class DistillationObjective(nn.Module):
         settings = (section.divergence, section.temperature, section.tokens_per_chunk)
         h_s_TD, ids_T = response_states(self.student, batch), batch.token_ids_T
         h_t_TE = teacher.wait()
-        states = (h_s_TD, student_head, h_t_TE, self._teacher_head)
-        arrays = (*states, ids_T, torch.as_tensor(weights_T))
-        options = {"round_logits": section.round_logits, "unseen": True}
-        loss, scores = weighted_kl(*arrays, denominator, *settings, term, **options)
+        loss, scores = weighted_kl(
+            h_s_TD,
+            student_head,
+            h_t_TE,
+            self._teacher_head,
+            ids_T,
+            torch.as_tensor(weights_T),
+            denominator,
+            *settings,
+            term,
+            round_logits=section.round_logits,
+            defer_checks=True,
+        )
 
         def states_at(rows: torch.Tensor) -> tuple[torch.Tensor, LMHead, torch.Tensor, LMHead]:
             return h_s_TD[rows], student_head, h_t_TE[rows], self._teacher_head

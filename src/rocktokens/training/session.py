@@ -21,10 +21,9 @@ from rocktokens.config import Config
 from rocktokens.errors import ConfigError
 from rocktokens.models.fingerprints import same_tokenizer, vocabulary_sha256
 from rocktokens.models.head import lm_head
-from rocktokens.models.load import LoadedModel, load_model, resolve_device
+from rocktokens.models.load import load_model, resolve_device
 from rocktokens.policies import WeightPolicy, policy_from_section
-from rocktokens.rollouts.bf16_copy import SamplingCopy
-from rocktokens.rollouts.sampler import Sampler, TransformersSampler
+from rocktokens.rollouts.sampler import Sampler, make_sampler
 from rocktokens.run_dir import derive_seed
 from rocktokens.scoring.student import load_student
 from rocktokens.tasks import make_task
@@ -83,6 +82,18 @@ def make_accelerator(config: Config) -> Accelerator:
     return accelerator
 
 
+def global_batch(config: Config, num_processes: int) -> int:
+    """Rollouts of one update over all processes."""
+    training = config.training
+    size = training.per_device_train_batch_size * training.gradient_accumulation_steps * num_processes
+    if size % config.rollouts.num_generations:
+        raise ConfigError(
+            f"rollouts.num_generations = {config.rollouts.num_generations} does not divide the {size} rollouts of an "
+            "update (per_device_train_batch_size × gradient_accumulation_steps × processes): change one of them"
+        )
+    return size
+
+
 def make_session(
     config: Config, accelerator: Accelerator, checkpoint: Path | None, state: TrainerState | None
 ) -> Session:
@@ -101,18 +112,16 @@ def make_session(
         restore_scheduler(scheduler, state.scheduler)
         if remembered := load_policy_state(checkpoint):
             policy.restore(remembered)
-    teacher_head = lm_head(teacher.model)
-    pad_id = student.pad_id
-    sampler = _make_sampler(config, accelerator, student, teacher)
+    sampler = make_sampler(config, student, teacher, bf16=accelerator.mixed_precision == "bf16")
     objective, optimizer = accelerator.prepare(
-        DistillationObjective(student.model, teacher_head, config.scoring), optimizer
+        DistillationObjective(student.model, lm_head(teacher.model), config.scoring), optimizer
     )
     return Session(
         config=config,
         accelerator=accelerator,
         student=student.model,
         tokenizer=student.tokenizer,
-        pad_id=pad_id,
+        pad_id=student.pad_id,
         teacher=teacher.model,
         teacher_stream=torch.cuda.Stream(accelerator.device) if accelerator.device.type == "cuda" else None,
         objective=objective,
@@ -122,20 +131,4 @@ def make_session(
         sampler=sampler,
         task=task,
         policy=policy,
-    )
-
-
-def _make_sampler(
-    config: Config, accelerator: Accelerator, student: LoadedModel, teacher: LoadedModel
-) -> TransformersSampler:
-    """Of the student, or under mixed precision of a copy in the narrow dtype, which follows it from step to step."""
-    copied = SamplingCopy(student.model, torch.bfloat16) if accelerator.mixed_precision == "bf16" else None
-    return TransformersSampler(
-        copied.model if copied else student.model,
-        student.eos_ids,
-        student.pad_id,
-        batch_size=config.rollouts.batch_size,
-        vocab_size=min(lm_head(loaded.model).width for loaded in (student, teacher)),
-        max_length=teacher.context_length,
-        refresh=copied.refresh if copied else None,
     )

@@ -1,14 +1,14 @@
 // What a report does beyond being read: theme, sorting and searching of tables, downloads, token strips.
 //
 // 1. The page is complete without this script; controls that need it are hidden until it runs.
-// 2. Files come from what the page holds: SVG is the image itself, PNG is drawn from it, PDF and CSV lie in the data.
+// 2. Files come from what the page holds: SVG is the image itself, PNG is drawn from it, CSV lies in the data.
 // 3. Text of tokens is only ever set as text.
 
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const root = document.documentElement;
   const PIXELS = 2;
-  const TYPES = { png: "image/png", svg: "image/svg+xml", pdf: "application/pdf", csv: "text/csv;charset=utf-8" };
+  const TYPES = { png: "image/png", svg: "image/svg+xml", csv: "text/csv;charset=utf-8" };
 
   // Theme
   const button = document.getElementById("theme");
@@ -68,8 +68,8 @@
   }
 
   // Downloads
-  const bytesOf = (base64) => Uint8Array.from(atob(base64), (character) => character.charCodeAt(0));
-  const svgOf = (image) => bytesOf(image.src.slice(image.src.indexOf(",") + 1));
+  const svgOf = (image) =>
+    Uint8Array.from(atob(image.src.slice(image.src.indexOf(",") + 1)), (character) => character.charCodeAt(0));
 
   async function pngOf(image) {
     await image.decode();
@@ -85,7 +85,6 @@
 
   async function contentOf(file, format) {
     if (format === "csv") return data.files[file].csv;
-    if (format === "pdf") return bytesOf(data.files[file].pdf);
     const image = document.getElementById(file);
     return format === "svg" ? svgOf(image) : pngOf(image);
   }

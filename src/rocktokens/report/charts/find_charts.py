@@ -6,18 +6,14 @@
 3. Without data the chart is one sentence.
 """
 
-import io
-import json
 import math
-from pathlib import Path
 from typing import Any
 
 import altair as alt
+import pandas as pd
 
-from rocktokens.errors import RocktokensError
 from rocktokens.report.charts.funnel import funnel
 from rocktokens.report.charts.funnel_layout import RARE, ROCK
-from rocktokens.report.charts.pdf import in_one_order
 from rocktokens.report.charts.theme import (
     BLUE,
     DASHED,
@@ -38,11 +34,8 @@ from rocktokens.report.charts.theme import (
     scale_of,
     sentence_chart,
 )
-from rocktokens.run_dir import write_atomically
+from rocktokens.types import RockSet
 
-__all__ = ["FORMATS", "chart_bytes", "cutoff_chart", "funnel", "loss_chart", "save_chart", "sensitivity_chart"]
-
-FORMATS = ("png", "svg", "pdf", "json")
 CURVES = {
     "coverage": ("coverage, selection half", VERMILLION, SOLID),
     "coverage_held_out": ("coverage, held-out half", BLUE, DASHED),
@@ -50,6 +43,18 @@ CURVES = {
 }
 CUTOFF_HEIGHT = 300
 GROUP_LINES = {ROCK: (VERMILLION, SOLID), RARE: (BLUE, DASHED), "random": (GREY, DOTTED)}
+
+
+def find_charts(run: str, rocks: RockSet, analysis: dict[str, Any]) -> dict[str, Chart]:
+    """Make all figures of ``rocktokens find`` by name; ``analysis`` is the content of find.json."""
+    where = f"{run}, checkpoint {rocks.criterion['reference']}"
+    selected = f"{where}, prompts that selected the rocks"
+    return {
+        "funnel": funnel(pd.DataFrame(analysis["funnel"]), selected),
+        "cutoff": cutoff_chart(analysis["cutoff"]["curve"], analysis["cutoff"]["k"], where),
+        "loss": loss_chart(analysis["trajectory"], f"{run}, same tokens at every checkpoint, 95 % intervals"),
+        "sensitivity": sensitivity_chart(analysis["sensitivity"], selected),
+    }
 
 
 def cutoff_chart(curve: Records, chosen: int | None = None, subtitle: str = "") -> Chart:
@@ -142,31 +147,6 @@ def sensitivity_chart(records: Records, subtitle: str = "") -> Chart:
     return finished(
         panels, title, [subtitle, "Diamond: the value that was used. 1 is the same set, 0 no rock in common."]
     )
-
-
-def save_chart(chart: Chart, path: str | Path) -> None:
-    """Write a chart as PNG, SVG, PDF or JSON (its spec), as the ending of the path says; never half a file."""
-    path = Path(path)
-    content = chart_bytes(chart, path.suffix.removeprefix(".").lower())
-    write_atomically(path, lambda temporary: temporary.write_bytes(content))
-
-
-def chart_bytes(chart: Chart, file_format: str) -> bytes:
-    """The content of a chart's file; a PNG has twice the pixels of the screen.
-
-    The same data and fonts give the same bytes.
-    """
-    if file_format not in FORMATS:
-        raise RocktokensError(f"a chart cannot be saved as {file_format!r}: end its name in {', '.join(FORMATS)}")
-    if file_format == "json":
-        text = json.dumps(chart.to_dict(), indent=1, ensure_ascii=False, sort_keys=True, allow_nan=False)
-        return (text + "\n").encode()
-    buffer = io.StringIO() if file_format == "svg" else io.BytesIO()
-    chart.save(buffer, format=file_format, scale_factor=2 if file_format == "png" else 1)
-    content = buffer.getvalue()
-    if isinstance(content, str):
-        return content.encode()
-    return in_one_order(content) if file_format == "pdf" else content
 
 
 def _chosen_k(chosen: int | None, curve: Records) -> list[alt.Chart]:

@@ -1,7 +1,7 @@
 """The report: one or several runs as one HTML file that needs nothing but a browser.
 
 1. Each run is answered in five sentences, then shown section by section; several runs get a table that compares them.
-2. Charts are drawn here and embedded as images; their PDFs and CSVs lie once in a data block, from which the page's
+2. Charts are drawn here and embedded as SVG images; their data lie once, as CSV, in a data block, from which the page's
    script makes downloads. Without the script everything can still be read.
 3. Model output is hostile: the template escapes all text, the data block holds no ``<``, and the policy of the page
    (https://developer.mozilla.org/docs/Web/HTTP/Guides/CSP) lets it run its own two scripts, by their hashes, and
@@ -24,7 +24,7 @@ from rocktokens.display.numbers import listed
 from rocktokens.display.text import MARKS_LEGEND, legible, printable
 from rocktokens.errors import RocktokensError
 from rocktokens.report.charts.exhibits import Exhibit, all_exhibits
-from rocktokens.report.charts.find_charts import chart_bytes
+from rocktokens.report.charts.save import chart_bytes
 from rocktokens.report.csp import asset, page_policy
 from rocktokens.report.page.answers import Answer, five_answers
 from rocktokens.report.page.csv_cells import csv_text
@@ -215,8 +215,7 @@ def _files(part: Part) -> dict[str, dict[str, str]]:
     files = {}
     for section in part.sections:
         for exhibit in section.exhibits:
-            pdf = base64.b64encode(chart_bytes(exhibit.chart, "pdf")).decode()
-            own = {"stem": f"{stem}-{exhibit.name}", "csv": csv_text(exhibit.records), "pdf": pdf}
+            own = {"stem": f"{stem}-{exhibit.name}", "csv": csv_text(exhibit.records)}
             files[part.figures[exhibit.name].id] = own
         for table in section.tables:
             files[f"{part.id}-table-{table.name}"] = _table_file(table, stem)

@@ -18,6 +18,7 @@ from rocktokens.display.numbers import (
     with_interval,
 )
 from rocktokens.display.text import printable, visible
+from rocktokens.evaluation.records import EvaluationRecord
 from rocktokens.report.charts.theme import Records
 from rocktokens.report.views.run_view import RunView
 from rocktokens.types import KEPT, RockSet, RockToken
@@ -110,22 +111,22 @@ def _whose_numbers(rocks: RockSet) -> str:
     )
 
 
-def accuracy_table(evaluations: Sequence[dict[str, Any]]) -> Table:
+def accuracy_table(evaluations: Sequence[EvaluationRecord]) -> Table:
     """Accuracy of every model that was evaluated."""
     rows = tuple(
         (
-            Cell(printable(own["name"])),
-            Cell(printable(own["task"])),
-            _number(own["accuracy"], percent(own["accuracy"])),
-            Cell(hundredths(own["wilson_interval"])),
-            _number(own["n_prompts"], f"{own['n_prompts']:,}"),
-            _number(own["mean_response_length"], decimal(own["mean_response_length"], 0)),
-            _number(own["truncated_share"], percent(own["truncated_share"])),
+            Cell(printable(own.name)),
+            Cell(printable(own.task)),
+            _number(own.accuracy, percent(own.accuracy)),
+            Cell(hundredths(own.wilson_interval)),
+            _number(own.n_prompts, f"{own.n_prompts:,}"),
+            _number(own.mean_response_length, decimal(own.mean_response_length, 0)),
+            _number(own.truncated_share, percent(own.truncated_share)),
         )
         for own in evaluations
     )
     names = ("name", "task", "accuracy", "wilson_interval", "n_prompts", "mean_response_length", "truncated_share")
-    records = [_flat({name: own[name] for name in names}) for own in evaluations]
+    records = [_flat({name: getattr(own, name) for name in names}) for own in evaluations]
     titles = ("model", "task", "accuracy", "95 % interval", "prompts", "tokens an answer", "cut off")
     return Table("accuracy", "Accuracy of the models on the task, with Wilson intervals.", titles, rows, records)
 
@@ -246,7 +247,7 @@ def _run_record(run: RunView, first: RunView) -> dict[str, Any]:
         "kl_change": summary.get("kl_change_rocks"),
         "kept": None if tokens is None else sum(own.kept is True for own in tokens),
         **{kind: None if tokens is None else sum(own.verdict == kind for own in tokens) for kind in KINDS},
-        "accuracy": run.evaluations[-1]["accuracy"] if run.evaluations else None,
+        "accuracy": run.evaluations[-1].accuracy if run.evaluations else None,
     }
 
 

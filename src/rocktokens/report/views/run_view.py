@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from rocktokens.errors import RocktokensError
+from rocktokens.evaluation.records import EvaluationRecord, Ledger
 from rocktokens.report.views.grades import Grades
 from rocktokens.report.views.knockout_answers import Sweep, read_sweep
 from rocktokens.report.views.logs import LogTail
@@ -49,7 +50,7 @@ class RunView:
         self.find: Record | None = _record(path / "find.json", "`rocktokens find`")
         self.gradients: Record | None = _record(run.gradients, "`rocktokens gradients`")
         self.knockout: Record | None = _record(run.knockout, "`rocktokens knockout`")
-        self.evaluations: list[Record] = _evaluations(run)
+        self.evaluations: list[EvaluationRecord] = Ledger.load(run.evaluations).evaluations
         self.study: Record | None = _study(path)
         self._traces = TraceStore(run)
         self._log = LogTail(run.logs)
@@ -220,14 +221,6 @@ def _if_there(path: Path, read: Callable[[Path], Any]) -> Any:
 
 def _record(path: Path, maker: str) -> Record | None:
     return _if_there(path, lambda file: read_record(file, file.name, maker, RECORD_VERSION))
-
-
-def _evaluations(run: RunDir) -> list[Record]:
-    maker = "`rocktokens evaluate`"
-    records = (_record(run.evaluations, maker) or {"evaluations": []}).get("evaluations")
-    if not isinstance(records, list):
-        raise RocktokensError(f"{run.evaluations} has no list of evaluations: write it anew with {maker}")
-    return records
 
 
 def _study(path: Path) -> Record | None:

@@ -11,9 +11,7 @@ from update_oracle import gradients, largest_difference, naive_gradients, per_ro
 from rocktokens.policies import WeightPolicy, make_policy
 from rocktokens.policies.base import UpdateTokens
 from rocktokens.scoring.score import score_rollouts
-from rocktokens.training.batch import token_arrays
-from rocktokens.training.update import accumulate_gradients, update_student
-from rocktokens.training.weighing import Weighing, token_weights, weigh
+from rocktokens.training.step import Weighing, accumulate_gradients, token_arrays, token_weights, update_student, weigh
 from rocktokens.types import EXTRA_COLUMNS, STANDARD_COLUMNS, RockSet, RockToken, TokenScores, TokenWeights
 
 ALL_COLUMNS = (*STANDARD_COLUMNS, *EXTRA_COLUMNS)

@@ -13,12 +13,17 @@ from update_oracle import gradients, largest_difference, naive_gradients, per_ro
 from rocktokens.errors import NonFiniteLossError, TrainingStoppedError
 from rocktokens.policies import make_policy
 from rocktokens.scoring.batch import collate
-from rocktokens.training.batch import micro_batches
-from rocktokens.training.health import require_weight
 from rocktokens.training.objective import response_states
 from rocktokens.training.session import make_session
-from rocktokens.training.update import accumulate_gradients, overlap_positions, update_student
-from rocktokens.training.weighing import token_weights, weigh
+from rocktokens.training.step import (
+    accumulate_gradients,
+    micro_batches,
+    overlap_positions,
+    require_weight,
+    token_weights,
+    update_student,
+    weigh,
+)
 from rocktokens.types import TokenWeights
 
 

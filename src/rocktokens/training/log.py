@@ -1,4 +1,8 @@
-"""What a training step leaves behind for the reader: one JSON line in ``logs.jsonl`` (METHOD 9) and its timings."""
+"""What is watched while a run trains: timings, one JSON line per step in ``logs.jsonl`` (method 9), response lengths.
+
+Answers that no longer end stop the run with a named error before the weights are changed, so that the last checkpoint
+stays a good one. So do a loss or gradient that is not finite, and an update without any weight (``step.py``).
+"""
 
 import json
 import os
@@ -6,15 +10,18 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from rocktokens.errors import LengthExplosionError, NonFiniteLossError
 from rocktokens.run_dir import RunDir, write_atomically
-from rocktokens.training.update import Update
+from rocktokens.training.step import Update
 from rocktokens.types import Rollout
 
 PHASES = ("sample", "update", "write")
+LENGTH_PATIENCE = 3
 
 
 class PhaseClock:
@@ -33,9 +40,36 @@ class PhaseClock:
             self._seconds[name] += time.perf_counter() - began
 
     def read(self) -> dict[str, float]:
-        """Seconds by phase; the clock starts again from zero."""
+        """Return the seconds by phase and start again from zero."""
         seconds, self._seconds = dict(self._seconds), defaultdict(float)
         return seconds
+
+
+@dataclass(slots=True)
+class LengthWatch:
+    """Counts consecutive steps in which more than ``limit`` of the rollouts hit the length limit."""
+
+    limit: float
+    streak: int = 0
+
+    def observe(self, step: int, truncated_share: float) -> None:
+        """Take in one step; the third bad one in a row stops the run."""
+        self.streak = self.streak + 1 if truncated_share > self.limit else 0
+        if self.streak >= LENGTH_PATIENCE:
+            raise LengthExplosionError(
+                f"step {step}: {truncated_share:.0%} of the rollouts hit rollouts.max_completion_length, "
+                f"{LENGTH_PATIENCE} steps running (training.max_truncated_share = {self.limit}): raise "
+                "max_completion_length if the answers are just long, otherwise lower training.learning_rate"
+            )
+
+
+@contextmanager
+def naming_step(step: int) -> Iterator[None]:
+    """Add the training step to a non-finite error that comes from below, where steps are not known."""
+    try:
+        yield
+    except NonFiniteLossError as error:
+        raise NonFiniteLossError(f"step {step}: {error} (the last checkpoint is untouched)") from error
 
 
 def step_record(
@@ -45,7 +79,7 @@ def step_record(
     seconds: dict[str, float],
     scoring_temperature: float,
 ) -> dict[str, Any]:
-    """The log line of one step; means are over the tokens that were scored, which is all that reached a head.
+    """Make the log line of one step; means are over the tokens that were scored, which is all that reached a head.
 
     ``weight_dropped_share`` is 1 − the mean weight: negative where a policy weighs tokens by more than 1 on average.
     ``share_<phase>`` is the phase's part of the step's seconds; writing a checkpoint counts to the step after it.

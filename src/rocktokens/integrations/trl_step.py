@@ -9,8 +9,8 @@
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,14 +18,12 @@ from accelerate.utils import gather_object
 
 from rocktokens.errors import TrainingStoppedError
 from rocktokens.policies import WeightPolicy
-from rocktokens.training.batch import token_arrays
+from rocktokens.training.step import Denominator, concatenated, numpy_scores, token_arrays, token_weights
 from rocktokens.types import STANDARD_COLUMNS, Rollout, TokenScores, TokenWeights
-
-Denominator = Literal["all", "kept"]
 
 
 @dataclass(slots=True)
-class Update:
+class TrlStep:
     """The tokens of one optimiser step, rollout after rollout, those of all processes in order of rank."""
 
     step: int
@@ -46,7 +44,7 @@ class Update:
     def record(self, index_N: torch.Tensor, scores: TokenScores) -> None:
         """Take in the scores of some of this process's tokens, given by their places among them."""
         index = index_N.cpu().numpy()
-        for name, column_N in as_numpy(scores).items():
+        for name, column_N in numpy_scores([scores]).items():
             getattr(self.own_scores, name)[index] = column_N
 
     def scores(self) -> TokenScores:
@@ -95,11 +93,11 @@ def prompt_id(example: dict[str, Any]) -> str:
 
 def weigh(
     policy: WeightPolicy, denominator: Denominator, rollouts: list[Rollout], scores: TokenScores | None, rank: int
-) -> Update:
-    """The update that all processes' rollouts make; ``rollouts`` and ``scores`` are this process's.
+) -> TrlStep:
+    """Weigh the step that all processes' rollouts make; ``rollouts`` and ``scores`` are this process's.
 
     Args:
-        policy: Weighs the whole update.
+        policy: Weighs the whole step.
         denominator: What the loss is divided by.
         rollouts: The completions of this process.
         scores: numpy, of every one of their tokens; None where the policy needs none.
@@ -109,44 +107,18 @@ def weigh(
     ends = np.cumsum([0, *(sum(len(rollout.token_ids) for rollout in part) for part, _ in ranks)]).tolist()
     everyone = [rollout for part, _ in ranks for rollout in part]
     known = None if scores is None else concatenated([part for _, part in ranks])
-    step, arrays = everyone[0].policy_step, token_arrays(everyone)
-    weights_T = policy(known, *arrays, step)
-    _require_valid(weights_T, policy, step)
-    total = float(np.sum(weights_T, dtype=np.float64)) if denominator == "kept" else float(len(weights_T))
-    scored_T = (weights_T != 0) | policy.probe(weights_T, *arrays, step)
-    own = slice(ends[rank], ends[rank + 1])
-    return Update(
-        step, everyone, TokenWeights(weights_T, total), scored_T, own, scores or _unscored(own.stop - own.start)
-    )
-
-
-def concatenated(parts: Sequence[TokenScores]) -> TokenScores:
-    """Numpy columns one after the other, the optional ones where the parts have them."""
-    return TokenScores(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in _present(parts[0])})
-
-
-def as_numpy(scores: TokenScores) -> TokenScores:
-    """Torch columns as float32 ones of numpy."""
-    return TokenScores(**{name: column.float().cpu().numpy() for name, column in _present(scores).items()})
-
-
-def _require_valid(weights_T: np.ndarray, policy: WeightPolicy, step: int) -> None:
-    """Refuse weights that would spoil the student, before they reach it."""
-    wrong_T = ~(np.isfinite(weights_T) & (weights_T >= 0))
+    step = everyone[0].policy_step
+    weights = token_weights(policy, known, everyone, denominator, step)
+    wrong_T = ~(np.isfinite(weights.weights) & (weights.weights >= 0))
     if wrong_T.any():
         raise TrainingStoppedError(
-            f"step {step}: policy {policy.name} gives a token the weight {weights_T[wrong_T][0]}: weights must be "
-            "finite and 0 or more"
+            f"step {step}: policy {policy.name} gives a token the weight {weights.weights[wrong_T][0]}: weights must "
+            "be finite and 0 or more"
         )
-
-
-def _unscored(count: int) -> TokenScores:
-    return TokenScores(*(np.full(count, np.nan, dtype=np.float32) for _ in STANDARD_COLUMNS))
-
-
-def _present(scores: TokenScores) -> dict[str, Any]:
-    columns = {column.name: getattr(scores, column.name) for column in fields(TokenScores)}
-    return {name: values for name, values in columns.items() if values is not None}
+    scored_T = (weights.weights != 0) | policy.probe(weights.weights, *token_arrays(everyone), step)
+    own = slice(ends[rank], ends[rank + 1])
+    unscored = (np.full(own.stop - own.start, np.nan, dtype=np.float32) for _ in STANDARD_COLUMNS)
+    return TrlStep(step, everyone, weights, scored_T, own, scores or TokenScores(*unscored))
 
 
 def _unpadded(ids: torch.Tensor, mask: torch.Tensor) -> np.ndarray:

@@ -12,10 +12,9 @@ from tiny_pair import byte_tokenizer, tiny_config, tiny_llama
 
 from rocktokens.scoring.batch import collate
 from rocktokens.scoring.packed import packs
+from rocktokens.training.objective import teacher_states
 from rocktokens.training.session import Session, make_accelerator, make_session
-from rocktokens.training.teacher import teacher_states
-from rocktokens.training.update import accumulate_gradients, update_student
-from rocktokens.training.weighing import weigh
+from rocktokens.training.step import accumulate_gradients, update_student, weigh
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

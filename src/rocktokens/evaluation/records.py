@@ -1,0 +1,142 @@
+"""The accuracies a run has measured, as records: no torch, no behaviour beyond reading and writing evaluations.json.
+
+1. An accuracy is filed under a name and its settings: the content of model and data, how answers are sampled, and the
+   seed of prompts and noise. Where they lie and what they are called does not matter.
+2. The ledger keeps every accuracy in the order of measurement. It is only ever added to.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from html import escape
+from pathlib import Path
+from typing import Any, Self
+
+from rocktokens.errors import RunDirError
+
+SCHEMA_VERSION = 1
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Accuracy:
+    """How a model did on a list of prompts."""
+
+    task: str
+    accuracy: float
+    n_prompts: int
+    num_samples: int
+    """Answers per prompt."""
+    n_samples: int
+    """Answers in all."""
+    wilson_interval: Interval
+    bootstrap_interval: Interval | None
+    """Over prompts; None with one answer per prompt, where the Wilson interval is the right one."""
+    mean_response_length: float
+    truncated_share: float
+    temperature: float
+    seed: int
+    prompt_ids: list[str]
+    correct: list[int]
+    """Right answers per prompt, in the order of ``prompt_ids``."""
+    answers: list[list[str | None]]
+    """The final answers per prompt, as the task reads them; None where there was none."""
+
+    @property
+    def interval(self) -> Interval:
+        """The 95 % interval that fits the number of answers per prompt."""
+        return self.bootstrap_interval or self.wilson_interval
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class EvaluationRecord(Accuracy):
+    """One entry of evaluations.json: which model, under which settings, and its accuracy.
+
+    Example: ``EvaluationRecord('step 64': 81.0 % [78.1, 83.7] on wordmath, 1000 prompts)``.
+    """
+
+    name: str
+    """What the model was called when it was measured: "teacher", "step 64", or what was given."""
+    settings: dict[str, Any]
+    """Everything the accuracy depends on."""
+
+    def to_record(self) -> dict[str, Any]:
+        """Return plain lists, numbers and strings, for JSON."""
+        record = asdict(self)
+        return {"name": record.pop("name"), "settings": record.pop("settings"), **record}
+
+    @classmethod
+    def from_record(cls, record: dict[str, Any]) -> Self:
+        """Read what ``to_record`` wrote."""
+        intervals = {name: record[name] and tuple(record[name]) for name in ("wilson_interval", "bootstrap_interval")}
+        return cls(**{**record, **intervals})
+
+    def __repr__(self) -> str:
+        return f"EvaluationRecord({self.name!r}: {_summary(self)} on {self.task}, {self.n_prompts} prompts)"
+
+    def _repr_html_(self) -> str:
+        return Ledger([self])._repr_html_()
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Ledger:
+    """Everything in evaluations.json, in the order of measurement.
+
+    Example: ``Ledger('teacher': 99.2 % [98.4, 99.6], 'step 64': 81.0 % [78.1, 83.7])``.
+    """
+
+    evaluations: list[EvaluationRecord] = field(default_factory=list)
+
+    def find(self, name: str, settings: dict[str, Any]) -> EvaluationRecord | None:
+        """Return the evaluation of this name under these settings, None if there is none."""
+        return next((own for own in self.evaluations if (own.name, own.settings) == (name, settings)), None)
+
+    def save(self, path: str | Path) -> None:
+        """Write evaluations.json."""
+        record = {"schema_version": SCHEMA_VERSION, "evaluations": [own.to_record() for own in self.evaluations]}
+        Path(path).write_text(json.dumps(record, ensure_ascii=False) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read evaluations.json; a run that has none has measured nothing, and a damaged file is refused by name."""
+        path = Path(path)
+        if not path.exists():
+            return cls()
+        try:
+            record = json.loads(path.read_text(encoding="utf-8"))
+            if record.get("schema_version", SCHEMA_VERSION) != SCHEMA_VERSION:
+                raise RunDirError(
+                    f"{path} has schema_version {record['schema_version']!r}, this rocktokens reads {SCHEMA_VERSION}: "
+                    "use the version that wrote it"
+                )
+            return cls([EvaluationRecord.from_record(entry) for entry in record["evaluations"]])
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            reason = f"is not valid JSON ({error})"
+        except (KeyError, TypeError, AttributeError) as error:
+            reason = f"lacks fields of evaluations.json or has others ({type(error).__name__}: {error})"
+        raise RunDirError(
+            f"{path} {reason}, it is damaged: restore it from a copy of the run, or remove it to measure again"
+        )
+
+    def __len__(self) -> int:
+        return len(self.evaluations)
+
+    def __iter__(self) -> Iterator[EvaluationRecord]:
+        return iter(self.evaluations)
+
+    def __repr__(self) -> str:
+        return f"Ledger({', '.join(f'{own.name!r}: {_summary(own)}' for own in self.evaluations)})"
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td>{escape(own.name)}</td><td>{escape(own.task)}</td><td>{_summary(own)}</td>"
+            f"<td>{own.n_prompts}</td><td>{own.mean_response_length:.0f}</td></tr>"
+            for own in self.evaluations
+        )
+        heads = "".join(f"<th>{head}</th>" for head in ("model", "task", "accuracy", "prompts", "tokens per answer"))
+        return f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"
+
+
+def _summary(own: Accuracy) -> str:
+    low, high = own.interval
+    return f"{100 * own.accuracy:.1f} % [{100 * low:.1f}, {100 * high:.1f}]"

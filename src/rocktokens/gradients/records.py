@@ -1,0 +1,591 @@
+"""What ``rocktokens gradients`` found, as records that mirror gradients.json. No torch.
+
+    record = GradientsRecord.load("runs/demo/gradients.json")
+    record.settings.reference                                              a checkpoint
+    record.trace.groups["rocks"].norm_share                                from the trace, with intervals over prompts
+    record.logit.reference.vocabulary.groups["rocks"].cos_balanced.value   logit space: .vocabulary or .hidden
+    record.logit.persistence.vocabulary.types.corrected                    None where there is one checkpoint only
+    record.parameter.shares.gradient.all.groups["rocks"].share.mean        parameter space, over batches
+    record.parameter.shares.update.effects["rocks"].verdict                None without the optimizer's state
+    record.claims[0].verdict                                               supported, contradicted or inconclusive
+
+1. Field names are the keys of the file. Dictionaries are keyed by names that come from the data: groups, categories,
+   blocks. Tables of types are columns, one entry per type.
+2. None stands for what is not defined, such as the cosine of a zero gradient.
+3. ``load`` checks every field and refuses a damaged file in one sentence.
+
+How the numbers are defined: docs/method.md, section 5.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+from pydantic import BeforeValidator, TypeAdapter, ValidationError
+
+from rocktokens.errors import RocktokensError
+from rocktokens.rocks.uncertainty import PairedChange
+from rocktokens.types import read_record
+
+GRADIENTS_SCHEMA_VERSION = 1
+T = TypeVar("T")
+ROCKS, RARE, CONTROL, REST = "rocks", "rare high-kl", "control", "rest"
+"""The groups of types. ``REST`` is also what the tokens outside any other partition's groups are called."""
+Space = Literal["hidden", "vocabulary"]
+Interval = tuple[float, float]
+Column = list[float | None]
+"""One number per type or per batch; None where it is not defined."""
+
+SUPPORTED: Literal["supported"] = "supported"
+CONTRADICTED: Literal["contradicted"] = "contradicted"
+INCONCLUSIVE: Literal["inconclusive"] = "inconclusive"
+_FORMER_WORDS = {
+    "holds": SUPPORTED,
+    "does not hold": CONTRADICTED,
+    "cannot be told here": INCONCLUSIVE,
+    "cannot be told": INCONCLUSIVE,
+}
+_current_word = BeforeValidator(lambda word: _FORMER_WORDS.get(word, word) if isinstance(word, str) else word)
+ClaimVerdict = Annotated[Literal["supported", "contradicted", "inconclusive"], _current_word]
+AdamVerdict = Annotated[Literal["suppresses", "amplifies", "inconclusive"], _current_word]
+"""What Adam does to a group's share."""
+
+
+@dataclass(frozen=True, slots=True)
+class GradientsSettings:
+    """What the numbers depend on, and how many tokens they rest on."""
+
+    batches: int
+    tokens_per_forward: int
+    sketch_width: int | None
+    memory: int
+    reference: int
+    """The checkpoint that is measured."""
+    baseline: int
+    """The earlier one it is compared with; the same where there is one only."""
+    measured_on: str
+    """Which prompts."""
+    n_prompts: int
+    n_rollouts: int
+    n_tokens: int
+    divergence: str
+    temperature: float
+    dtype: str
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class ControlMatch:
+    """How well the control matches the frequency of the rocks, over all prompts."""
+
+    kind: Literal["matched", "partial", "none"]
+    tolerance: float
+    """By which share the frequency of a control may differ from its rock's."""
+    reason: str | None
+    """Why not every rock has a partner."""
+    n_matched: int
+    n_rocks: int
+    occurrences: int
+    matched_rock_occurrences: int
+    rock_occurrences: int
+    n_rare_high_kl: int
+    """Controls that would otherwise be in the group of rare high-kl types."""
+
+
+# What the trace says
+
+
+@dataclass(frozen=True, slots=True)
+class TraceGroup:
+    """Shares and means of a group of types in the trace; intervals are over prompts."""
+
+    n_types: int
+    n_occurrences: int
+    token_share: float | None
+    token_share_interval: Interval | None
+    norm_share: float | None
+    """Of Σ‖g‖."""
+    norm_share_interval: Interval | None
+    kl_share: float | None
+    kl_share_interval: Interval | None
+    mean_norm: float | None
+    change: PairedChange | None
+    """Of the kl since the baseline; None where no other checkpoint scored the same tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class NormRatio:
+    """Mean ‖g‖ of an occurrence of a rock, divided by that of another group."""
+
+    ratio: float | None
+    interval: Interval | None
+
+
+@dataclass(frozen=True, slots=True)
+class RareTypes:
+    """All rare high-kl types compared with the rocks, controls among them or not."""
+
+    n_types: int
+    kl: float | None
+    """Mean per occurrence, in nats."""
+    rocks_kl: float | None
+    norm_ratio: NormRatio
+
+
+@dataclass(frozen=True, slots=True)
+class KeptKl:
+    """The share of its kl that each rock kept."""
+
+    token_id: list[int]
+    kept: Column
+
+
+@dataclass(frozen=True, slots=True)
+class TraceTypes:
+    """Every type that occurs."""
+
+    token_id: list[int]
+    text: list[str]
+    category: list[str]
+    group: list[str]
+    freq: list[int]
+    kl_before: Column
+    kl: Column
+    mean_norm: Column
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSummary:
+    """What the trace alone says: norms, kl before and after."""
+
+    paired: bool
+    """Whether both checkpoints scored the same tokens."""
+    groups: dict[str, TraceGroup]
+    norm_ratios: dict[str, NormRatio]
+    """Rocks against each other group, and against "all" tokens."""
+    rare_high_kl: RareTypes
+    rocks_kept: KeptKl | None
+    types: TraceTypes
+
+
+# Logit space
+
+
+@dataclass(frozen=True, slots=True)
+class WithError:
+    """A number and its standard error, 0 where it is exact."""
+
+    value: float | None
+    error: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class SketchSettings:
+    """Of the count-sketch that stands for the vocabulary."""
+
+    width: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class WholeGradient:
+    """The sums over all types in one space, both exact."""
+
+    space: Space
+    pooled_norm: float | None
+    """‖G‖."""
+    balanced_norm: float | None
+    """‖G_bal‖."""
+    cosine: float | None
+    """Of the two."""
+    alignment: float | None
+    """‖G‖ / Σ‖g_i‖: 1 where all positions push one way."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupGradient:
+    """What the gradients of a group of types are like in one space."""
+
+    name: str
+    space: Space
+    n_types: int
+    n_occurrences: int
+    token_share: float | None
+    norm_share: float | None
+    """Of Σ‖g_i‖ over all positions; exact."""
+    mean_norm: float | None
+    """Mean of ‖g_i‖ over the group's occurrences; exact."""
+    norm: WithError
+    """Of the sum of the group's gradients."""
+    alignment: WithError
+    """That norm divided by Σ‖g_i‖ of the group: 1 where all of it pushes one way."""
+    cos_pooled: WithError
+    cos_balanced: WithError
+    signed_share: WithError
+    medians: dict[str, float | None]
+    """Over the types of the group, by column of ``TypeColumns``."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankTest:
+    """Mann–Whitney's test on one number of the types of two groups."""
+
+    n_first: int
+    """Types for which the number is defined."""
+    n_second: int
+    median_first: float | None
+    median_second: float | None
+    superiority: float | None
+    """Chance that a type of the first group has the larger number, ties counting half; None for an empty group."""
+    p: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupTest(RankTest):
+    """A rank test, with what was tested."""
+
+    column: str
+    space: Space
+    first: str
+    second: str
+
+
+@dataclass(frozen=True, slots=True)
+class LargestPart:
+    """The type with the largest signed share of a sum of gradients; without an id where there is no such sum."""
+
+    token_id: int | None
+    freq: int
+    share: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class DirectionTest(RankTest):
+    """Do rocks point where other types point? Rocks against other types, on the cosine with the others' sum R."""
+
+    largest: LargestPart
+    """Part of R."""
+
+
+@dataclass(frozen=True, slots=True)
+class RockColumns:
+    """The rocks that occur."""
+
+    token_id: list[int]
+    direction: list[int]
+    """Rocks whose mean gradients lie along one line have the same number."""
+    alignment: Column
+    coherence: Column
+    cos_others: Column
+
+
+@dataclass(frozen=True, slots=True)
+class OtherTypes:
+    """The types that are not rocks."""
+
+    coherence: float | None
+    """The median."""
+
+
+@dataclass(frozen=True, slots=True)
+class TypeColumns:
+    """Every type that occurs, in one space; ``*_error`` are standard errors."""
+
+    token_id: list[int]
+    freq: list[int]
+    norm: Column
+    norm_error: Column
+    mean_norm: Column
+    share: Column
+    alignment: Column
+    alignment_error: Column
+    coherence: Column
+    coherence_error: Column
+    cos_balanced: Column
+    cos_balanced_error: Column
+    cos_pooled: Column
+    cos_pooled_error: Column
+    contribution: Column
+    contribution_error: Column
+    cos_others: Column
+    """With the balanced sum of the types that are not rocks, the type itself left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpaceGradients:
+    """Everything one space says of one checkpoint."""
+
+    sketch: SketchSettings | None
+    """None where the sums are exact."""
+    whole: WholeGradient
+    groups: dict[str, GroupGradient]
+    tests: list[GroupTest]
+    categories: dict[str, GroupGradient]
+    direction: DirectionTest
+    rocks: RockColumns
+    others: OtherTypes
+    types: TypeColumns
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointGradients:
+    """Logit space at one checkpoint."""
+
+    vocabulary: SpaceGradients
+    hidden: SpaceGradients
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPersistence:
+    """Medians over the types of a group of cosines between the checkpoints."""
+
+    name: str
+    space: Space
+    n_types: int
+    n_split: int
+    """Types with halves; the medians after ``cosine`` are over these."""
+    cosine: float | None
+    """Of all types of the group."""
+    cosine_split: float | None
+    """Of those with halves."""
+    split_half_before: float | None
+    split_half_after: float | None
+    cross_half: float | None
+    corrected: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class RockPersistence:
+    """The rocks that occur, in the order of ``RockColumns``."""
+
+    corrected: Column
+    """Cosine of the mean gradients at both checkpoints, corrected for the noise of the sample."""
+
+
+@dataclass(frozen=True, slots=True)
+class TypePersistence:
+    """Cosines of every type between the checkpoints."""
+
+    token_id: list[int]
+    cosine: Column
+    split_half_before: Column
+    split_half_after: Column
+    cross_half: Column
+    corrected: Column
+
+
+@dataclass(frozen=True, slots=True)
+class SpacePersistence:
+    """How directions changed between the checkpoints in one space."""
+
+    groups: dict[str, GroupPersistence]
+    rocks: RockPersistence
+    types: TypePersistence
+
+
+@dataclass(frozen=True, slots=True)
+class LogitPersistence:
+    """How directions changed between the checkpoints."""
+
+    vocabulary: SpacePersistence
+    hidden: SpacePersistence
+
+
+@dataclass(frozen=True, slots=True)
+class LogitSummary:
+    """Logit space at both checkpoints; the last two are None where there is one checkpoint only."""
+
+    reference: CheckpointGradients
+    baseline: CheckpointGradients | None
+    persistence: LogitPersistence | None
+
+
+# Parameter space
+
+
+@dataclass(frozen=True, slots=True)
+class BatchMean:
+    """A mean over batches; None where no batch has a value."""
+
+    mean: float | None
+    interval: Interval | None
+    """None for fewer than two values."""
+    values: Column
+    """By batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupGeometry:
+    """One group's vector compared with the sum of all groups."""
+
+    norm: BatchMean
+    cosine: BatchMean
+    share: BatchMean
+    rate: BatchMean | None = None
+    """Of the update; None for a gradient."""
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """All groups' vectors in one block, or in all of them."""
+
+    norm: BatchMean
+    """Of the sum of all groups."""
+    energy: BatchMean
+    """Which share of the squared norm of that sum lies in this block."""
+    groups: dict[str, GroupGeometry]
+
+
+@dataclass(frozen=True, slots=True)
+class AdamEffect:
+    """What Adam does to a group's share."""
+
+    difference: BatchMean
+    """Share in the update minus share in the gradient."""
+    below: int
+    """Batches in which the difference is below 0."""
+    above: int
+    p: float
+    """Of the sign test."""
+    verdict: AdamVerdict
+
+
+@dataclass(frozen=True, slots=True)
+class GradientGeometry:
+    """The groups' gradients."""
+
+    all: Geometry
+    """Over all blocks."""
+    blocks: dict[str, Geometry]
+    cosines: dict[str, dict[str, BatchMean]]
+    """Between any two groups."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateGeometry(GradientGeometry):
+    """The groups' parts of Adam's next step."""
+
+    step_shares: dict[str, BatchMean]
+    """Signed shares of the whole next step: of each group, of momentum and of weight decay."""
+    effects: dict[str, AdamEffect]
+
+
+@dataclass(frozen=True, slots=True)
+class SharesRecord:
+    """What ``gradient_shares`` found for one partition of the tokens."""
+
+    groups: list[str]
+    blocks: list[str]
+    n_batches: int
+    tokens: dict[str, list[int]]
+    """Of each group, by batch."""
+    gradient: GradientGeometry
+    update: UpdateGeometry | None
+    """None without the optimizer's state."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionShares:
+    """Shares of the gradient compared with shares of the tokens."""
+
+    shares: SharesRecord
+    token_share: dict[str, float]
+    excess: dict[str, BatchMean]
+    """Signed share of the gradient minus share of the tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerSettings:
+    """Of the next step."""
+
+    learning_rate: float
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterSummary(PartitionShares):
+    """Parameter space at the reference, by group and by category."""
+
+    categories: PartitionShares
+    optimizer: OptimizerSettings | None
+    note: str
+    """What to know about the optimizer."""
+
+
+# All of it
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One claim of the paper and what the numbers say of it."""
+
+    name: str
+    claim: str
+    because: str
+    verdict: ClaimVerdict
+
+    @property
+    def sentence(self) -> str:
+        """The claim, the verdict, and what it rests on."""
+        return f"{self.claim}: {self.verdict}; {self.because}"
+
+    def to_record(self) -> dict[str, str]:
+        """As JSON, the sentence included."""
+        return {**asdict(self), "sentence": self.sentence}
+
+
+@dataclass(frozen=True, slots=True)
+class GradientsRecord:
+    """Everything in gradients.json."""
+
+    criterion: dict[str, Any]
+    """Of the rocks."""
+    source: dict[str, Any]
+    """``manifest_sha256`` of the traces."""
+    settings: GradientsSettings
+    warnings: list[str]
+    groups: dict[str, list[int]]
+    """Ascending token ids by name: disjoint, and together all that occur."""
+    control: ControlMatch
+    trace: TraceSummary
+    logit: LogitSummary
+    parameter: ParameterSummary
+    claims: list[Claim]
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read gradients.json; a newer schema or a damaged file is refused by name."""
+        maker = "`rocktokens gradients`"
+        record = read_record(path, "gradients.json", maker, GRADIENTS_SCHEMA_VERSION)
+        try:
+            return parsed(cls, record)
+        except ValidationError as invalid:
+            first = invalid.errors()[0]
+            field = ".".join(map(str, first["loc"]))
+            raise RocktokensError(
+                f"{path} has no valid {field} ({first['msg']}): write it again with {maker}"
+            ) from None
+
+    def save(self, path: str | Path) -> None:
+        """Write gradients.json, byte for byte the same for the same content."""
+        Path(path).write_text(self.to_json(), encoding="utf-8")
+
+    def to_json(self) -> str:
+        """The text of gradients.json."""
+        return json.dumps(self.to_record(), ensure_ascii=False, sort_keys=True, allow_nan=False) + "\n"
+
+    def to_record(self) -> dict[str, Any]:
+        """The content of gradients.json as plain dictionaries and lists."""
+        claims = [claim.to_record() for claim in self.claims]
+        return {"schema_version": GRADIENTS_SCHEMA_VERSION, **asdict(self), "claims": claims}
+
+
+def parsed(record_type: type[T], content: Any) -> T:
+    """A record of plain dictionaries and lists; raises pydantic's ValidationError where a field does not fit."""
+    return _adapter(record_type).validate_python(content)
+
+
+@cache
+def _adapter(record_type: type[Any]) -> TypeAdapter[Any]:
+    return TypeAdapter(record_type)

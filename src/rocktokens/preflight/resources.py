@@ -1,0 +1,287 @@
+"""What a run will need: memory, time and disk (docs/method.md, section 9).
+
+1. ``measure_activations`` counts the bytes that a forward keeps for its backward pass, for one row and for two: the
+   difference is what a row costs, the rest (weights cast by autocast, say) does not grow with the batch.
+2. ``memory_need`` is arithmetic on this and on the models' sizes, at the longest prompt and response.
+3. ``update_seconds`` and ``sampling_seconds`` scale the timings of a probe to a step, as if all steps were like it.
+4. ``disk_need`` counts checkpoints and traces, as if every response were as long as it may be.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+
+from rocktokens.config import Config
+from rocktokens.display.numbers import byte_size, duration
+from rocktokens.models.head import hidden_states, lm_head
+from rocktokens.models.load import LoadedModel
+from rocktokens.preflight.findings import Finding, Level, warn_if
+from rocktokens.preflight.pair_probe import PairProbe
+from rocktokens.types import Rollout
+
+FLOAT32, HALF = 4, 2
+LOGIT_COPIES = 9
+"""Float32 arrays of a chunk's logits alive at once: 8 in ``weighted_kl``, 9 with ``jsd`` or the asymmetric term."""
+BACKWARD_COST = 2
+"""A backward pass does two matrix products for each one of the forward pass."""
+MEMORY_HEADROOM = 0.8
+"""The estimate leaves out fragmentation and the libraries' own buffers."""
+CHECKPOINT_BYTES = 12
+"""A trained parameter on disk: its float32 value and Adam's two moments."""
+TRACE_BYTES = 40
+"""A token on disk: its trace row and its share of the stored rollouts, before compression."""
+
+
+@dataclass(frozen=True, slots=True)
+class Activations:
+    """Bytes that a forward of the student keeps for its backward pass."""
+
+    fixed: float
+    per_token: float
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSize:
+    """The numbers of a student that its memory depends on."""
+
+    parameters: int
+    trainable: int
+    layers: int
+    width: int
+    head: int
+    """Entries of the LM head's weight that get a gradient."""
+    cache_per_token: int
+    """Numbers in the key-value cache of all layers."""
+
+    @classmethod
+    def of(cls, model: Any) -> "ModelSize":
+        """Read off a transformers causal LM, PEFT-wrapped or not."""
+        config = model.config.get_text_config()
+        heads = config.num_attention_heads
+        key_heads = getattr(config, "num_key_value_heads", None) or heads
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+        weight_VD = lm_head(model).weight_VD
+        return cls(
+            parameters=sum(parameter.numel() for parameter in model.parameters()),
+            trainable=sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
+            layers=config.num_hidden_layers,
+            width=config.hidden_size,
+            head=weight_VD.numel() if weight_VD.requires_grad else 0,
+            cache_per_token=2 * config.num_hidden_layers * key_heads * head_dim,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryNeed:
+    """Bytes on one device."""
+
+    student: float
+    """Float32 weights, their gradients and Adam's two moments."""
+    teacher: float
+    update: float
+    """Activations of a micro-batch and the logits of a chunk."""
+    sampling: float
+    """The key-value cache, and on a GPU in half width the copy of the student that is sampled from."""
+    is_kept: bool = False
+    """Whether what is sampled with stays in memory during the update, as on a GPU; else the two take turns."""
+
+    @property
+    def peak(self) -> float:
+        """Most at once; the models stay."""
+        at_work = self.update + self.sampling if self.is_kept else max(self.update, self.sampling)
+        return self.student + self.teacher + at_work
+
+
+def run_memory(
+    config: Config, student: LoadedModel, teacher: LoadedModel, rollouts: Sequence[Rollout], longest: int
+) -> MemoryNeed:
+    """Bytes at the longest prompt and response, with activations measured on the longest rollout."""
+    training, sequence = config.training, longest + config.rollouts.max_completion_length
+    size = ModelSize.of(student.model)
+    bf16 = training.bf16 and student.model.device.type == "cuda"
+    rollout = max(rollouts, key=lambda rollout: len(rollout.prompt_ids) + len(rollout.token_ids))
+    responses = training.per_device_train_batch_size * config.rollouts.max_completion_length
+    return memory_need(
+        size,
+        teacher_bytes=_weight_bytes(teacher),
+        activation_bytes=activation_need(
+            measure_activations(student.model, rollout, bf16=bf16),
+            size,
+            training.per_device_train_batch_size * sequence,
+            checkpointing=training.gradient_checkpointing,
+        ),
+        chunk_positions=min(config.scoring.tokens_per_chunk, responses),
+        vocab_size=max(lm_head(model.model).width for model in (student, teacher)),
+        sampled_tokens=config.rollouts.batch_size * sequence,
+        on_gpu=student.model.device.type == "cuda",
+        bf16=bf16,
+    )
+
+
+def measure_activations(model: Any, rollout: Rollout, *, bf16: bool = False) -> Activations:
+    """What a forward of ``model`` over one rollout keeps for the backward pass, measured on one row and on two."""
+    ids = torch.tensor(np.concatenate([rollout.prompt_ids, rollout.token_ids]), dtype=torch.long, device=model.device)
+    one, two = (_kept_bytes(model, ids.repeat(rows, 1), bf16) for rows in (1, 2))
+    return Activations(fixed=max(0, 2 * one - two), per_token=(two - one) / len(ids))
+
+
+def activation_need(activations: Activations, size: ModelSize, tokens: int, *, checkpointing: bool) -> float:
+    """Bytes of activations for a micro-batch; with checkpointing, the inputs of all layers and the inside of one."""
+    if not checkpointing:
+        return activations.fixed + activations.per_token * tokens
+    inputs = FLOAT32 * size.layers * size.width
+    return activations.fixed + (activations.per_token / size.layers + inputs) * tokens
+
+
+def memory_need(
+    size: ModelSize,
+    *,
+    teacher_bytes: int,
+    activation_bytes: float,
+    chunk_positions: int,
+    vocab_size: int,
+    sampled_tokens: int,
+    on_gpu: bool = False,
+    bf16: bool = False,
+) -> MemoryNeed:
+    """Bytes a training run needs on one device.
+
+    Args:
+        size: Of the student: 4 bytes per weight, and 12 more for each that is trained.
+        teacher_bytes: Its weights as they are loaded.
+        activation_bytes: Of one micro-batch.
+        chunk_positions: Positions whose logits are in memory at once.
+        vocab_size: Width of the wider head.
+        sampled_tokens: Prompts and responses of the sequences decoded together, at their longest.
+        on_gpu: Whether the sampler's memory stays from step to step.
+        bf16: Whether it samples from a copy of the student in half width.
+    """
+    width = HALF if bf16 else FLOAT32
+    logits = FLOAT32 * (LOGIT_COPIES * chunk_positions * vocab_size + size.head)
+    return MemoryNeed(
+        student=FLOAT32 * (size.parameters + 3 * size.trainable),
+        teacher=teacher_bytes,
+        update=activation_bytes + logits,
+        sampling=width * size.cache_per_token * sampled_tokens + (width * size.parameters if bf16 else 0),
+        is_kept=on_gpu,
+    )
+
+
+def available_memory(student: LoadedModel, teacher: LoadedModel) -> int:
+    """Bytes the run could have on the models' device: what is free, and what these two hold already."""
+    device = student.model.device
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+    return psutil.virtual_memory().available + _weight_bytes(student) + _weight_bytes(teacher)
+
+
+def update_seconds(probe: PairProbe, tokens: float) -> float:
+    """An update on this many response tokens: the teacher's forward, the student's forward and backward, both heads.
+
+    Of the two heads only the student's has a backward pass, so together they cost twice their forward.
+    """
+    student = (1 + BACKWARD_COST) * probe.seconds_student
+    return (probe.seconds_teacher + student + BACKWARD_COST * probe.seconds_heads) * tokens / probe.tokens
+
+
+def sampling_seconds(
+    probe_seconds: float, probe_tokens: int, *, rollouts: int, tokens: float, batch_size: int, fixed_batches: bool
+) -> float:
+    """Writing the rollouts of a step, from the time the probe took.
+
+    Args:
+        probe_seconds: Spent on sampling the probe.
+        probe_tokens: Response tokens of the probe.
+        rollouts: Of a step.
+        tokens: Response tokens of a step.
+        batch_size: Sequences decoded together.
+        fixed_batches: Whether a batch takes as long whatever the number of its rows, as on a GPU.
+    """
+    if fixed_batches:
+        return probe_seconds * math.ceil(rollouts / batch_size)
+    return probe_seconds * tokens / probe_tokens
+
+
+def disk_need(config: Config, trainable: int) -> dict[str, int]:
+    """Bytes of checkpoints, and of the traces of training and replay if every response is as long as it may be."""
+    training, trace = config.training, config.trace
+    checkpoints = 1 + math.ceil(training.max_steps / training.save_steps)
+    trained = training.max_steps * config.training.rollouts_per_step
+    replayed = trace.num_prompts * trace.num_generations * (len(trace.checkpoints) or checkpoints)
+    return {
+        "checkpoints": checkpoints * CHECKPOINT_BYTES * trainable,
+        "traces": TRACE_BYTES * (trained + replayed) * config.rollouts.max_completion_length,
+    }
+
+
+def check_memory(need: MemoryNeed, available: int) -> Finding:
+    """Whether the run fits."""
+    sizes = {name: part for name, part in asdict(need).items() if name != "is_kept"}
+    parts = ", ".join(f"{name} {byte_size(part)}" for name, part in sizes.items())
+    together = "what is sampled with stays during the update" if need.is_kept else "sampling and update take turns"
+    value = f"about {byte_size(need.peak)} of {byte_size(available)} ({parts}; {together})"
+    remedy = (
+        "lower training.per_device_train_batch_size or rollouts.batch_size, or set lora.enabled or "
+        "training.gradient_checkpointing"
+    )
+    level: Level = "ok" if need.peak <= MEMORY_HEADROOM * available else "warn" if need.peak <= available else "fail"
+    measured = {**sizes, "peak": need.peak, "available": available}
+    return Finding("memory", level, value, "" if level == "ok" else remedy, measured)
+
+
+def check_disk(need: Mapping[str, int], free: int) -> Finding:
+    """Room for what the run will write."""
+    total = sum(need.values())
+    parts = ", ".join(f"{name} {byte_size(part)}" for name, part in need.items())
+    problem = "free some space, raise training.save_steps, or give a run.directory on another disk"
+    value = f"at most {byte_size(total)} ({parts}), {byte_size(free)} free"
+    return warn_if(problem if total > free else "", "disk", value, {**need, "free": free})
+
+
+def estimate_time(config: Config, probe: PairProbe, sampled_in: float, rollouts: int, device: str) -> Finding:
+    """Seconds of a step and of the run, were all steps like the probe."""
+    per_step, steps = config.training.rollouts_per_step, config.training.max_steps
+    tokens = per_step * probe.tokens / rollouts
+    sampling = sampling_seconds(
+        sampled_in,
+        probe.tokens,
+        rollouts=per_step,
+        tokens=tokens,
+        batch_size=config.rollouts.batch_size,
+        fixed_batches=device == "cuda",
+    )
+    update = update_seconds(probe, tokens)
+    total = steps * (sampling + update)
+    value = (
+        f"about {duration(total)} for {steps} steps: {sampling:.2g} s sampling and {update:.2g} s updating per step "
+        f"(estimated from {rollouts} rollouts of {probe.tokens / rollouts:.0f} tokens on {device})"
+    )
+    measured = {"sampling": sampling, "update": update, "run": total, "tokens_per_step": tokens}
+    return Finding("time", "ok", value, measured=measured)
+
+
+def _kept_bytes(model: Any, ids_RL: torch.Tensor, bf16: bool) -> int:
+    """Bytes of all tensors that autograd saves in a forward, each storage once, the parameters themselves left out."""
+    parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    kept: dict[int, int] = {}
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in parameters:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
+    with torch.enable_grad(), hooks, torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=bf16):
+        states = hidden_states(model, ids_RL)
+    del states  # kept alive until here, so that no storage could be freed and counted again under its address
+    return sum(kept.values())
+
+
+def _weight_bytes(loaded: LoadedModel) -> int:
+    return sum(parameter.numel() * parameter.element_size() for parameter in loaded.model.parameters())

@@ -1,0 +1,79 @@
+"""A study from its config to its result: arms × seeds over one base config, trained, evaluated and compared.
+
+1. The plan: one ordinary run for every arm, seed and draw, under STUDY/arms (``plan``).
+2. What can be refused is refused before anything is trained (``preflight``, ``inputs``).
+3. The rocks the arms use (``scout``), then the runs, several at a time, each resumed where it was (``pool``,
+   ``worker``); what is on the disk already is not done again.
+4. Their curves are compared in pairs (``comparison``), and the result goes into study.json.
+
+docs/method.md, section 7.
+"""
+
+from collections.abc import Sequence
+
+from rocktokens.progress import SILENT, Progress
+from rocktokens.run_dir import RunDir
+from rocktokens.studies.comparison import compare
+from rocktokens.studies.config import StudyConfig, dump_study
+from rocktokens.studies.inputs import record_inputs
+from rocktokens.studies.plan import Job, plan_jobs, require_unchanged
+from rocktokens.studies.pool import choose_places, run_jobs
+from rocktokens.studies.preflight import require_policies, require_ready, student_vocabulary
+from rocktokens.studies.read_runs import read_curves, require_paired
+from rocktokens.studies.records import StudyResult
+from rocktokens.studies.scout import prepare_files
+from rocktokens.studies.worker import is_complete
+
+RESULT = "study.json"
+
+
+def run_study(config: StudyConfig, progress: Progress = SILENT) -> StudyResult:
+    """Train and evaluate what is left of a study, compare its arms, and commit study.toml and study.json.
+
+    Interrupted, the same call continues where it was; a study that is finished is only read and compared.
+    """
+    run, jobs = RunDir(config.study.directory), plan_jobs(config)
+    require_unchanged(config, jobs)
+    left = [job for job in jobs if not is_complete(job)]
+    if left:
+        with progress.status("looking at data, models and policies"):
+            require_ready(config)
+    with run.lock():
+        if left:
+            record_inputs(config, run)
+        prepare_files(config, run, progress)
+        if left:
+            require_policies(jobs, student_vocabulary(config))
+        run.commit_text("study.toml", dump_study(config))
+        _finish_jobs(config, left, len(jobs), progress)
+        return _conclude(config, run, jobs)
+
+
+def _finish_jobs(config: StudyConfig, left: Sequence[Job], total: int, progress: Progress) -> None:
+    """Train and evaluate what is left, in parallel, under one bar over all of it."""
+    places = choose_places(config.study.processes, config.base.models.device, len(left))
+    done = total - len(left)
+
+    def count(job: Job) -> None:
+        nonlocal done
+        done += 1
+        progress.note(f"{job.label}: done, {done} of {total} runs")
+
+    with progress.bar(f"training and evaluating {len(left)} of {total} runs", sum(job.work for job in left)) as advance:
+        run_jobs(left, places, advance, count)
+
+
+def _conclude(config: StudyConfig, run: RunDir, jobs: Sequence[Job]) -> StudyResult:
+    """Compare the finished jobs and commit study.json."""
+    require_paired(jobs)
+    result = compare(
+        read_curves(jobs),
+        config.pairs,
+        alpha=config.study.alpha,
+        margin=config.study.margin,
+        target_accuracy=config.study.target_accuracy,
+        baseline=config.study.baseline,
+        denominator=config.arm[0].policy.denominator,
+    )
+    run.commit(RESULT, result.save)
+    return result

@@ -1,0 +1,299 @@
+"""One update of the student: weigh its tokens, forward and backward over micro-batches, clip, step (method 7).
+
+1. Rank r takes the r-th contiguous block of the update's rollouts and cuts it into micro-batches. Two micro-batches of
+   one process and one micro-batch of two processes are therefore the same data in the same places.
+2. The policy weighs every response token of the whole update. One that needs no scores weighs tokens and positions
+   alone, so rows of weight 0 never reach a head. One that needs scores gets those of all ranks, from a pass without
+   gradient or dropout; the teacher's states of that pass are kept, so the teacher runs once.
+3. Every part of the loss is divided by the denominator of the whole update. DDP averages gradients over ranks, so each
+   rank's part is multiplied by their number; ranks communicate only in the last backward.
+4. Scores of all ranks are gathered in the order of the rollouts. Rows that the loss leaves out have those of the
+   scoring pass, of a pass without gradient if the policy watches them, or none (NaN).
+
+The host queues all of it and waits for a GPU twice: for loss, gradient norm and overlap before the weights are changed,
+and for the scores, which is also when the update is done. A policy that needs scores adds one wait before the first.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Literal, cast
+
+import numpy as np
+import torch
+from accelerate.utils import gather_object
+
+from rocktokens.errors import NonFiniteLossError, TrainingStoppedError
+from rocktokens.models.head import lm_head
+from rocktokens.policies import WeightPolicy
+from rocktokens.run_dir import derive_seed
+from rocktokens.scoring.batch import collate, response_states
+from rocktokens.scoring.divergence import token_scores
+from rocktokens.scoring.fused import sent
+from rocktokens.training.objective import ObjectiveOutput, TeacherStates, teacher_states
+from rocktokens.training.session import Session
+from rocktokens.types import EXTRA_COLUMNS, Rollout, TokenScores, TokenWeights
+
+Denominator = Literal["all", "kept"]
+"""What the loss is divided by: the number of tokens, or the sum of their weights."""
+OVERLAP_POSITIONS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What an update measured, over all ranks, tokens in the order of the rollouts."""
+
+    loss: float
+    grad_norm: float
+    learning_rate: float
+    weights: TokenWeights
+    scores: TokenScores
+    overlap: np.ndarray
+    head_compute_saved: float
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """A slice of the update: its rollouts and the span of its tokens in the update."""
+
+    rollouts: Sequence[Rollout]
+    tokens: slice
+    last: bool
+    """Of its rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weighing:
+    """What is known of an update before its gradient, tokens in the order of the rollouts."""
+
+    weights: TokenWeights
+    watched_T: np.ndarray
+    """bool: rows of weight 0 that are to be scored without gradient."""
+    scores: TokenScores | None = None
+    """Of every row, where the policy needed them."""
+    teacher_states: Sequence[TeacherStates] | None = None
+    """With them, those of each of this rank's micro-batches."""
+
+    def head_compute_saved(self, student_width: int, teacher_width: int, *, head_is_trained: bool) -> float:
+        """The share of the heads' multiply-adds that uniform weights would have cost and this update does not.
+
+        A trained row costs three products of the student's width (forward, and backward to the states and to the head's
+        weight), two where the head is not trained (LoRA), and one of the teacher's; a row scored without gradient one
+        of each. Negative where scoring costs more than dropped rows save.
+        """
+        n_tokens = len(self.watched_T)
+        n_trained = int(np.count_nonzero(self.weights.weights))
+        n_scored = n_tokens if self.scores is not None else int(np.count_nonzero(self.watched_T))
+        trained_row = (3 if head_is_trained else 2) * student_width + teacher_width
+        scored_row = student_width + teacher_width
+        return 1.0 - (n_trained * trained_row + n_scored * scored_row) / (n_tokens * trained_row)
+
+
+def update_student(session: Session, rollouts: Sequence[Rollout], step: int) -> Update:
+    """Make one update on ``rollouts`` and return what was measured on the way."""
+    weighing = weigh(session, rollouts, step)
+    require_weight(step, weighing.weights)
+    outputs = accumulate_gradients(session, rollouts, weighing, step)
+    max_norm = session.config.training.max_grad_norm
+    norm = cast(torch.Tensor, session.accelerator.clip_grad_norm_(session.trainable, max_norm))
+    own_loss, grad_norm, own_overlap = _read(outputs, norm)
+    require_finite(step, own_loss, grad_norm)
+    learning_rate = float(session.scheduler.get_last_lr()[0])
+    session.optimizer.step()
+    session.scheduler.step()
+    session.optimizer.zero_grad()
+    own_scores = numpy_scores([output.scores for output in outputs])
+    losses, scores, overlaps = zip(*gather_object([(own_loss, own_scores, own_overlap)]), strict=True)
+    w_s_VD, w_t_VE = (lm_head(model).weight_VD for model in (session.student, session.teacher))
+    return Update(
+        loss=sum(losses),
+        grad_norm=grad_norm,
+        learning_rate=learning_rate,
+        weights=weighing.weights,
+        scores=_filled(concatenated(scores), weighing.scores),
+        overlap=np.concatenate(overlaps),
+        head_compute_saved=weighing.head_compute_saved(
+            w_s_VD.shape[1], w_t_VE.shape[1], head_is_trained=w_s_VD.requires_grad
+        ),
+    )
+
+
+# Layout
+
+
+def micro_batches(rollouts: Sequence[Rollout], size: int, rank: int, num_ranks: int) -> Iterator[MicroBatch]:
+    """Yield this rank's micro-batches in order."""
+    starts = [0, *accumulate(len(rollout.token_ids) for rollout in rollouts)]
+    per_rank = len(rollouts) // num_ranks
+    block = range(rank * per_rank, (rank + 1) * per_rank)
+    for first in block[::size]:
+        end = min(first + size, block.stop)
+        yield MicroBatch(rollouts[first:end], slice(starts[first], starts[end]), last=end == block.stop)
+
+
+def token_arrays(rollouts: Sequence[Rollout]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Token ids, positions in the response and rollout ids (T,) of all response tokens, rollout after rollout."""
+    lengths = [len(rollout.token_ids) for rollout in rollouts]
+    return (
+        np.concatenate([rollout.token_ids for rollout in rollouts]),
+        np.concatenate([np.arange(length, dtype=np.int32) for length in lengths]),
+        np.repeat([rollout.rollout_id for rollout in rollouts], lengths),
+    )
+
+
+def numpy_scores(parts: Sequence[TokenScores]) -> TokenScores:
+    """Join torch columns, one part after the other, as float32 in numpy; extra columns if there are any.
+
+    A GPU is waited for once, not once per column.
+    """
+    names = _present(parts[0])
+    table_CT = torch.stack([torch.cat([getattr(part, name) for part in parts]).float() for name in names])
+    return TokenScores(**dict(zip(names, table_CT.cpu().numpy(), strict=True)))
+
+
+def concatenated(parts: Sequence[TokenScores]) -> TokenScores:
+    """Join numpy columns, one part after the other; extra columns if there are any."""
+    return TokenScores(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in _present(parts[0])})
+
+
+def _present(scores: TokenScores) -> list[str]:
+    names = [name for name, _ in scores.items()]
+    return names + [name for name in EXTRA_COLUMNS if getattr(scores, name) is not None]
+
+
+# Weights
+
+
+def weigh(session: Session, rollouts: Sequence[Rollout], step: int) -> Weighing:
+    """Weigh the tokens of an update, after a scoring pass where the policy needs one."""
+    policy, denominator = session.policy, session.config.policy.denominator
+    if policy.needs:
+        scores, teacher = _score_update(session, rollouts)
+        weights = token_weights(policy, scores, rollouts, denominator, step)
+        return Weighing(weights, np.zeros(len(weights.weights), dtype=bool), scores, teacher)
+    weights = token_weights(policy, None, rollouts, denominator, step)
+    watched_T = np.asarray(policy.probe(weights.weights, *token_arrays(rollouts), step)) & (weights.weights == 0)
+    return Weighing(weights, watched_T)
+
+
+def token_weights(
+    policy: WeightPolicy,
+    scores: TokenScores | None,
+    rollouts: Sequence[Rollout],
+    denominator: Denominator,
+    step: int,
+) -> TokenWeights:
+    """Weights of a whole update, keyed by the predicted tokens, and the denominator that all its parts share."""
+    weights_T = policy(scores, *token_arrays(rollouts), step)
+    total = float(np.sum(weights_T, dtype=np.float64)) if denominator == "kept" else float(len(weights_T))
+    return TokenWeights(weights_T, total)
+
+
+def require_weight(step: int, weights: TokenWeights) -> None:
+    """Refuse an update in which the policy keeps no token at all."""
+    if not float(weights.weights.sum()) > 0:
+        raise TrainingStoppedError(
+            f"step {step}: the policy gives weight 0 to all {len(weights.weights)} response tokens of the update, so "
+            "there is nothing to learn from: freeze fewer tokens, or raise policy.lam, policy.rho or policy.fraction"
+        )
+
+
+@torch.no_grad()
+def _score_update(session: Session, rollouts: Sequence[Rollout]) -> tuple[TokenScores, list[TeacherStates]]:
+    """Numpy scores of every row of the update, and the teacher's states of this rank's micro-batches."""
+    accelerator, section = session.accelerator, session.config.scoring
+    extras = [name for name in EXTRA_COLUMNS if name in session.policy.needs]
+    heads = lm_head(session.student), lm_head(session.teacher)
+    session.student.eval()
+    parts: list[TokenScores] = []
+    teachers: list[TeacherStates] = []
+    for micro in _own_micro_batches(session, rollouts):
+        batch = collate(micro.rollouts, session.pad_id, accelerator.device)
+        with accelerator.autocast():
+            teacher = teacher_states(session.teacher, batch, session.teacher_stream)
+            h_s_TD = response_states(session.student, batch)
+            states = (h_s_TD, heads[0], teacher.wait(), heads[1], batch.token_ids_T)
+            parts.append(
+                token_scores(*states, section.divergence, section.temperature, section.tokens_per_chunk, extras)
+            )
+        teachers.append(teacher)
+    return concatenated(gather_object([numpy_scores(parts)])), teachers
+
+
+# Gradient
+
+
+def accumulate_gradients(
+    session: Session, rollouts: Sequence[Rollout], weighing: Weighing, step: int
+) -> list[ObjectiveOutput]:
+    """Leave the gradient of the whole update's loss on the parameters; the outputs are this rank's, detached."""
+    accelerator, seed = session.accelerator, session.config.run.seed
+    overlap_P = overlap_positions(len(weighing.watched_T), derive_seed(seed, "overlap", step))
+    torch.manual_seed(derive_seed(seed, "dropout", step, accelerator.process_index))
+    session.objective.train()
+    outputs: list[ObjectiveOutput] = []
+    for micro in _own_micro_batches(session, rollouts):
+        known = weighing.teacher_states[len(outputs)] if weighing.teacher_states is not None else None
+        with nullcontext() if micro.last else accelerator.no_sync(session.objective):
+            output = _forward(session, micro, weighing, known, overlap_P)
+            accelerator.backward(output.loss * accelerator.num_processes)
+        outputs.append(output._replace(loss=output.loss.detach()))
+    return outputs
+
+
+def overlap_positions(num_tokens: int, seed: int) -> np.ndarray:
+    """Sorted token positions of the update at which the overlap is measured."""
+    chosen = np.random.default_rng(seed).choice(num_tokens, min(OVERLAP_POSITIONS, num_tokens), replace=False)
+    return np.sort(chosen)
+
+
+def require_finite(step: int, loss: float, grad_norm: float) -> None:
+    """Refuse to update the weights with a loss or gradient that is NaN or infinite."""
+    for name, value in (("loss", loss), ("gradient norm", grad_norm)):
+        if not math.isfinite(value):
+            raise NonFiniteLossError(
+                f"step {step}: the {name} is {value}; the last checkpoint is untouched: start a new run from it "
+                "(models.student = its directory) with a lower training.learning_rate"
+            )
+
+
+def _own_micro_batches(session: Session, rollouts: Sequence[Rollout]) -> Iterator[MicroBatch]:
+    accelerator, size = session.accelerator, session.config.training.per_device_train_batch_size
+    return micro_batches(rollouts, size, accelerator.process_index, accelerator.num_processes)
+
+
+def _forward(
+    session: Session, micro: MicroBatch, weighing: Weighing, known: TeacherStates | None, overlap_P: np.ndarray
+) -> ObjectiveOutput:
+    """Teacher without gradient unless its states are known, student with, both under the same autocast."""
+    device = session.accelerator.device
+    batch = collate(micro.rollouts, session.pad_id, device)
+    here, weights = micro.tokens, weighing.weights
+    overlap_P = overlap_P[(overlap_P >= here.start) & (overlap_P < here.stop)] - here.start
+    with session.accelerator.autocast():
+        return session.objective(
+            batch,
+            known or teacher_states(session.teacher, batch, session.teacher_stream),
+            weights.weights[here],
+            weights.denominator,
+            session.policy.term,
+            sent(np.flatnonzero(weighing.watched_T[here]), device),
+            sent(overlap_P, device),
+        )
+
+
+def _read(outputs: list[ObjectiveOutput], norm: torch.Tensor) -> tuple[float, float, np.ndarray]:
+    """Loss, gradient norm and overlap of this rank, in one transfer."""
+    loss = sum((output.loss for output in outputs[1:]), outputs[0].loss)
+    numbers = torch.cat([torch.stack([loss, norm]), *(output.overlap for output in outputs)]).cpu()
+    return float(numbers[0]), float(numbers[1]), numbers[2:].float().numpy()
+
+
+def _filled(scores: TokenScores, known: TokenScores | None) -> TokenScores:
+    """The scores, those of ``known`` where there are none; its extra columns too."""
+    if known is None:
+        return scores
+    columns = {name: np.where(np.isnan(own_T), getattr(known, name), own_T) for name, own_T in scores.items()}
+    return replace(known, **columns)
