@@ -14,7 +14,6 @@ Every stage leaves its files in the run directory; a second call picks up what i
 
 import json
 import tomllib
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,12 +21,10 @@ import numpy as np
 import typer
 
 from rocktokens.cli.common import AsJson, Overrides, notes, output, print_json, terminal
-from rocktokens.cli.distill import run_distill
 from rocktokens.cli.find import run_find, split_seed
 from rocktokens.cli.find_tables import print_summary
 from rocktokens.cli.gradients import run_gradients
 from rocktokens.cli.gradients_tables import print_claims
-from rocktokens.cli.knockout import run_knockout
 from rocktokens.cli.knockout_tables import print_verdicts
 from rocktokens.cli.study import study_with_figures
 from rocktokens.cli.study_tables import print_study
@@ -38,7 +35,8 @@ from rocktokens.display.rocks import rock_table
 from rocktokens.display.table import Column, Table, number, text, token
 from rocktokens.evaluation.evaluate import evaluate
 from rocktokens.evaluation.records import EvaluationRecord, accuracy_table
-from rocktokens.knockout.bans import Wanted
+from rocktokens.knockout.knockout import knockout
+from rocktokens.recipes import shipped
 from rocktokens.run_dir import RunDir
 from rocktokens.studies.config import StudyConfig, make_study
 from rocktokens.types import KEPT, RockSet
@@ -56,12 +54,12 @@ def demo(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Distil the embedded student, trace every token, and show which did not move and whether that matters.
+    """Run everything on the embedded pair: which tokens did training not move, and does that matter?
 
     Example: [bold]rocktokens demo --directory runs/first-look[/bold]
     """
     config = parse_config(
-        _shipped("demo.toml"), [f"run.directory={json.dumps(str(directory))}", *(overrides or [])], name="demo"
+        shipped("demo"), [f"run.directory={json.dumps(str(directory))}", *(overrides or [])], name="demo"
     )
     record = run_demo(config, quiet=as_json)
     if as_json:
@@ -72,7 +70,9 @@ def run_demo(config: Config, *, quiet: bool = False) -> dict[str, Any]:
     """All stages; tables on the way unless quiet; everything measured as a record."""
     run = RunDir(config.run.directory)
     notes.rule("1  distil on-policy")
-    run_distill(config, resume=True)
+    with notes.status("loading"):
+        from rocktokens.training.loop import distill
+    distill(config, resume=True, progress=terminal)
     notes.rule("2  replay through the checkpoints")
     with notes.status("loading"):
         from rocktokens.replay.replay import replay
@@ -84,7 +84,7 @@ def run_demo(config: Config, *, quiet: bool = False) -> dict[str, Any]:
     notes.rule("5  see where the gradient goes")
     gradients = run_gradients(run, config)
     notes.rule("6  ban the rocks")
-    sweep = run_knockout(run, config, Wanted(top=config.knockout.top))
+    sweep = knockout(run, config, progress=terminal)
     notes.rule("7  bypass the rocks")
     study = study_with_figures(bypass_study(config, run))
     notes.rule("8  write the page")
@@ -127,7 +127,7 @@ def write_page(run: RunDir) -> Path:
 
 def bypass_study(config: Config, run: RunDir) -> StudyConfig:
     """The study of step 7: no larger than the demo itself, with its rocks, on seeds that had no say in them."""
-    record = tomllib.loads(_shipped("demo_study.toml"))
+    record = tomllib.loads(shipped("demo-study"))
     base = config.model_dump(mode="json", exclude_none=True, exclude={"run", "policy"})
     for section, limits in record["base"].items():
         base[section] |= {key: min(base[section][key], limit) for key, limit in limits.items()}
@@ -139,10 +139,6 @@ def bypass_study(config: Config, run: RunDir) -> StudyConfig:
         "evaluate_every": base["training"]["max_steps"],
     }
     return make_study(record, "demo")
-
-
-def _shipped(name: str) -> str:
-    return resources.files("rocktokens.cli").joinpath(name).read_text(encoding="utf-8")
 
 
 def measure_movement(run: RunDir, rocks: RockSet) -> tuple[dict[str, Any], "pd.DataFrame"]:
@@ -206,7 +202,7 @@ def _print_answer(records: list[EvaluationRecord], movement: dict[str, Any], run
         f"kl; they are {tokens} of the tokens ({digits} digits) and {kl} of the kl that is left"
     )
     output.print(
-        "the study of step 7 is short, two seeds and few steps decide little: recipes/pebbles-paper.toml is longer"
+        "the study is short, and two seeds and few steps decide little: `rocktokens study pebbles-paper` is longer"
     )
     output.print(f"files: {run.path}, figures in {run.path / 'figures'}", soft_wrap=True, markup=False)
     output.print(f"all of it on one page: {run.path / 'report.html'}", soft_wrap=True, markup=False)

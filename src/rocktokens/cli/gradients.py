@@ -21,7 +21,9 @@ def gradients(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show who owns the gradient, in logit space, in parameter space and in Adam's step; write RUN/gradients.json.
+    """Show who owns the gradient: in logit space, in parameter space and in Adam's step.
+
+    The numbers go into RUN/gradients.json.
 
     Example: [bold]rocktokens gradients runs/mine --batches 8[/bold]
     """

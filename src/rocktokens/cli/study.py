@@ -15,7 +15,10 @@ from rocktokens.studies.config import StudyConfig, load_study
 from rocktokens.studies.forecast import Forecast, RunForecast, forecast
 from rocktokens.studies.records import StudyResult
 
-StudyPath = Annotated[Path, typer.Argument(metavar="STUDY.TOML", help="The config of the study.", show_default=False)]
+StudyPath = Annotated[
+    Path,
+    typer.Argument(metavar="STUDY.TOML", help="The config of the study, or a recipe's name.", show_default=False),
+]
 
 
 def study(
@@ -24,13 +27,13 @@ def study(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train several weight policies alike on several seeds, and say which is better, by how much, and how sure that is.
+    """Train several weight policies alike on several seeds, and say which is better and how sure that is.
 
     Interrupted, the same command continues where it was. Arms, seeds and draws may be added later. Comparisons at equal
     wall-clock time use the seconds each run took: they mean something only if all ran under the same load,
     uninterrupted.
 
-    Example: [bold]rocktokens study recipes/pebbles-paper.toml --set study.seeds=[0,1][/bold]
+    Example: [bold]rocktokens study pebbles-paper --set study.seeds=[0,1][/bold]
     """
     config = load_study(path, overrides)
     if plan:

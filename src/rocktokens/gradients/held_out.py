@@ -29,6 +29,7 @@ from rocktokens.gradients.records import (
     TraceSummary,
     TraceTypes,
 )
+from rocktokens.inference.bootstrap import bootstrap_counts
 from rocktokens.rocks import persistence
 from rocktokens.rocks.aggregate import ONE, occurrences, type_sums
 from rocktokens.rocks.categories import store_categories
@@ -36,7 +37,7 @@ from rocktokens.rocks.controls import match_controls
 from rocktokens.rocks.matching import NO_PARTNER, make_market, most_partners
 from rocktokens.rocks.selectors import Sample
 from rocktokens.rocks.split import HELD_OUT, NOT_SPLIT, Evidence, gather
-from rocktokens.rocks.uncertainty import bootstrap_counts, paired_tests, share_intervals
+from rocktokens.rocks.uncertainty import paired_tests, share_intervals
 from rocktokens.rollouts.store import read_rollouts
 from rocktokens.run_dir import RunDir, derive_seed
 from rocktokens.traces.store import TraceStore
