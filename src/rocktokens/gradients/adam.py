@@ -19,7 +19,7 @@ the change of a parameter θ is exactly a sum of
 See https://docs.pytorch.org/docs/stable/generated/torch.optim.AdamW.html for the algorithm.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -71,6 +71,10 @@ class Moments:
     exp_avg_sq: torch.Tensor
     step: float
     """Steps taken so far."""
+
+    def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "Moments":
+        """Apply a function to both moments."""
+        return Moments(change(self.exp_avg), change(self.exp_avg_sq), self.step)
 
 
 def moments_of(optimizer_state: Mapping[str, torch.Tensor], name: str, parameter: torch.Tensor) -> Moments | None:

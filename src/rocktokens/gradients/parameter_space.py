@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from rocktokens.config import Divergence
 from rocktokens.errors import NonFiniteLossError, RocktokensError
-from rocktokens.gradients.adam import AdamSettings, Moments, clip_factor, moments_of, step_parts
+from rocktokens.gradients.adam import AdamSettings, clip_factor, moments_of, step_parts
 from rocktokens.gradients.backward import Gradients, Objective, group_gradients
 from rocktokens.gradients.blocks import BlockGrams, local, local_like, ordered, trainable_blocks
 from rocktokens.gradients.partition import Partition, by_type, prompt_batches, split_by_rollout
@@ -142,11 +142,13 @@ class _Trainable:
         """float64 (B, A + 2, A + 2)."""
         grams = BlockGrams(self.blocks, len(gradients) + len(OTHER_PARTS))
         for name, parameter, own in self._with_gradients(gradients):
-            value, moments = local(parameter), _local_moments(moments_of(state, name, parameter), parameter)
+            value, moments = local(parameter), moments_of(state, name, parameter)
+            moments = moments and moments.map(lambda whole, parameter=parameter: local_like(whole, parameter))
             decay = adam.weight_decay.get(name, 0.0)
 
             def parts(here: slice, own=own, value=value, moments=moments, decay=decay) -> torch.Tensor:
-                return step_parts(_rows(own, here), value[here].double(), _cut(moments, here), adam, decay, clip)
+                cut = moments and moments.map(lambda each: each[here].double())
+                return step_parts(_rows(own, here), value[here].double(), cut, adam, decay, clip)
 
             grams.add(self.block_of[name], parameter, parts)
         return grams.total()
@@ -164,19 +166,6 @@ def _rows(gradients: list[torch.Tensor | None], here: slice) -> torch.Tensor:
     """float64 (A, n): a slice of every group's gradient, zeros for a group that has none."""
     some = next(gradient for gradient in gradients if gradient is not None)[here].double()
     return torch.stack([torch.zeros_like(some) if each is None else each[here].double() for each in gradients])
-
-
-def _local_moments(moments: Moments | None, parameter: torch.Tensor) -> Moments | None:
-    if moments is None:
-        return None
-    exp_avg, exp_avg_sq = (local_like(each, parameter) for each in (moments.exp_avg, moments.exp_avg_sq))
-    return Moments(exp_avg, exp_avg_sq, moments.step)
-
-
-def _cut(moments: Moments | None, here: slice) -> Moments | None:
-    if moments is None:
-        return None
-    return Moments(moments.exp_avg[here].double(), moments.exp_avg_sq[here].double(), moments.step)
 
 
 def _checked_objective(objective: Objective) -> Objective:
