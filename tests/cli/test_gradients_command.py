@@ -360,7 +360,7 @@ def test_an_interrupt_loses_nothing(measured: Path, tmp_path: Path, monkeypatch:
 
 def test_a_sketch_is_labelled_and_has_errors(copy: Path):
     shown = succeed("gradients", copy, *BATCHES, *changed("gradients.sketch_width=64")).stdout
-    assert "a sketch of width 64, with standard errors after ±" in shown
+    assert "a sketch of width 64, standard errors after ±" in shown
     found = record_of(copy)["logit"]["reference"]
     assert found["hidden"]["sketch"] is None
     assert found["vocabulary"]["groups"]["rocks"]["cos_pooled"]["error"] > 0
