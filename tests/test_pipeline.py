@@ -1,4 +1,4 @@
-"""``rocktokens run``: a second call makes nothing, what is gone or stale is made again, an interrupted call continues."""
+"""``rocktokens run``: a second call makes nothing, what is gone or stale is made again, and interrupts cost nothing."""
 
 import json
 import shutil
