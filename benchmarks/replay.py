@@ -14,6 +14,9 @@
    through both models; kl, log-probabilities and entropies come from float32 log-softmaxes of all logits. It is timed
    on a quarter of the rollouts under one checkpoint, and multiplied (the loading by checkpoints alone).
 
+5. ``--layers`` measures something else: ours with and without the kernels of norms, rotations and gates
+   (``scoring/layers.py``), in turns, at the largest number of checkpoints.
+
 The weight files are on the disk and in the page cache: else writing them out would hold up the traces. ``python
 benchmarks/replay.py`` needs CUDA and should take less than three minutes on an H200; ``--tiny`` runs all of it
 anywhere, on models too small to mean anything.
@@ -25,6 +28,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,6 +50,7 @@ from rocktokens.models.load import LoadedModel
 from rocktokens.replay.replay import Checkpoint, Probe, Session, open_students, score_probes
 from rocktokens.rollouts.store import write_rollouts
 from rocktokens.run_dir import RunDir
+from rocktokens.scoring import packed
 from rocktokens.traces.schema import trace_table
 from rocktokens.traces.writer import TraceWriter
 from rocktokens.types import Rollout, TokenScores
@@ -377,11 +382,38 @@ def measure(shape: Shape, folder: Path) -> None:
     print(f"mean kl of the first checkpoint, same rollouts: ours {found[0]:.6f}, naive {found[1]:.6f}")
 
 
+LAYER_ROUNDS = 3
+
+
+def compare_layers(shape: Shape, folder: Path) -> None:
+    """Print the seconds of our replay with the layer kernels and with transformers' own layers, in turns."""
+    checkpoints, rollouts = save_checkpoints(shape, folder / "checkpoints"), make_rollouts(shape)
+    os.sync()
+    teacher = LoadedModel(
+        make_model(shape, shape.teacher), make_tokenizer(shape.teacher.vocab_size), "teacher", frozenset()
+    )
+    kernels = packed.quick_layers
+    seconds: dict[str, list[float]] = {"kernels": [], "transformers": []}
+    for turn in range(-1, LAYER_ROUNDS):  # the first turn warms up
+        for name in sorted(seconds, reverse=turn % 2 == 1):
+            packed.quick_layers = kernels if name == "kernels" else lambda _model: nullcontext()
+            some = rollouts if turn >= 0 else rollouts[: 2 * NAIVE_BATCH]
+            took = our_replay(shape, RunDir(folder / f"{name}-{turn}"), checkpoints, teacher, some)
+            if turn >= 0:
+                seconds[name].append(took.total)
+    packed.quick_layers = kernels
+    medians = {name: statistics.median(rounds) for name, rounds in seconds.items()}
+    rows = [[name, *(f"{own:.2f}" for own in rounds), f"{medians[name]:.2f}"] for name, rounds in seconds.items()]
+    print_table(["layers", *(f"round {number + 1}, s" for number in range(LAYER_ROUNDS)), "median, s"], rows)
+    print(f"the kernels save {100 * (1 - medians['kernels'] / medians['transformers']):.0f} % of the replay")
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--small", action="store_true", help="the shape of SmolLM2-135M, taught by that of the 360M")
     size.add_argument("--tiny", action="store_true", help="on the CPU, to see that it runs")
+    parser.add_argument("--layers", action="store_true", help="ours with and without the layer kernels, in turns")
     return parser.parse_args()
 
 
@@ -396,7 +428,7 @@ def main() -> None:
     device = torch.cuda.get_device_name() if shape.device == "cuda" else "CPU"
     print(f"{machine(('rocktokens', 'torch', 'triton', 'transformers', 'safetensors'))}\n{device}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        measure(shape, Path(folder))
+        (compare_layers if given.layers else measure)(shape, Path(folder))
 
 
 if __name__ == "__main__":

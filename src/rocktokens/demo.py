@@ -124,7 +124,7 @@ def _study(directory: RunDir, config: Config, progress: Progress) -> bool:
     before = own.files()
     result = run_study(study, progress)
     with progress.status("drawing"):
-        commit_charts(own, study_charts(result.to_record(), own.path.name))
+        commit_charts(own, study_charts(result, own.path.name))
     return own.files() != before
 
 

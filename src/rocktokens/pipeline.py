@@ -92,15 +92,11 @@ def _trace(_run: RunDir, config: Config, progress: Progress) -> bool:
 
 
 def _find(run: RunDir, config: Config, progress: Progress) -> bool:
-    from rocktokens.report.charts.find_charts import find_charts
-    from rocktokens.report.charts.save import commit_charts
-    from rocktokens.rocks.find import find_run
+    from rocktokens.cli.find import run_find
 
     if _holds(lambda: _is_found(run, config)):
         return False
-    found = find_run(run, config.find, derive_seed(config.run.seed, "split"), progress=progress)
-    with progress.status("drawing"):
-        commit_charts(run, find_charts(run.path.name, found.rocks, found.analysis.to_record()))
+    run_find(run, config.find, derive_seed(config.run.seed, "split"))
     return True
 
 
@@ -133,7 +129,7 @@ def _gradients(run: RunDir, config: Config, progress: Progress) -> bool:
         return False
     record = measure_gradients(run, config, progress=progress)
     with progress.status("drawing"):
-        commit_charts(run, gradient_charts(record.to_record(), run.path.name))
+        commit_charts(run, gradient_charts(record, run.path.name))
     return True
 
 

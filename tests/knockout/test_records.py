@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocktokens.errors import RocktokensError
-from rocktokens.knockout.records import Ban, Changes, Knockout, KnockoutSweep
+from rocktokens.knockout.records import Ban, BanChanges, Knockout, KnockoutSweep
 
 numbers = st.floats(allow_nan=False, allow_infinity=False)
 perhaps = st.none() | numbers
@@ -23,7 +23,7 @@ bans = st.builds(
     category=st.text(),
 )
 changes = st.builds(
-    Changes,
+    BanChanges,
     n_rollouts=st.integers(0),
     n_prompts=st.integers(0),
     length=perhaps,
@@ -76,8 +76,10 @@ def test_a_saved_sweep_loads_equal_and_saves_to_the_same_bytes(tmp_path_factory,
 
 
 def small_sweep() -> KnockoutSweep:
-    some = Changes(3, 2, 1.5, 0.0, 4.0, 0.25, [(9, "Thus", 0.75), (4, "\n", 0.25)], [("p1", 0), ("p2", 1)], [("p3", 0)])
-    none = Changes(0, 0, None, None, None, None, [], [], [])
+    some = BanChanges(
+        3, 2, 1.5, 0.0, 4.0, 0.25, [(9, "Thus", 0.75), (4, "\n", 0.25)], [("p1", 0), ("p2", 1)], [("p3", 0)]
+    )
+    none = BanChanges(0, 0, None, None, None, None, [], [], [])
     so = Knockout(
         Ban((325,), "So", category="discourse"), -0.05, (-0.09, -0.01), 0.02, 0.03, "pillar", "pillar", 0.04,
         (-0.2, 0.1), 40, None, some,

@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -85,13 +85,3 @@ class Terminal:
 
 terminal = Terminal()
 progress_bar = terminal.bar
-
-
-def percent(share: float | None) -> str:
-    """A share as a percentage, or a dash where there is none."""
-    return "—" if share is None else f"{100 * share:.1f} %"
-
-
-def percent_interval(interval: Sequence[float] | None) -> str:
-    """An interval of shares in percent, or nothing where there is none."""
-    return "" if interval is None else f"[{100 * interval[0]:.1f}, {100 * interval[1]:.1f}]"

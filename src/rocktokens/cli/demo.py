@@ -2,21 +2,21 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
-from rich.text import Text
 
-from rocktokens.cli.common import AsJson, Overrides, output, percent, print_json, terminal
-from rocktokens.cli.evaluate import accuracy_table
-from rocktokens.cli.find_tables import print_summary, rock_table
+from rocktokens.cli.common import AsJson, Overrides, output, print_json, terminal
+from rocktokens.cli.find_tables import print_summary
 from rocktokens.cli.gradients_tables import print_claims
 from rocktokens.cli.knockout_tables import print_verdicts
 from rocktokens.cli.study_tables import print_study
+from rocktokens.cli.tables import print_table
 from rocktokens.config import parse_config
-from rocktokens.display.text import visible
-from rocktokens.evaluation.records import EvaluationRecord
+from rocktokens.display.numbers import fixed, percent
+from rocktokens.display.rocks import rock_table
+from rocktokens.display.table import Column, Table, number, text, token
+from rocktokens.evaluation.records import EvaluationRecord, accuracy_table
 from rocktokens.recipes import shipped
 from rocktokens.types import KEPT
 
@@ -40,16 +40,18 @@ def demo(
     with terminal.status("loading"):
         from rocktokens.demo import run_demo
     result = run_demo(config, terminal)
-    print_json(result.to_record()) if as_json else print_demo(result)
+    if as_json:
+        return print_json(result.to_record())
+    print_demo(result)
 
 
 def print_demo(result: "DemoResult") -> None:
-    """All tables, and what they come to."""
-    output.print(accuracy_table(result.evaluations))
+    """Print all tables, and what they come to."""
+    print_table(accuracy_table(result.evaluations))
     print_summary(result.rocks)
-    output.print(rock_table(result.rocks, 20))
-    output.print(movement_table(result.types, 20, result.movement.prompts))
-    print_claims(result.gradients.to_record())
+    print_table(rock_table(result.rocks, 20))
+    print_table(movement_table(result.types, 20, result.movement.prompts))
+    print_claims(result.gradients.claims)
     output.print()
     print_verdicts(result.knockout, "method", 20)
     output.print()
@@ -58,24 +60,21 @@ def print_demo(result: "DemoResult") -> None:
 
 
 def movement_table(types: "pd.DataFrame", show: int, prompts: str) -> Table:
-    """The types that hold the most kl, before and after training, on the same tokens of the prompts so named."""
-    table = Table(title=f"kl before and after training, same tokens, {prompts}", title_justify="left")
-    for name in ("token", "category", "tokens", "kl before", "kl after", "kept"):
-        table.add_column(name, justify="left" if name in ("token", "category") else "right")
-    for row in types.head(show).to_dict("records"):
-        table.add_row(
-            Text(visible(row["text"])),
-            row["category"],
-            percent(row["token_share"]),
-            f"{row['mean_kl_baseline']:.3f}",
-            f"{row['mean_kl']:.3f}",
-            percent(row["kept"]),
-        )
-    return table
+    """Make the table of the types that hold the most kl, before and after training, on the same tokens."""
+    columns: list[Column[dict[str, Any]]] = [
+        Column("token", lambda own: token(own["text"])),
+        Column("category", lambda own: text(own["category"])),
+        Column("tokens", lambda own: number(own["token_share"], percent)),
+        Column("kl before", lambda own: number(own["mean_kl_baseline"], fixed(3))),
+        Column("kl after", lambda own: number(own["mean_kl"], fixed(3))),
+        Column("kept", lambda own: number(own["kept"], percent)),
+    ]
+    title = f"kl before and after training, same tokens, {prompts}"
+    return Table.of("movement", columns, types.head(show).to_dict("records"), title)
 
 
 def print_answer(evaluations: list[EvaluationRecord], movement: "Movement", run: Path) -> None:
-    """What became of accuracy and loss, and where to read on."""
+    """Print what became of accuracy and loss, and where to read on."""
     before, after = evaluations[1], evaluations[-1]
     lowest = min(evaluations[1:], key=lambda own: own.accuracy)
     first, last = movement.on_policy_kl_first, movement.on_policy_kl_last

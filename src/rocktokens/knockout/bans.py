@@ -35,6 +35,15 @@ class Wanted:
     rocks_too: bool = False
     """Whether rocks are wanted besides the types that are named."""
     together: bool = False
+    """All of it banned at once, as one set."""
+    controls: bool = False
+    """Beside such a set, another one: types as frequent that are no rocks."""
+
+    def __post_init__(self) -> None:
+        if self.controls and not self.together:
+            raise RocktokensError(
+                "--controls is given without --together: a set of controls stands beside a set of rocks"
+            )
 
     @property
     def any_rocks(self) -> bool:

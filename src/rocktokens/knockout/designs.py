@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from rocktokens.knockout.records import Interval
-from rocktokens.knockout.verdicts import Rule, paired_effects, settled_verdicts, verdict
+from rocktokens.knockout.verdicts import VerdictRule, paired_effects, settled_verdicts, verdict
 from rocktokens.types import Verdict
 
 CURTAILED_LOOKS = 20
@@ -82,7 +82,7 @@ class Complete:
     """Every prompt of every ban, judged once."""
 
     n_prompts: int
-    rule: Rule
+    rule: VerdictRule
 
     @property
     def blocks(self) -> list[range]:
@@ -102,7 +102,7 @@ class Curtailed:
     """
 
     n_prompts: int
-    rule: Rule
+    rule: VerdictRule
 
     @property
     def blocks(self) -> list[range]:
@@ -119,7 +119,7 @@ class Curtailed:
         return [own if known else stop for own, known, stop in zip(wholes, known_K, stopped, strict=True)]
 
 
-def complete(interim: Interim, rule: Rule, noise: Interval) -> list[Settled]:
+def complete(interim: Interim, rule: VerdictRule, noise: Interval) -> list[Settled]:
     """Verdicts of bans of which everything is known (of others, as if the lowest were)."""
     effects = paired_effects(interim.lowest_KN, interim.num_samples, rule, noise)
     return [

@@ -37,7 +37,7 @@ class Ban:
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
+class BanChanges:
     """What else a ban changes, over the rollouts that hold a banned token (METHOD 6)."""
 
     n_rollouts: int
@@ -84,7 +84,7 @@ class Knockout:
     """Prompts whose outcome under the ban is known."""
     stopped: str | None
     """Why not all prompts were looked at: "curtailed", "efficacy", "futility", "neutral"; None when all were."""
-    changes: Changes
+    changes: BanChanges
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ def _knockout(entry: dict[str, Any]) -> Knockout:
     ban = Ban(**{**entry["ban"], "ids": tuple(entry["ban"]["ids"])})
     changes = {name: _tuples(value) for name, value in entry["changes"].items()}
     intervals = {name: entry[name] and tuple(entry[name]) for name in ("interval", "bounds")}
-    return Knockout(**{**entry, **intervals, "ban": ban, "changes": Changes(**changes)})
+    return Knockout(**{**entry, **intervals, "ban": ban, "changes": BanChanges(**changes)})
 
 
 def _tuples(value: Any) -> Any:

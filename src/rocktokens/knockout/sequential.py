@@ -34,7 +34,7 @@ import numpy as np
 from rocktokens.inference.paired import flip_chances
 from rocktokens.knockout.designs import Interim, Settled
 from rocktokens.knockout.records import Interval
-from rocktokens.knockout.verdicts import ROUNDING, Effect, Rule, paired_effects, verdict
+from rocktokens.knockout.verdicts import ROUNDING, Effect, VerdictRule, paired_effects, verdict
 from rocktokens.run_dir import derive_seed
 from rocktokens.types import Verdict
 
@@ -63,7 +63,7 @@ class GroupSequential:
     """Stops a ban when the test has its answer, or when the prompts that are left could hardly give one."""
 
     n_prompts: int
-    rule: Rule
+    rule: VerdictRule
 
     @property
     def blocks(self) -> list[range]:
@@ -123,7 +123,7 @@ def walk_test(stages: Sequence[np.ndarray], levels: Sequence[float]) -> Walk:
     return Walk(0, p)
 
 
-def _walk(interim: Interim, ban: int, ends: Sequence[int], rule: Rule) -> Walk:
+def _walk(interim: Interim, ban: int, ends: Sequence[int], rule: VerdictRule) -> Walk:
     affected = np.flatnonzero(interim.affected_KN[ban])
     looked_at = np.searchsorted(affected, ends)
     changes = interim.lowest_KN[ban, affected[: looked_at[-1]]]
@@ -145,13 +145,13 @@ class Forecasts:
         return float((self.verdict_F == kind).mean())
 
 
-def _at_the_end(effect: Effect, walk: Walk, rule: Rule) -> Settled:
+def _at_the_end(effect: Effect, walk: Walk, rule: VerdictRule) -> Settled:
     low, high = effect.interval
     interval = (low if walk.left > 0 else min(low, 0.0), high if walk.left < 0 else max(high, 0.0))
     return Settled(verdict(effect.delta, interval, rule), effect.delta, interval, walk.p)
 
 
-def _on_the_way(forecasts: Forecasts, walk: Walk, rule: Rule) -> Settled | None:
+def _on_the_way(forecasts: Forecasts, walk: Walk, rule: VerdictRule) -> Settled | None:
     kind: Verdict = max(STOPPED, key=forecasts.share)
     may_be_called = SIDE.get(kind, walk.left) == walk.left
     if forecasts.share(kind) < 1 - rule.alpha / 2 or not may_be_called:
@@ -161,14 +161,14 @@ def _on_the_way(forecasts: Forecasts, walk: Walk, rule: Rule) -> Settled | None:
     return Settled(kind, *_expected(forecasts, rule), p, STOPPED[kind])
 
 
-def _expected(forecasts: Forecasts, rule: Rule) -> tuple[float, Interval]:
+def _expected(forecasts: Forecasts, rule: VerdictRule) -> tuple[float, Interval]:
     # Rounded inwards, so that the interval is as sure as the verdict: where 1 − α/2 end below 0, so does this.
     low = np.quantile(forecasts.low_F, rule.alpha / 2, method="higher")
     high = np.quantile(forecasts.high_F, 1 - rule.alpha / 2, method="lower")
     return float(np.quantile(forecasts.delta_F, 0.5, method="lower")), (float(low), float(high))
 
 
-def forecast(interim: Interim, bans: Sequence[int], rule: Rule, noise: Interval) -> list[Forecasts]:
+def forecast(interim: Interim, bans: Sequence[int], rule: VerdictRule, noise: Interval) -> list[Forecasts]:
     """What the exact mode may find for each of these bans, by the same random numbers for all of them."""
     if not bans:
         return []
@@ -205,7 +205,7 @@ def _rates(rng: np.random.Generator, changed: np.ndarray, of: np.ndarray, num_sa
     return rng.beta(JEFFREYS + yes, JEFFREYS + no, FORECASTS)
 
 
-def _effects(outcomes_XH: np.ndarray, num_samples: int, rule: Rule, noise: Interval) -> list[Effect]:
+def _effects(outcomes_XH: np.ndarray, num_samples: int, rule: VerdictRule, noise: Interval) -> list[Effect]:
     n_prompts = int(outcomes_XH[0].sum())
     rows = max(FORECAST_CELLS // max(n_prompts, rule.resamples), 1)
     sizes = np.arange(-num_samples, num_samples + 1)

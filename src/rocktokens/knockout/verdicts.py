@@ -18,7 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from rocktokens.errors import RocktokensError
-from rocktokens.inference.paired import percentile_interval, prompt_draws, resampled_sums, sign_flip_test
+from rocktokens.inference.bootstrap import prompt_draws
+from rocktokens.inference.paired import percentile_interval, resampled_sums, sign_flip_test
 from rocktokens.knockout.records import Interval
 from rocktokens.run_dir import derive_seed
 from rocktokens.types import Verdict
@@ -30,7 +31,7 @@ EXACT: Interval = (0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class VerdictRule:
     """When a change of accuracy counts, and how its interval is made."""
 
     alpha: float = 0.05
@@ -65,7 +66,9 @@ class Effect:
     """Exact paired sign-flip test, two-sided."""
 
 
-def paired_effects(differences_KN: np.ndarray, num_samples: int, rule: Rule, noise: Interval = EXACT) -> list[Effect]:
+def paired_effects(
+    differences_KN: np.ndarray, num_samples: int, rule: VerdictRule, noise: Interval = EXACT
+) -> list[Effect]:
     """The effect of every ban, with the interval of a paired bootstrap over prompts and two additions.
 
     The percentile bootstrap is too bold where few prompts differ: four losses and no gain, of however many prompts,
@@ -91,7 +94,7 @@ def paired_effects(differences_KN: np.ndarray, num_samples: int, rule: Rule, noi
     ]
 
 
-def _effect(differences_N: np.ndarray, low: int, high: int, answers: int, rule: Rule, noise: Interval) -> Effect:
+def _effect(differences_N: np.ndarray, low: int, high: int, answers: int, rule: VerdictRule, noise: Interval) -> Effect:
     test = sign_flip_test(differences_N)
     largest_tail = rule.alpha / 2 + ROUNDING
     if test.at_most > largest_tail:
@@ -102,7 +105,7 @@ def _effect(differences_N: np.ndarray, low: int, high: int, answers: int, rule: 
     return Effect(int(differences_N.sum()) / answers, interval, test.p)
 
 
-def verdict(delta: float, interval: Interval, rule: Rule) -> Verdict:
+def verdict(delta: float, interval: Interval, rule: VerdictRule) -> Verdict:
     """METHOD 6; a pillar or a stumbling block within ±margin is called that and not neutral."""
     low, high = interval
     if delta <= -rule.epsilon + ROUNDING and high < -ROUNDING:
@@ -112,7 +115,7 @@ def verdict(delta: float, interval: Interval, rule: Rule) -> Verdict:
     return without_effect(interval, rule)
 
 
-def without_effect(interval: Interval, rule: Rule) -> Verdict:
+def without_effect(interval: Interval, rule: VerdictRule) -> Verdict:
     """What to call a change that is no evidence of an effect."""
     return "neutral" if _within_margin(*interval, rule) else "undecided"
 
@@ -123,7 +126,7 @@ def paper_verdict(verdict: Verdict) -> Verdict:
 
 
 def settled_verdicts(
-    lowest_KN: np.ndarray, highest_KN: np.ndarray, num_samples: int, rule: Rule, noise: Interval = EXACT
+    lowest_KN: np.ndarray, highest_KN: np.ndarray, num_samples: int, rule: VerdictRule, noise: Interval = EXACT
 ) -> list[Verdict | None]:
     """The verdict of every ban that no outcome of the remaining prompts can change; None where one could.
 
@@ -149,7 +152,7 @@ def settled_verdicts(
     return [_settled(*ends, rule) for ends in zip(effects[:n_bans], effects[n_bans:], strict=True)]
 
 
-def _settled(lowest: Effect, highest: Effect, rule: Rule) -> Verdict | None:
+def _settled(lowest: Effect, highest: Effect, rule: VerdictRule) -> Verdict | None:
     at_lowest = verdict(lowest.delta, lowest.interval, rule)
     at_highest = verdict(highest.delta, highest.interval, rule)
     if at_highest == "pillar":
@@ -163,5 +166,5 @@ def _settled(lowest: Effect, highest: Effect, rule: Rule) -> Verdict | None:
     return None if _within_margin(highest.interval[0], lowest.interval[1], rule) else "undecided"
 
 
-def _within_margin(low: float, high: float, rule: Rule) -> bool:
+def _within_margin(low: float, high: float, rule: VerdictRule) -> bool:
     return low >= -rule.margin - ROUNDING and high <= rule.margin + ROUNDING

@@ -4,9 +4,9 @@ import csv
 import io
 
 import pytest
-from hostile_texts import HOSTILE, SURROGATES
 
-from rocktokens.report.page.csv_cells import csv_text
+from hostile_texts import HOSTILE, SURROGATES
+from rocktokens.display.table import csv_text
 
 STARTS = "=+-@＝＋－＠"
 """What a spreadsheet takes for a formula, full width included."""

@@ -4,10 +4,16 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocktokens.gradients.describe import RELIABLE, corrected_cosine, cosine_with_others, largest_part
 from rocktokens.gradients.estimates import Estimate
-from rocktokens.gradients.persistence import Persistence
-from rocktokens.gradients.type_sums import SpaceSums, TypeGradients
+from rocktokens.gradients.logit_summary import (
+    RELIABLE,
+    Persistence,
+    corrected_cosine,
+    cosine_with_others,
+    largest_part,
+)
+from rocktokens.gradients.records import LargestPart
+from rocktokens.gradients.type_gradients import SpaceSums, TypeGradients
 
 
 def persistence_of(cross: list[float], before: list[float], after: list[float]) -> Persistence:
@@ -77,10 +83,10 @@ def test_the_largest_part_of_the_others_sum_is_a_signed_share():
     found = largest_part(
         gradients_of(means_UW, np.array([2, 3, 5, 7])), "hidden", np.array([True, False, False, False])
     )
-    assert (found["token_id"], found["freq"]) == (1, 3) and shares.argmax() == 0
-    np.testing.assert_allclose(found["share"], shares[0])
+    assert (found.token_id, found.freq) == (1, 3) and shares.argmax() == 0
+    np.testing.assert_allclose(found.share, shares[0])
     nobody = largest_part(gradients_of(means_UW, np.array([2, 3, 5, 7])), "hidden", np.ones(4, dtype=bool))
-    assert nobody == {"token_id": None, "freq": 0, "share": None}
+    assert nobody == LargestPart(token_id=None, freq=0, share=None)
 
 
 def test_twins_among_the_rocks_do_not_make_a_direction():

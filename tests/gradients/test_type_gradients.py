@@ -1,4 +1,5 @@
 import json
+from dataclasses import asdict
 from itertools import combinations
 
 import numpy as np
@@ -6,13 +7,24 @@ import pytest
 import torch
 
 from rocktokens.errors import RocktokensError
-from rocktokens.gradients.estimates import to_record
-from rocktokens.gradients.geometry import COLUMNS, describe_types, describe_whole, split_half
-from rocktokens.gradients.groups import compare_groups, describe_groups
-from rocktokens.gradients.persistence import describe_persistence, persistence
+from rocktokens.gradients.logit_space import TypeRows
+from rocktokens.gradients.logit_summary import (
+    compare_groups,
+    describe_checkpoint,
+    describe_groups,
+    describe_persistence,
+    persistence,
+)
 from rocktokens.gradients.sketch import count_sketch
-from rocktokens.gradients.type_rows import TypeRows
-from rocktokens.gradients.type_sums import BLOCK_ROWS, SpaceSums, TypeGradients
+from rocktokens.gradients.type_gradients import (
+    BLOCK_ROWS,
+    COLUMNS,
+    SpaceSums,
+    TypeGradients,
+    describe_types,
+    describe_whole,
+    split_half,
+)
 
 WIDTH = 40
 
@@ -115,7 +127,7 @@ def test_shares_of_a_partition_add_up_to_one(split):
     table = describe_types(gradients, "vocabulary")
     ids = gradients.token_ids
     groups = {f"group {rest}": ids[ids % split == rest] for rest in dict.fromkeys((ids % split).tolist())}
-    described = describe_groups(gradients, table, groups)
+    described = describe_groups(gradients, table, groups).values()
     assert sum(group.n_types for group in described) == len(gradients.token_ids)
     for name in ("token_share", "norm_share"):
         assert sum(getattr(group, name) for group in described) == pytest.approx(1)
@@ -160,7 +172,7 @@ def test_groups_are_compared_by_ranks():
     assert (test.n_first, test.n_second) == (4, 5)
     assert test.superiority == pytest.approx(observed) and test.p == pytest.approx(p)
     assert (test.median_first, test.median_second) == (np.median(a), np.median(b))
-    assert tests[1].n_second == 0 and np.isnan(tests[1].p)
+    assert tests[1].n_second == 0 and tests[1].p is None
 
 
 def test_types_without_the_number_are_left_out_of_the_test():
@@ -186,13 +198,13 @@ def test_persistence_is_judged_against_what_chance_alone_does():
     vectors, token_ids = random_gradients(drift=0.2)
     noise = np.random.default_rng(9).normal(size=vectors.shape)
     same = persistence(summed(vectors, token_ids), summed(vectors + noise, token_ids), "hidden")
-    (row,) = describe_persistence(same, {"all": np.unique(token_ids)})
+    row = describe_persistence(same, {"all": np.unique(token_ids)})["all"]
     assert row.n_types == row.n_split == 50
     assert row.split_half_after < row.split_half_before < 0.8
     assert row.cross_half == pytest.approx(np.sqrt(row.split_half_before * row.split_half_after), abs=0.05)
     turned = np.roll(vectors, 1, axis=1)
     other = persistence(summed(vectors, token_ids), summed(turned, token_ids), "hidden")
-    (row,) = describe_persistence(other, {"all": np.unique(token_ids)})
+    row = describe_persistence(other, {"all": np.unique(token_ids)})["all"]
     assert row.split_half_after > 0.4 and abs(row.cross_half) < 0.1
 
 
@@ -248,11 +260,13 @@ def test_records_are_json_with_none_for_what_is_not_defined():
     token_ids[0] = 1  # occurs once: no coherence, no halves
     gradients = summed(vectors, token_ids)
     table = describe_types(gradients, "hidden")
-    record = json.loads(json.dumps(to_record(table), allow_nan=False))
-    assert record["token_ids"] == gradients.token_ids.tolist()
-    assert record["coherence"]["value"][1] is None and record["coherence"]["error"][0] == 0
-    assert record["norm"]["value"] == table.norm.value.tolist()
-    groups = describe_groups(gradients, table, {"once": [1], "none": []})
-    once, none = json.loads(json.dumps(to_record(groups), allow_nan=False))
-    assert once["cos_pooled"] == {"value": groups[0].cos_pooled.value, "error": 0.0} and once["n_types"] == 1
+    found = describe_checkpoint(gradients, {"rocks": [1], "none": []}, {}).hidden
+    record = json.loads(json.dumps(asdict(found), allow_nan=False))
+    assert record["types"]["token_id"] == gradients.token_ids.tolist()
+    assert record["types"]["coherence"][1] is None and record["types"]["coherence_error"][0] == 0
+    assert record["types"]["norm"] == table.norm.value.tolist()
+    once, none = record["groups"].values()
+    assert (
+        once["cos_pooled"] == {"value": found.groups["rocks"].cos_pooled.value, "error": 0.0} and once["n_types"] == 1
+    )
     assert none["norm_share"] == 0 and none["mean_norm"] is None and none["medians"]["alignment"] is None

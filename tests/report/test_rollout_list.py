@@ -11,21 +11,12 @@ import pytest
 from view_run import CHECKPOINTS, log_line, probe_rollouts, rock_ids, tokenizer, under_ban, write_whole
 
 from rocktokens.errors import RocktokensError
-from rocktokens.report.views.browse import (
-    Filters,
-    compare,
-    history,
-    knockout_pairs,
-    knockouts,
-    live,
-    rollouts,
-    type_card,
-    warm,
-)
-from rocktokens.report.views.live import MAX_POINTS
+from rocktokens.report.views.knockout_pairs import knockout_pairs, knockouts
+from rocktokens.report.views.live import MAX_POINTS, live
+from rocktokens.report.views.rollout_list import Filters, compare, rollouts, warm
 from rocktokens.report.views.run_view import RunView
 from rocktokens.report.views.strips import Strip, rollout_strip
-from rocktokens.report.views.type_card import CONTEXT
+from rocktokens.report.views.type_card import CONTEXT, history, type_card
 from rocktokens.run_dir import RunDir
 
 

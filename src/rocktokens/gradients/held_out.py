@@ -1,22 +1,35 @@
-"""What ``rocktokens gradients`` looks at: the held-out rollouts, groups of types, and what the trace says of them.
+"""Which tokens are measured: held-out rollouts, groups of their types, and what the trace says of them.
 
 1. The prompts are those that did not select the rocks, by the split that ``find`` made. Where rocks.json does not come
-   from the traces of the run, nobody knows which these are, and nothing is called held out.
+   from the traces of the run, these are not known, and nothing is called held out.
 2. Groups, no type in two of them: the rocks; a control as frequent as the rocks; the types of the highest mean kl that
-   are neither; the rest. A control that does not fit every rock is the largest that fits some, and says so. Beside
-   them, all types of the highest mean kl that are no rocks, controls or not (METHOD 4.8).
+   are neither; the rest. A control that does not fit every rock is the largest that fits some, and says so. Besides
+   them, all types of the highest mean kl that are not rocks, controls or not (method 4.8).
 3. The trace has ‖g‖ and kl of every token: shares, means and changes by group, with intervals over prompts.
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from rocktokens.errors import ControlMatchError, RocktokensError
-from rocktokens.gradients.estimates import ratio, to_record
-from rocktokens.gradients.records import CONTROL, RARE, REST, ROCKS, ControlMatch, TraceSummary, parsed
+from rocktokens.gradients.estimates import column, defined, ratio
+from rocktokens.gradients.records import (
+    CONTROL,
+    RARE,
+    REST,
+    ROCKS,
+    ControlGroup,
+    KeptKl,
+    KlChange,
+    NormRatio,
+    RareTypes,
+    TraceGroup,
+    TraceSummary,
+    TraceTypes,
+)
+from rocktokens.inference.bootstrap import bootstrap_counts
 from rocktokens.rocks import persistence
 from rocktokens.rocks.aggregate import ONE, occurrences, type_sums
 from rocktokens.rocks.categories import store_categories
@@ -24,7 +37,7 @@ from rocktokens.rocks.controls import match_controls
 from rocktokens.rocks.matching import NO_PARTNER, make_market, most_partners
 from rocktokens.rocks.selectors import Sample
 from rocktokens.rocks.split import HELD_OUT, NOT_SPLIT, Evidence, gather
-from rocktokens.rocks.uncertainty import bootstrap_counts, paired_tests, share_intervals
+from rocktokens.rocks.uncertainty import paired_tests, share_intervals
 from rocktokens.rollouts.store import read_rollouts
 from rocktokens.run_dir import RunDir, derive_seed
 from rocktokens.traces.store import TraceStore
@@ -34,11 +47,15 @@ PARTIAL_TOLERANCE = 0.25
 """By which share the frequency of a control may differ from its rock's where a full match is not possible."""
 LEVEL = 0.95
 Groups = dict[str, np.ndarray]
+_UNKNOWN_SELECTION = (
+    "rocks.json was found in other traces than the run has now, so which prompts selected the rocks is not known: all "
+    "prompts are measured on; run `rocktokens find` again to hold some out"
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
-    """What is studied."""
+class HeldOut:
+    """The rollouts that are measured, and the groups of their types."""
 
     store: TraceStore
     evidence: Evidence
@@ -48,8 +65,7 @@ class Subject:
     """Ascending token ids by name: disjoint, and together all that occur. A group without types is left out."""
     rare_ids: np.ndarray
     """All rare high-kl types: those of the group, and those that are in the control."""
-    control: ControlMatch
-    """How the control was matched."""
+    control: ControlGroup
     warnings: list[str]
     seed: int
     """Of bootstrap intervals."""
@@ -69,39 +85,45 @@ class Subject:
         """All types, ascending."""
         return np.sort(np.concatenate(list(self.groups.values())))
 
+    @property
+    def sample(self) -> Sample:
+        """The traced tokens of these prompts at the reference."""
+        return self.evidence.measuring
 
-def choose_subject(run: RunDir, rocks: RockSet, reference: int | None, baseline: int | None) -> Subject:
-    """Rollouts and groups of a run; the checkpoints are those of the rocks where none are named."""
+
+def hold_out(run: RunDir, rocks: RockSet, reference: int | None, baseline: int | None) -> HeldOut:
+    """Choose rollouts and groups of a run; the checkpoints are those of the rocks where none are named."""
     if not rocks.tokens:
         raise RocktokensError(f"{run.rocks} holds no rocks, so there is no group to look at: run `rocktokens find`")
     store, criterion = TraceStore(run), rocks.criterion
     rocks.require_tokenizer(store.tokenizer_sha256)
     known = rocks.source.get("manifest_sha256") == store.manifest_sha256
+    if baseline is None and (baseline := criterion.get("baseline")) is not None and reference is not None:
+        baseline = min(baseline, reference)
     evidence = gather(
         store,
         criterion.get("reference") if reference is None else reference,
-        _baseline(criterion, reference) if baseline is None else baseline,
+        baseline,
         criterion.get("split") if known else None,
         criterion.get("seed", 0),
     )
     _require_rocks(rocks, evidence)
     groups, rare_ids, control = _groups(store, rocks, evidence)
-    return Subject(
+    measuring = None if evidence.prompts.measuring is None else set(evidence.prompts.measuring)
+    return HeldOut(
         store=store,
         evidence=evidence,
-        rollouts=_measured(_probe(run, evidence.reference), evidence.prompts.measuring),
+        rollouts=[
+            rollout
+            for rollout in _probe(run, evidence.reference)
+            if measuring is None or rollout.prompt_id in measuring
+        ],
         groups=groups,
         rare_ids=rare_ids,
         control=control,
         warnings=[] if known else [_UNKNOWN_SELECTION],
         seed=derive_seed(criterion.get("seed", 0), "gradients"),
     )
-
-
-_UNKNOWN_SELECTION = (
-    "rocks.json was found in other traces than the run has now, so which prompts selected the rocks is not known: all "
-    "are measured on; run `rocktokens find` again to hold some out"
-)
 
 
 def _require_rocks(rocks: RockSet, evidence: Evidence) -> None:
@@ -119,12 +141,6 @@ def _measured_on(evidence: Evidence) -> str:
     return HELD_OUT if evidence.is_split else NOT_SPLIT
 
 
-def _baseline(criterion: dict[str, Any], reference: int | None) -> int | None:
-    """That of the rocks, unless it would come after the reference that was asked for."""
-    baseline = criterion.get("baseline")
-    return min(baseline, reference) if baseline is not None and reference is not None else baseline
-
-
 def _probe(run: RunDir, reference: int) -> list[Rollout]:
     """The probe rollouts; where every checkpoint wrote its own, those of the reference."""
     probes = [entry.path for entry in run.files("rollouts/probe/")]
@@ -136,20 +152,17 @@ def _probe(run: RunDir, reference: int) -> list[Rollout]:
     return read_rollouts(run, own if len(probes) > 1 else probes[0])
 
 
-def _measured(rollouts: Sequence[Rollout], prompt_ids: Sequence[str] | None) -> list[Rollout]:
-    wanted = None if prompt_ids is None else set(prompt_ids)
-    return [rollout for rollout in rollouts if wanted is None or rollout.prompt_id in wanted]
-
-
-def _groups(store: TraceStore, rocks: RockSet, evidence: Evidence) -> tuple[Groups, np.ndarray, ControlMatch]:
+def _groups(store: TraceStore, rocks: RockSet, evidence: Evidence) -> tuple[Groups, np.ndarray, ControlGroup]:
     """The groups by name, all rare high-kl types, and how the control was matched."""
     token_ids, criterion = evidence.selection.token_ids, rocks.criterion
-    seed = criterion.get("seed", 0)
     rock_columns = np.flatnonzero(np.isin(token_ids, rocks.ids))
     columns = persistence.type_groups(
-        evidence.selection, rock_columns, criterion.get("min_freq", 2), derive_seed(seed, "analysis")
+        evidence.selection,
+        rock_columns,
+        criterion.get("min_freq", 2),
+        derive_seed(criterion.get("seed", 0), "analysis"),
     )
-    control_ids, control = _control(store, replace(rocks, criterion={**criterion, "reference": evidence.reference}))
+    control_ids, matched = _control(store, replace(rocks, criterion={**criterion, "reference": evidence.reference}))
     rare_ids = token_ids[columns[persistence.RARE]]
     groups = {
         ROCKS: token_ids[rock_columns],
@@ -157,8 +170,8 @@ def _groups(store: TraceStore, rocks: RockSet, evidence: Evidence) -> tuple[Grou
         CONTROL: np.sort(control_ids),
     }
     groups[REST] = np.setdiff1d(token_ids, np.concatenate(list(groups.values())))
-    control["n_rare_high_kl"] = len(np.intersect1d(rare_ids, control_ids))
-    return {name: ids for name, ids in groups.items() if len(ids)}, rare_ids, ControlMatch(**control)
+    control = ControlGroup(**matched, n_rare_high_kl=len(np.intersect1d(rare_ids, control_ids)))
+    return {name: ids for name, ids in groups.items() if len(ids)}, rare_ids, control
 
 
 def _control(store: TraceStore, rocks: RockSet) -> tuple[np.ndarray, dict[str, Any]]:
@@ -189,29 +202,35 @@ def category_ids(store: TraceStore, token_ids: np.ndarray) -> Groups:
     return {str(name): token_ids[categories == name] for name in np.unique(categories)}
 
 
-def describe_trace(subject: Subject) -> TraceSummary:
-    """What the trace says of the groups and the types: norms, kl before and after, intervals over prompts."""
-    sample, seed = subject.evidence.measuring, subject.seed
-    members = {name: np.isin(sample.token_ids, ids) for name, ids in subject.groups.items()}
+# What the trace says
+
+
+def describe_trace(held_out: HeldOut) -> TraceSummary:
+    """Summarize the trace by group and by type: norms, kl before and after, intervals over prompts."""
+    sample, seed = held_out.sample, held_out.seed
+    members = {name: np.isin(sample.token_ids, ids) for name, ids in held_out.groups.items()}
+    rocks_U, rare_U = members[ROCKS], np.isin(sample.token_ids, held_out.rare_ids)
     against = {"all": np.ones(len(sample.token_ids), dtype=bool), **members}
-    summary = {
-        "paired": subject.evidence.paired,
-        "groups": {name: _describe_group(subject, chosen_U, seed) for name, chosen_U in members.items()},
-        "norm_ratios": {
-            name: norm_ratio(sample, members[ROCKS], chosen_U, seed)
-            for name, chosen_U in against.items()
-            if name != ROCKS
+    freq, kl = sample.totals("freq"), sample.totals("kl")
+    rare_kl, rocks_kl = (defined(ratio(kl[own_U].sum(), freq[own_U].sum() * ONE)) for own_U in (rare_U, rocks_U))
+    return TraceSummary(
+        paired=held_out.evidence.paired,
+        groups={name: _describe_group(held_out, chosen_U) for name, chosen_U in members.items()},
+        norm_ratios={
+            name: norm_ratio(sample, rocks_U, chosen_U, seed) for name, chosen_U in against.items() if name != ROCKS
         },
-        "rare_high_kl": _rare(sample, members[ROCKS], np.isin(sample.token_ids, subject.rare_ids), seed),
-        "rocks_kept": _kept(sample, members[ROCKS]) if subject.evidence.paired else None,
-        "types": _types(subject, members),
-    }
-    return parsed(TraceSummary, summary)
+        rare_high_kl=RareTypes(
+            n_types=int((rare_U & (freq > 0)).sum()),
+            kl=rare_kl,
+            rocks_kl=rocks_kl,
+            norm_ratio=norm_ratio(sample, rocks_U, rare_U, seed),
+        ),
+        rocks_kept=_kept(sample, rocks_U) if held_out.evidence.paired else None,
+        types=_types(held_out, members),
+    )
 
 
-def norm_ratio(
-    sample: Sample, first_U: np.ndarray, second_U: np.ndarray, seed: int, draws: int = 1000
-) -> dict[str, Any]:
+def norm_ratio(sample: Sample, first_U: np.ndarray, second_U: np.ndarray, seed: int, draws: int = 1000) -> NormRatio:
     """Mean ‖g‖ of an occurrence of the first types over that of the second, with its bootstrap interval over prompts.
 
     Against all types, that is the first ones' share of Σ‖g‖ over their share of the tokens.
@@ -224,67 +243,55 @@ def norm_ratio(
     )
     ratio_B = ratio(norm_first * freq_second, freq_first * norm_second)
     if np.isnan(ratio_B[0]):
-        return {"ratio": None, "interval": None}
-    ends = np.nanquantile(ratio_B[1:], [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return {"ratio": float(ratio_B[0]), "interval": [float(end) for end in ends]}
+        return NormRatio(None, None)
+    low, high = np.nanquantile(ratio_B[1:], [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return NormRatio(float(ratio_B[0]), (float(low), float(high)))
 
 
-def _rare(sample: Sample, rocks_U: np.ndarray, rare_U: np.ndarray, seed: int) -> dict[str, Any]:
-    """All rare high-kl types beside the rocks: mean kl of an occurrence, in nats, and the ratio of mean norms."""
-    freq, kl = sample.totals("freq"), sample.totals("kl")
-    kl_rocks, kl_rare = (ratio(kl[own_U].sum(), freq[own_U].sum() * ONE) for own_U in (rocks_U, rare_U))
-    return {
-        "n_types": int((rare_U & (freq > 0)).sum()),
-        "kl": to_record(kl_rare[()]),
-        "rocks_kl": to_record(kl_rocks[()]),
-        "norm_ratio": norm_ratio(sample, rocks_U, rare_U, seed),
-    }
-
-
-def _describe_group(subject: Subject, chosen_U: np.ndarray, seed: int) -> dict[str, Any]:
-    sample, paired = subject.evidence.measuring, subject.evidence.paired
+def _describe_group(held_out: HeldOut, chosen_U: np.ndarray) -> TraceGroup:
+    sample, paired, seed = held_out.sample, held_out.evidence.paired, held_out.seed
     intervals = share_intervals(sample, chosen_U, paired, seed=seed)
     freq, norm, kl = (sample.totals(name) for name in ("freq", "grad_norm", "kl"))
     count = int(freq[chosen_U].sum())
-    return {
-        "n_types": int((chosen_U & (freq > 0)).sum()),
-        "n_occurrences": count,
-        "token_share": _share(freq, chosen_U),
-        "token_share_interval": intervals["token_share"],
-        "norm_share": _share(norm, chosen_U),
-        "norm_share_interval": intervals["grad_share"],
-        "kl_share": _share(kl, chosen_U),
-        "kl_share_interval": intervals["kl_share"],
-        "mean_norm": int(norm[chosen_U].sum()) / (count * ONE) if count else None,
-        "change": asdict(paired_tests(sample, chosen_U, seed=seed)) if paired else None,
-    }
+    return TraceGroup(
+        n_types=int((chosen_U & (freq > 0)).sum()),
+        n_occurrences=count,
+        token_share=_share(freq, chosen_U),
+        token_share_interval=intervals["token_share"],
+        norm_share=_share(norm, chosen_U),
+        norm_share_interval=intervals["grad_share"],
+        kl_share=_share(kl, chosen_U),
+        kl_share_interval=intervals["kl_share"],
+        mean_norm=int(norm[chosen_U].sum()) / (count * ONE) if count else None,
+        change=KlChange(**asdict(paired_tests(sample, chosen_U, seed=seed))) if paired else None,
+    )
 
 
-def _kept(sample: Sample, chosen_U: np.ndarray) -> dict[str, list[Any]]:
+def _kept(sample: Sample, chosen_U: np.ndarray) -> KeptKl:
     """The share of its kl that each of the types kept, None where it had none."""
     after, before = (sample.totals(name)[chosen_U] for name in ("kl", "kl_before"))
-    return {"token_id": sample.token_ids[chosen_U].tolist(), "kept": to_record(ratio(after, before))}
+    return KeptKl(sample.token_ids[chosen_U].tolist(), column(ratio(after, before)))
 
 
-def _types(subject: Subject, members: Mapping[str, np.ndarray]) -> dict[str, list[Any]]:
+def _types(held_out: HeldOut, members: Groups) -> TraceTypes:
     """Every type that occurs, column by column."""
-    sample, store = subject.evidence.measuring, subject.store
+    sample, store = held_out.sample, held_out.store
     used = np.flatnonzero(sample.totals("freq"))
     ids, freq = sample.token_ids[used], sample.totals("freq")[used]
-    before = (
-        (sample.totals("kl_before")[used] / (freq * ONE)).tolist() if subject.evidence.paired else [None] * len(ids)
+
+    def mean(name: str) -> list[float | None]:
+        return (sample.totals(name)[used] / (freq * ONE)).tolist()
+
+    return TraceTypes(
+        token_id=ids.tolist(),
+        text=store.token_texts(ids),
+        category=list(store_categories(store, ids)),
+        group=np.select([chosen_U[used] for chosen_U in members.values()], list(members), default=REST).tolist(),
+        freq=freq.tolist(),
+        kl_before=mean("kl_before") if held_out.evidence.paired else [None] * len(ids),
+        kl=mean("kl"),
+        mean_norm=mean("grad_norm"),
     )
-    group_of = np.select([chosen_U[used] for chosen_U in members.values()], list(members), default=REST)
-    return {
-        "token_id": ids.tolist(),
-        "text": store.token_texts(ids),
-        "category": list(store_categories(store, ids)),
-        "group": group_of.tolist(),
-        "freq": freq.tolist(),
-        "kl_before": before,
-        "kl": (sample.totals("kl")[used] / (freq * ONE)).tolist(),
-        "mean_norm": (sample.totals("grad_norm")[used] / (freq * ONE)).tolist(),
-    }
 
 
 def _share(values: np.ndarray, chosen: np.ndarray) -> float | None:

@@ -1,9 +1,8 @@
-"""The questions a browser of runs asks, each answered by one frozen record.
+"""The rollouts of a run: those that match filters, sorted, a page at a time; and one rollout seen twice.
 
-1. ``rollouts``: the rollouts of a checkpoint that match filters, sorted, a page at a time. A filter on tokens (rock,
-   token, category, kl) is met by a rollout that holds one token which meets all of them.
+1. ``rollouts``: a filter on tokens (rock, token, category, kl) is met by a rollout that holds one token which meets all
+   of them.
 2. ``compare``: one rollout at two checkpoints, or in two runs.
-3. ``type_card`` and ``history``, ``knockouts`` and ``knockout_pairs``, and ``live`` are made in modules of their own.
 
 Values from outside are compared with arrays; none becomes part of a query.
 """
@@ -11,61 +10,27 @@ Values from outside are compared with arrays; none becomes part of a query.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
 from rocktokens.display.text import legible
 from rocktokens.errors import RocktokensError
-from rocktokens.report.views.knockout_pairs import (
-    KnockoutPage,
-    KnockoutPair,
-    KnockoutRow,
-    KnockoutToken,
-    banned_ids,
-    knockout_pairs,
-    knockouts,
-)
-from rocktokens.report.views.live import Curve, LiveRock, LiveView, live
-from rocktokens.report.views.paging import PAGE_SIZE, page_of
 from rocktokens.report.views.run_view import RunView
 from rocktokens.report.views.strips import Strip, rollout_strip, shortest
 from rocktokens.report.views.token_index import TokenIndex
-from rocktokens.report.views.type_card import Occurrence, TypeCard, history, type_card
 from rocktokens.rocks.categories import CATEGORIES
-
-__all__ = [
-    "PAGE_SIZE",
-    "SORTS",
-    "Curve",
-    "Filters",
-    "KnockoutPage",
-    "KnockoutPair",
-    "KnockoutRow",
-    "KnockoutToken",
-    "LiveRock",
-    "LiveView",
-    "Occurrence",
-    "RolloutPage",
-    "RolloutRow",
-    "TypeCard",
-    "compare",
-    "history",
-    "knockout_pairs",
-    "knockouts",
-    "live",
-    "rollouts",
-    "type_card",
-    "warm",
-]
 
 SORTS = ("rollout_id", "mean_kl", "max_kl", "n_rocks", "length")
 PREVIEW = 160
+PAGE_SIZE, MAX_PAGE_SIZE = 100, 1000
 WARMED_AT_ONCE = 1024
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """Which rollouts to list and in what order; None asks for nothing."""
+    """Which rollouts to list and in what order; None does not filter."""
 
     checkpoint: int | None = None
     """Default: the reference."""
@@ -113,8 +78,17 @@ class RolloutPage:
     rows: tuple[RolloutRow, ...]
 
 
+def page_of(items: list[Item], page: int, size: int) -> list[Item]:
+    """Return one page of items, counted from 0; nothing beyond the last."""
+    if page < 0:
+        raise RocktokensError(f"page = {page} is not valid: pages are counted from 0")
+    if not 1 <= size <= MAX_PAGE_SIZE:
+        raise RocktokensError(f"size = {size} is not valid: give 1 to {MAX_PAGE_SIZE} rows per page")
+    return items[page * size : (page + 1) * size]
+
+
 def rollouts(run: RunView, filters: Filters, page: int = 0, size: int = PAGE_SIZE) -> RolloutPage:
-    """The rollouts that match, one page of them."""
+    """List one page of the rollouts that match."""
     _require_sensible(filters)
     index = run.index(filters.checkpoint)
     matching = _matching(run, index, filters)
@@ -127,7 +101,7 @@ def rollouts(run: RunView, filters: Filters, page: int = 0, size: int = PAGE_SIZ
 def warm(run: RunView, is_wanted: Callable[[], bool] = lambda: True) -> None:
     """Read and grade what lists and searches need, so that the first comes as fast as the next.
 
-    For a thread of its own: nobody waits long for it, and it ends soon after ``is_wanted`` says no.
+    For a thread of its own: it holds no lock for long, and ends soon after ``is_wanted`` returns False.
     """
     if run.reference is None:
         return
@@ -145,7 +119,7 @@ def warm(run: RunView, is_wanted: Callable[[], bool] = lambda: True) -> None:
 def compare(
     run_a: RunView, checkpoint_a: int | None, run_b: RunView, checkpoint_b: int | None, rollout_id: int
 ) -> tuple[Strip, Strip]:
-    """One rollout at two checkpoints of a run, or the rollouts of one number in two runs."""
+    """Show one rollout at two checkpoints of a run, or the rollouts of one number in two runs."""
     return rollout_strip(run_a, rollout_id, checkpoint_a), rollout_strip(run_b, rollout_id, checkpoint_b)
 
 
@@ -159,12 +133,12 @@ def _require_sensible(filters: Filters) -> None:
 
 
 def _matching(run: RunView, index: TokenIndex, filters: Filters) -> np.ndarray:
-    """Places of the rollouts that match; what costs most per rollout is asked last, of those that are left."""
+    """Find the places of the rollouts that match; the costliest filters come last, on those that are left."""
     matches_R = index.count(_chosen_tokens(run, index, filters)) > 0
     if filters.rock is False:
         matches_R &= index.n_rocks_R == 0
     if filters.banned is not None:
-        matches_R &= (index.count(np.isin(index.token_ids_T, banned_ids(run))) > 0) == filters.banned
+        matches_R &= (index.count(np.isin(index.token_ids_T, run.banned_ids)) > 0) == filters.banned
     places = np.flatnonzero(matches_R)
     if filters.text:
         wanted = filters.text.casefold()
@@ -176,7 +150,7 @@ def _matching(run: RunView, index: TokenIndex, filters: Filters) -> np.ndarray:
 
 
 def _chosen_tokens(run: RunView, index: TokenIndex, filters: Filters) -> np.ndarray:
-    """The tokens that meet every filter on tokens, bool (T,)."""
+    """Find the tokens that meet every filter on tokens, bool (T,)."""
     chosen_T = index.is_rock_T.copy() if filters.rock else np.ones(len(index.token_ids_T), dtype=bool)
     if filters.token_id is not None:
         chosen_T &= index.token_ids_T == filters.token_id
@@ -192,7 +166,7 @@ def _chosen_tokens(run: RunView, index: TokenIndex, filters: Filters) -> np.ndar
 
 
 def _sorted(index: TokenIndex, places: np.ndarray, sort: str) -> np.ndarray:
-    """The places in order; equal ones by rollout id, rollouts without a kl last."""
+    """Sort the places; equal ones by rollout id, rollouts without a kl last."""
     columns_R = {
         "rollout_id": index.rollout_ids_R,
         "mean_kl": index.mean_kl_R,

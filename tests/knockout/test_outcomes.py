@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocktokens.knockout.changes import NOWHERE, Continuation, describe_changes, first_occurrences
+from rocktokens.knockout.outcomes import NOWHERE, Continuation, first_occurrences
 from rocktokens.knockout.records import Ban
+from rocktokens.knockout.summary import describe_changes
 from rocktokens.types import Rollout
 
 VOCABULARY = 8

@@ -11,36 +11,39 @@
 
 import base64
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
 from rocktokens.display.numbers import listed
+from rocktokens.display.table import Table, csv_text
 from rocktokens.display.text import MARKS_LEGEND, legible, printable
 from rocktokens.errors import RocktokensError
-from rocktokens.report.charts.exhibits import Exhibit, all_exhibits
+from rocktokens.report.charts.figures import Figure
 from rocktokens.report.charts.save import chart_bytes
+from rocktokens.report.charts.theme import finite
 from rocktokens.report.csp import asset, page_policy
 from rocktokens.report.page.answers import Answer, five_answers
-from rocktokens.report.page.csv_cells import csv_text
 from rocktokens.report.page.sections import Section, sections
-from rocktokens.report.page.tables import Table, runs_table
+from rocktokens.report.tables import runs_table
 from rocktokens.report.views.run_view import RunView, to_json
 from rocktokens.report.views.strips import Strip, interesting_rollouts, rollout_strip
-from rocktokens.run_dir import write_atomically
 
 STRIPS, STRIP_TOKENS = 4, 1_000
 """Rollouts shown of each run, and tokens of each: a page must not grow with the length of answers."""
 ROOM = 20
 """Pixels."""
 RESULT_FILES = ("rocks.json", "find.json", "gradients.json", "knockout.json", "evaluations.json")
+STUDY_FACTS = ("baseline", "seeds", "n_prompts", "alpha", "margin", "denominator")
 VERDICTS = frozenset(
-    ("pillar", "stumbling", "neutral", "undecided", "untested", "better", "worse", "equivalent", "unreached")
+    (
+        *("pillar", "stumbling", "neutral", "undecided", "untested", "better", "worse", "equivalent", "unreached"),
+        *("supported", "contradicted", "inconclusive"),
+    )
 )
 METHOD = (
     "kl is the divergence of the student from the teacher over the whole vocabulary, in nats, at each sampled token; "
@@ -60,7 +63,7 @@ _SIZE = re.compile(r'width="([\d.]+)" height="([\d.]+)" viewBox="0 0 [\d.]+ [\d.
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class Image:
     """A chart as the page holds it."""
 
     id: str
@@ -80,7 +83,7 @@ class Part:
     sections: Sequence[Section]
     missing: dict[str, str]
     """Titles of sections that could not be made, by the command that makes their data."""
-    figures: dict[str, Figure]
+    images: dict[str, Image]
     strips: Sequence[Strip]
     facts: dict[str, dict[str, str]]
     config: str
@@ -110,21 +113,6 @@ def report_html(runs: Sequence[RunView]) -> str:
         verdicts=VERDICTS,
         version=metadata.version("rocktokens"),
     )
-
-
-def write_figures(runs: Sequence[RunView], directory: Path) -> list[Path]:
-    """Every figure as PDF with its data as CSV; of several runs, a folder each."""
-    require_content(runs)
-    written = []
-    for number, run in enumerate(runs, start=1):
-        folder = directory if len(runs) == 1 else directory / f"{number}-{file_name(run.name)}"
-        for exhibit in all_exhibits(run):
-            contents = {"pdf": chart_bytes(exhibit.chart, "pdf"), "csv": csv_text(exhibit.records).encode()}
-            for ending, content in contents.items():
-                path = folder / f"{exhibit.name}.{ending}"
-                write_atomically(path, lambda temporary, content=content: temporary.write_bytes(content))
-                written.append(path)
-    return written
 
 
 def require_content(runs: Sequence[RunView]) -> None:
@@ -174,10 +162,10 @@ def _part(run: RunView, part_id: str) -> Part:
         answers=five_answers(run),
         sections=shown,
         missing=_missing(made),
-        figures={
-            exhibit.name: _figure(exhibit, f"{part_id}-figure-{exhibit.name}")
+        images={
+            figure.name: _image(figure, f"{part_id}-figure-{figure.name}")
             for section in shown
-            for exhibit in section.exhibits
+            for figure in section.figures
         },
         strips=[rollout_strip(run, own).first(STRIP_TOKENS) for own in interesting_rollouts(run, STRIPS)],
         facts=_facts(run),
@@ -193,9 +181,9 @@ def _missing(made: Sequence[Section]) -> dict[str, str]:
     return {verb: listed(titles) for verb, titles in by_verb.items()}
 
 
-def _figure(exhibit: Exhibit, figure_id: str) -> Figure:
-    svg, width, height = with_room(chart_bytes(exhibit.chart, "svg").decode())
-    return Figure(figure_id, f"data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}", width, height)
+def _image(figure: Figure, image_id: str) -> Image:
+    svg, width, height = with_room(chart_bytes(figure.chart, "svg").decode())
+    return Image(image_id, f"data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}", width, height)
 
 
 def with_room(svg: str) -> tuple[str, int, int]:
@@ -210,20 +198,19 @@ def with_room(svg: str) -> tuple[str, int, int]:
 
 
 def _files(part: Part) -> dict[str, dict[str, str]]:
-    """What can be downloaded of a run, by the id of the figure or table."""
-    stem = file_name(part.name)
-    files = {}
+    """Make what can be downloaded of a run, by the id of the image or table."""
+    stem, files = file_name(part.name), {}
     for section in part.sections:
-        for exhibit in section.exhibits:
-            own = {"stem": f"{stem}-{exhibit.name}", "csv": csv_text(exhibit.records)}
-            files[part.figures[exhibit.name].id] = own
+        for figure in section.figures:
+            csv = csv_text(finite(figure.records))
+            files[part.images[figure.name].id] = {"stem": f"{stem}-{figure.name}", "csv": csv}
         for table in section.tables:
             files[f"{part.id}-table-{table.name}"] = _table_file(table, stem)
     return files
 
 
 def _table_file(table: Table, stem: str) -> dict[str, str]:
-    return {"stem": f"{stem}-{table.name}", "csv": csv_text(table.records)}
+    return {"stem": f"{stem}-{table.name}", "csv": table.to_csv()}
 
 
 def _facts(run: RunView) -> dict[str, dict[str, str]]:
@@ -231,32 +218,24 @@ def _facts(run: RunView) -> dict[str, dict[str, str]]:
     manifest, replay = run.manifest, run.manifest.get("replay", {})
     models = {name: manifest.get(name) or replay.get(name) for name in ("student", "teacher")}
     source = run.rocks.source if run.rocks else {}
-    files = manifest["files"]
+    files, steps = manifest["files"], replay.get("checkpoints", {})
+    known = {name: manifest[name] for name in ("command", "seed", "started", "num_processes") if name in manifest}
     return {
-        "The run": _texts({**models, **_some(manifest, ("command", "seed", "started", "num_processes"))}),
+        "The run": _texts({**models, **known}),
         "What makes a rock": _texts(run.rocks.criterion if run.rocks else {}),
-        "Knock-out": _texts(_scalars(run.knockout["settings"]) if run.knockout else {}),
-        "Gradients": _texts(_scalars(run.gradients["settings"]) if run.gradients else {}),
-        "Study": _texts(_some(run.study or {}, ("baseline", "seeds", "n_prompts", "alpha", "margin", "denominator"))),
+        "Knock-out": _texts(_scalars(run.knockout.settings) if run.knockout else {}),
+        "Gradients": _texts(asdict(run.gradients.settings) if run.gradients else {}),
+        "Study": _texts({name: getattr(run.study, name) for name in STUDY_FACTS} if run.study else {}),
         "Versions": _texts(manifest.get("versions", {})),
         "SHA-256": _texts(
             {
                 "tokenizer": manifest.get("tokenizer_sha256"),
                 "trace parts": source.get("manifest_sha256"),
-                **{f"checkpoint {step}": sha for step, sha in _in_order(replay.get("checkpoints", {}))},
+                **{f"checkpoint {step}": steps[step] for step in sorted(steps, key=int)},
                 **{name: files[name]["sha256"] for name in RESULT_FILES if name in files},
             }
         ),
     }
-
-
-def _in_order(by_step: dict[str, str]) -> list[tuple[str, str]]:
-    """In order of training."""
-    return sorted(by_step.items(), key=lambda item: int(item[0]))
-
-
-def _some(record: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    return {name: record[name] for name in names if name in record}
 
 
 def _scalars(record: dict[str, Any]) -> dict[str, Any]:
