@@ -1,7 +1,7 @@
 """Make a student for SmolLM2-135M-Instruct: the same model without some of its layers, so that there is a gap to close.
 
 Run ``python examples/smollm2_student.py runs/smollm2-student``, then
-``rocktokens distill recipes/smollm2-gsm8k.toml --set models.student=runs/smollm2-student --set task.path=train.jsonl``.
+``rocktokens distill smollm2-gsm8k --set models.student=runs/smollm2-student --set task.path=train.jsonl``.
 """
 
 import argparse

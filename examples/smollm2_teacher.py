@@ -1,7 +1,7 @@
 """Make a teacher for SmolLM2-135M-Instruct: the same model, fine-tuned on worked solutions (a GPU and a few minutes).
 
 Run ``python examples/smollm2_teacher.py gsm8k-train.jsonl runs/smollm2-teacher``, then
-``rocktokens distill recipes/smollm2-gsm8k.toml --set models.teacher=runs/smollm2-teacher --set task.path=train.jsonl``.
+``rocktokens distill smollm2-gsm8k --set models.teacher=runs/smollm2-teacher --set task.path=train.jsonl``.
 """
 
 import argparse

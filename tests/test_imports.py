@@ -12,7 +12,7 @@ import pytest
 import rocktokens
 
 SOURCE = Path(rocktokens.__file__).parent
-BASE = {"errors", "types", "config", "run_dir", "windows", "progress", "display", "splitmix"}
+BASE = {"errors", "types", "config", "run_dir", "windows", "progress", "display", "recipes", "splitmix"}
 """Every module may import these."""
 MODELS = BASE | {"tasks", "models", "rollouts", "scoring"}
 MAY_IMPORT: dict[str, set[str]] = {
@@ -58,12 +58,13 @@ LIGHT_MODULES = (
     "rocktokens.traces.store",
     "rocktokens.rocks.find",
     "rocktokens.rocks.controls",
-    "rocktokens.report.views.browse",
+    "rocktokens.report.views.rollout_list",
     "rocktokens.gradients.claims",
-    "rocktokens.gradients.describe",
+    "rocktokens.gradients.logit_summary",
     "rocktokens.studies.plan",
     "rocktokens.studies.study",
-    "rocktokens.gradients.subject",
+    "rocktokens.gradients.held_out",
+    "rocktokens.gradients.records",
     "rocktokens.cli.gradients_tables",
     "rocktokens.cli.main",
 )

@@ -31,7 +31,8 @@ def test_former_words_are_read(tmp_path: Path):
     (tmp_path / "gradients.json").write_text(json.dumps(content), encoding="utf-8")
     found = GradientsRecord.load(tmp_path / "gradients.json")
     assert found.claims == record.claims
-    assert found.parameter.shares.update.effects["rest"].verdict == "inconclusive"
+    update = found.parameter.shares.update
+    assert update is not None and update.effects["rest"].verdict == "inconclusive"
 
 
 def without_trace(content: dict[str, Any]) -> None:
@@ -49,9 +50,9 @@ def with_a_list_for_settings(content: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("damage", "part"),
     [
-        (without_trace, "no valid trace "),
-        (with_words_for_numbers, "no valid logit.reference.vocabulary.groups.rocks.n_types "),
-        (with_a_list_for_settings, "no valid settings "),
+        (without_trace, "(trace: "),
+        (with_words_for_numbers, "(logit.reference.vocabulary.groups.rocks.n_types: "),
+        (with_a_list_for_settings, "(settings: "),
         (lambda content: content.update(schema_version=9), "schema_version 9"),
     ],
 )

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from scipy.stats import false_discovery_control
 
-from rocktokens.inference.paired import percentile_interval, prompt_draws, resampled_sums
+from rocktokens.inference.bootstrap import prompt_draws
+from rocktokens.inference.paired import percentile_interval, resampled_sums
 from rocktokens.knockout.verdicts import VerdictRule, paired_effects, verdict
 
 RULE = VerdictRule(resamples=1_000)

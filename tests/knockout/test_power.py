@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom, gamma, norm
 
-from rocktokens.knockout.power import detectable_loss
-from rocktokens.knockout.summary import detectable_by_ban
+from rocktokens.knockout.summary import detectable_by_ban, detectable_loss
 from rocktokens.knockout.verdicts import VerdictRule, paired_effects, verdict
 
 

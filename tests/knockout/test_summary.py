@@ -10,9 +10,8 @@ from scipy.stats import spearmanr
 
 from rocktokens.knockout.designs import Interim, Settled
 from rocktokens.knockout.outcomes import Continuation, SweepOutcomes, first_occurrences
-from rocktokens.knockout.power import detectable_loss
 from rocktokens.knockout.records import Ban, Interval, KnockoutSweep, Role
-from rocktokens.knockout.summary import detectable_by_ban, summarise
+from rocktokens.knockout.summary import detectable_by_ban, detectable_loss, summarise
 from rocktokens.knockout.verdicts import VerdictRule
 from rocktokens.traces.token_text import Vocabulary
 from rocktokens.types import Rollout, Verdict

@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rocktokens.errors import RocktokensError
-from rocktokens.inference.paired import prompt_draws
+from rocktokens.inference.bootstrap import prompt_draws
 from rocktokens.knockout.verdicts import Effect, VerdictRule, paired_effects, paper_verdict, settled_verdicts, verdict
 from rocktokens.run_dir import derive_seed
 

@@ -10,7 +10,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 from report_run import TEXTS, make_report_run
 
-from rocktokens.report.page.page import report_html
+from rocktokens.report.page.render import report_html
 from rocktokens.report.views.run_view import RunView
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 from explorer_run import CHECKPOINTS, LENGTH, N_ROLLOUTS, ROCK_IDS, VOCABULARY, make_other_run, make_run
-from hostile_texts import HOSTILE
 from starlette.applications import Starlette
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.testclient import TestClient
 
+from hostile_texts import HOSTILE
 from rocktokens.report.explorer.security import HEADERS, Guard, new_token
 from rocktokens.report.explorer.server import make_app
 from rocktokens.report.views.run_view import RunView
@@ -245,7 +245,7 @@ def test_what_is_not_there_is_named(client: TestClient, path: str, naming: str):
 def test_a_failure_is_one_sentence_too(tmp_path: Path):
     run = make_run(tmp_path / "run")
     record = json.loads((run / "knockout.json").read_text())
-    (run / "knockout.json").write_text(json.dumps({**record, "knockouts": [{}]}))
+    (run / "knockout.json").write_text(json.dumps({**record, "settings": {}}))
     client = TestClient(make_app([RunView.open(run)], TOKEN), base_url=ORIGIN)
     response = client.get(f"/{TOKEN}/api/runs/0/knockouts")
     assert "failed to answer" in require_sentence(response, 500)

@@ -14,30 +14,29 @@ Every stage leaves its files in the run directory; a second call picks up what i
 
 import json
 import tomllib
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
-from rich.table import Table
-from rich.text import Text
 
-from rocktokens.cli.common import AsJson, Overrides, notes, output, percent, print_json, terminal
-from rocktokens.cli.distill import run_distill
-from rocktokens.cli.evaluate import accuracy_table
+from rocktokens.cli.common import AsJson, Overrides, notes, output, print_json, terminal
 from rocktokens.cli.find import run_find, split_seed
-from rocktokens.cli.find_tables import print_summary, rock_table
+from rocktokens.cli.find_tables import print_summary
 from rocktokens.cli.gradients import run_gradients
 from rocktokens.cli.gradients_tables import print_claims
 from rocktokens.cli.knockout_tables import print_verdicts
 from rocktokens.cli.study import study_with_figures
 from rocktokens.cli.study_tables import print_study
+from rocktokens.cli.tables import print_table
 from rocktokens.config import Config, parse_config
-from rocktokens.display.text import visible
+from rocktokens.display.numbers import fixed, percent
+from rocktokens.display.rocks import rock_table
+from rocktokens.display.table import Column, Table, number, text, token
 from rocktokens.evaluation.evaluate import evaluate
-from rocktokens.evaluation.records import EvaluationRecord
+from rocktokens.evaluation.records import EvaluationRecord, accuracy_table
 from rocktokens.knockout.knockout import knockout
+from rocktokens.recipes import shipped
 from rocktokens.run_dir import RunDir
 from rocktokens.studies.config import StudyConfig, make_study
 from rocktokens.types import KEPT, RockSet
@@ -55,12 +54,12 @@ def demo(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Distil the embedded student, trace every token, and show which did not move and whether that matters.
+    """Run everything on the embedded pair: which tokens did training not move, and does that matter?
 
     Example: [bold]rocktokens demo --directory runs/first-look[/bold]
     """
     config = parse_config(
-        _shipped("demo.toml"), [f"run.directory={json.dumps(str(directory))}", *(overrides or [])], name="demo"
+        shipped("demo"), [f"run.directory={json.dumps(str(directory))}", *(overrides or [])], name="demo"
     )
     record = run_demo(config, quiet=as_json)
     if as_json:
@@ -71,7 +70,9 @@ def run_demo(config: Config, *, quiet: bool = False) -> dict[str, Any]:
     """All stages; tables on the way unless quiet; everything measured as a record."""
     run = RunDir(config.run.directory)
     notes.rule("1  distil on-policy")
-    run_distill(config, resume=True)
+    with notes.status("loading"):
+        from rocktokens.training.loop import distill
+    distill(config, resume=True, progress=terminal)
     notes.rule("2  replay through the checkpoints")
     with notes.status("loading"):
         from rocktokens.replay.replay import replay
@@ -90,11 +91,11 @@ def run_demo(config: Config, *, quiet: bool = False) -> dict[str, Any]:
     page = write_page(run)
     movement, types = measure_movement(run, rocks)
     if not quiet:
-        output.print(accuracy_table(records))
+        print_table(accuracy_table(records))
         print_summary(rocks)
-        output.print(rock_table(rocks, 20))
-        output.print(movement_table(types, 20, movement["prompts"]))
-        print_claims(gradients.to_record())
+        print_table(rock_table(rocks, 20))
+        print_table(movement_table(types, 20, movement["prompts"]))
+        print_claims(gradients.claims)
         output.print()
         print_verdicts(sweep, "method", 20)
         output.print()
@@ -126,7 +127,7 @@ def write_page(run: RunDir) -> Path:
 
 def bypass_study(config: Config, run: RunDir) -> StudyConfig:
     """The study of step 7: no larger than the demo itself, with its rocks, on seeds that had no say in them."""
-    record = tomllib.loads(_shipped("demo_study.toml"))
+    record = tomllib.loads(shipped("demo-study"))
     base = config.model_dump(mode="json", exclude_none=True, exclude={"run", "policy"})
     for section, limits in record["base"].items():
         base[section] |= {key: min(base[section][key], limit) for key, limit in limits.items()}
@@ -138,10 +139,6 @@ def bypass_study(config: Config, run: RunDir) -> StudyConfig:
         "evaluate_every": base["training"]["max_steps"],
     }
     return make_study(record, "demo")
-
-
-def _shipped(name: str) -> str:
-    return resources.files("rocktokens.cli").joinpath(name).read_text(encoding="utf-8")
 
 
 def measure_movement(run: RunDir, rocks: RockSet) -> tuple[dict[str, Any], "pd.DataFrame"]:
@@ -177,20 +174,17 @@ def measure_movement(run: RunDir, rocks: RockSet) -> tuple[dict[str, Any], "pd.D
 
 
 def movement_table(types: "pd.DataFrame", show: int, prompts: str) -> Table:
-    """The types that hold the most kl, before and after training, on the same tokens of the prompts so named."""
-    table = Table(title=f"kl before and after training, same tokens, {prompts}", title_justify="left")
-    for name in ("token", "category", "tokens", "kl before", "kl after", "kept"):
-        table.add_column(name, justify="left" if name in ("token", "category") else "right")
-    for row in types.head(show).to_dict("records"):
-        table.add_row(
-            Text(visible(row["text"])),
-            row["category"],
-            percent(row["token_share"]),
-            f"{row['mean_kl_baseline']:.3f}",
-            f"{row['mean_kl']:.3f}",
-            percent(row["kept"]),
-        )
-    return table
+    """Make the table of the types that hold the most kl, before and after training, on the same tokens."""
+    columns: list[Column[dict[str, Any]]] = [
+        Column("token", lambda own: token(own["text"])),
+        Column("category", lambda own: text(own["category"])),
+        Column("tokens", lambda own: number(own["token_share"], percent)),
+        Column("kl before", lambda own: number(own["mean_kl_baseline"], fixed(3))),
+        Column("kl after", lambda own: number(own["mean_kl"], fixed(3))),
+        Column("kept", lambda own: number(own["kept"], percent)),
+    ]
+    title = f"kl before and after training, same tokens, {prompts}"
+    return Table.of("movement", columns, types.head(show).to_dict("records"), title)
 
 
 def _print_answer(records: list[EvaluationRecord], movement: dict[str, Any], run: RunDir) -> None:
@@ -208,7 +202,7 @@ def _print_answer(records: list[EvaluationRecord], movement: dict[str, Any], run
         f"kl; they are {tokens} of the tokens ({digits} digits) and {kl} of the kl that is left"
     )
     output.print(
-        "the study of step 7 is short, two seeds and few steps decide little: recipes/pebbles-paper.toml is longer"
+        "the study is short, and two seeds and few steps decide little: `rocktokens study pebbles-paper` is longer"
     )
     output.print(f"files: {run.path}, figures in {run.path / 'figures'}", soft_wrap=True, markup=False)
     output.print(f"all of it on one page: {run.path / 'report.html'}", soft_wrap=True, markup=False)

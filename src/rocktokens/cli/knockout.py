@@ -43,7 +43,9 @@ def knockout(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Ban tokens at every decoding step, measure what that does to accuracy, and write the verdicts to RUN/rocks.json.
+    """Ban tokens at every decoding step and measure what that does to accuracy.
+
+    The verdicts go into RUN/rocks.json.
 
     Example: [bold]rocktokens knockout runs/mine --top 50 --greedy[/bold]
 

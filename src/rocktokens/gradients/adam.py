@@ -1,4 +1,4 @@
-"""The next step of AdamW, taken apart by the groups whose gradients it is made of (METHOD 5).
+"""The next step of AdamW, taken apart by the groups whose gradients it is made of (docs/method.md, section 5).
 
 With m, v the moments after t − 1 steps, g = clip · Σ_A g_A the clipped gradient of the batch, and, element by element,
 
@@ -13,7 +13,7 @@ the change of a parameter θ is exactly a sum of
 1. v_t includes the whole gradient of this batch, since that is what the optimizer divides by.
 2. s (1 − β₁) clip is the same constant times 1 / (√v̂ + ε) for all elements of parameters that have taken equally many
    steps, which is all of them as a rule. So shares, cosines and relative rates of the u_A are also those of
-   METHOD's g_A / (√v̂ + ε): one computation gives both.
+   the method's g_A / (√v̂ + ε): one computation gives both.
 3. Without moments (before the first step) t is 1 and m = v = 0.
 
 See https://docs.pytorch.org/docs/stable/generated/torch.optim.AdamW.html for the algorithm.

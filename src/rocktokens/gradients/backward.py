@@ -1,4 +1,4 @@
-"""The gradient of each group's part of one normalised loss (METHOD 5), by one backward per group.
+"""The gradient of each group's part of one normalised loss (docs/method.md, section 5), one backward per group.
 
 1. The loss of a batch is Σ_i kl_i / D over its response positions, D their number. Group A's part is the sum over its
    own positions with the same D, so the groups' gradients add up to the whole gradient.
@@ -25,7 +25,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 
 from rocktokens.config import Divergence
-from rocktokens.gradients.inner_products import place_among
+from rocktokens.gradients.blocks import place_among
 from rocktokens.gradients.partition import split_by_rollout
 from rocktokens.models.head import lm_head
 from rocktokens.scoring.batch import RolloutBatch, collate, response_states, split_by_tokens

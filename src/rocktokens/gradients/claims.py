@@ -53,6 +53,7 @@ from rocktokens.gradients.records import (
     DirectionTest,
     Interval,
     KeptKl,
+    KlChange,
     LogitSummary,
     NormRatio,
     ParameterSummary,
@@ -61,7 +62,6 @@ from rocktokens.gradients.records import (
     TraceGroup,
     TraceSummary,
 )
-from rocktokens.rocks.uncertainty import PairedChange
 from rocktokens.types import KEPT
 
 ALPHA = 0.05
@@ -169,7 +169,7 @@ def kept(shares: KeptKl | None, rocks: RockColumns) -> Claim:
     return Claim("kept", claim, because, tally.verdict)
 
 
-def unmoved(change: PairedChange | None) -> Claim:
+def unmoved(change: KlChange | None) -> Claim:
     """Compare the change of the rocks' kl between the checkpoints with a fall by 1/4."""
     claim = "as a set, rocks do not move"
     if change is None or change.relative is None:

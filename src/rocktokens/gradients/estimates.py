@@ -9,24 +9,23 @@ With x and y sketched to width m and c their cosine, to first order in 1/√m:
     signed share  ⟨s(x), s(y)⟩ / ‖s(y)‖²         ‖x‖/‖y‖ √((1 − c²) / m)
     coherence     (‖s(x)‖² − Σ‖g‖²) / P          ‖x‖² √(2/m) / P          x = Σ g, P = (Σ‖g‖)² − Σ‖g‖², exact
 
-What such an estimate is off by is a sum over pairs of colliding ids, Σ_{i≠j} M_ij sign_i sign_j, whose variance is 2/m
+The error of such an estimate is a sum over pairs of colliding ids, Σ_{i≠j} M_ij sign_i sign_j, whose variance is 2/m
 times Σ_{i≠j} M_ij². A sketch does not show the diagonal of M, so it is counted in: the errors are upper bounds,
-attained where no single id dominates.
-An exact space has infinite m: the same formulas, errors 0.
+attained where no single id dominates. An exact space has infinite m: the same formulas, errors 0.
 """
 
-import math
-from dataclasses import fields, is_dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from rocktokens.gradients.records import Column, WithError
 
 ROUNDING = 1e-9
 """What is below this share of what it was subtracted from is rounding."""
 
 
 class Estimate(NamedTuple):
-    """Numbers and their standard errors, 0 where they are exact; NaN where they are not defined."""
+    """Numbers, or arrays of them, and their standard errors: 0 where they are exact, NaN where they are undefined."""
 
     value: Any
     error: Any
@@ -35,9 +34,9 @@ class Estimate(NamedTuple):
         """Times a number that is known exactly."""
         return Estimate(self.value * factor, self.error * np.abs(factor))
 
-    def to_floats(self) -> "Estimate":
-        """Of one number, as Python's own."""
-        return Estimate(float(self.value), float(self.error))
+    def to_record(self) -> WithError:
+        """The estimate of a single number as it is written."""
+        return WithError(defined(self.value), defined(self.error))
 
 
 def norm(square: Any, width: float) -> Estimate:
@@ -84,22 +83,17 @@ def ratio(numerator: Any, denominator: Any) -> np.ndarray:
     return np.divide(numerator, denominator, out=np.full(numerator.shape, np.nan), where=denominator != 0)
 
 
-def to_record(found: Any) -> Any:
-    """A record, or a list of them, as JSON: an estimate is its value and its error, what is not defined is None."""
-    if isinstance(found, Estimate):
-        return {"value": to_record(found.value), "error": to_record(found.error)}
-    if is_dataclass(found):
-        return {field.name: to_record(getattr(found, field.name)) for field in fields(found)}
-    if isinstance(found, dict):
-        return {name: to_record(value) for name, value in found.items()}
-    if isinstance(found, list | np.ndarray):
-        return [to_record(value) for value in found]
-    if isinstance(found, np.generic):
-        found = found.item()
-    return None if isinstance(found, float) and math.isnan(found) else found
+def median(values: np.ndarray) -> float | None:
+    """Of those that are defined; None if none is."""
+    known = values[~np.isnan(values)]
+    return float(np.median(known)) if len(known) else None
 
 
-def median(values: np.ndarray) -> float:
-    """Of those that are defined; NaN of none."""
-    defined = values[~np.isnan(values)]
-    return float(np.median(defined)) if len(defined) else float("nan")
+def defined(value: Any) -> float | None:
+    """A number as it is written: None for NaN."""
+    return None if np.isnan(value) else float(value)
+
+
+def column(values: np.ndarray) -> Column:
+    """Numbers as they are written: None for NaN."""
+    return [None if np.isnan(value) else value for value in values.tolist()]

@@ -1,8 +1,8 @@
-"""Where the gradient goes in parameter space, and where the optimizer's step goes (METHOD 5).
+"""Where the gradient goes in parameter space, and where the optimizer's step goes (docs/method.md, section 5).
 
 1. The rollouts are cut into batches of whole prompts, each with a loss of its own: Σ_i kl_i / D over its D tokens.
 2. For every batch, the gradient of each group's part of that loss (``backward``).
-3. Their inner products by block of the model (``inner_products``); the gradients themselves are let go.
+3. Their inner products by block of the model (``blocks``); the gradients themselves are let go.
 4. With the optimizer's settings and state, the same for its next step on that batch (``adam``).
 5. Norms, cosines, shares, rates and their intervals over batches follow from the inner products (``shares``).
 
@@ -23,8 +23,7 @@ from rocktokens.config import Divergence
 from rocktokens.errors import NonFiniteLossError, RocktokensError
 from rocktokens.gradients.adam import AdamSettings, Moments, clip_factor, moments_of, step_parts
 from rocktokens.gradients.backward import Gradients, Objective, group_gradients
-from rocktokens.gradients.blocks import ordered, trainable_blocks
-from rocktokens.gradients.inner_products import BlockGrams, local, local_like
+from rocktokens.gradients.blocks import BlockGrams, local, local_like, ordered, trainable_blocks
 from rocktokens.gradients.partition import Partition, by_type, prompt_batches, split_by_rollout
 from rocktokens.gradients.shares import OTHER_PARTS, GradientShares
 from rocktokens.models.load import LoadedModel

@@ -42,6 +42,7 @@ from rocktokens.gradients.records import (
     Geometry,
     GradientGeometry,
     GroupGeometry,
+    PartitionShares,
     SharesRecord,
     UpdateGeometry,
 )
@@ -51,7 +52,7 @@ OTHER_PARTS = ("momentum", "weight decay")
 LEVEL = 0.95
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class GradientShares:
     """Inner products of groups' gradients, and of the parts of Adam's next step, on several batches."""
 
@@ -110,12 +111,27 @@ class GradientShares:
                 blocks={block: self.gradient(block) for block in self.blocks},
                 cosines=self.gradient_cosines(),
             ),
-            update=None if self.step_gram_NBPP is None else self._update_summary(),
+            update=self._update_summary(),
+        )
+
+    def compared_with_tokens(self) -> PartitionShares:
+        """The summary, with each group's share of the gradient minus its share of the tokens, paired by batch."""
+        token_share_NA = self.tokens_NA / self.tokens_NA.sum(axis=1, keepdims=True)
+        excess_NA = _shares(self.gradient_gram_NBAA.sum(axis=1)) - token_share_NA
+        token_share_A = self.tokens_NA.sum(axis=0) / self.tokens_NA.sum()
+        return PartitionShares(
+            shares=self.summary(),
+            token_share=dict(zip(self.groups, token_share_A.tolist(), strict=True)),
+            excess=dict(zip(self.groups, _batch_means(excess_NA), strict=True)),
         )
 
     def to_record(self) -> dict[str, Any]:
         """The summary as JSON."""
         return asdict(self.summary())
+
+    def __repr__(self) -> str:
+        shares = ", ".join(f"{name} {share_text(own.share)}" for name, own in self.gradient().groups.items())
+        return f"GradientShares(of the gradient: {shares}; {len(self.tokens_NA)} batches, {len(self.blocks)} blocks)"
 
     @property
     def _update_gram(self) -> np.ndarray | None:
@@ -129,14 +145,13 @@ class GradientShares:
         all_NAA = gram_NBAA.sum(axis=1)
         return (all_NAA if block is None else gram_NBAA[:, self.blocks.index(block)]), all_NAA
 
-    def _update_summary(self) -> UpdateGeometry:
-        return UpdateGeometry(
-            all=self.update(),
-            blocks={block: self.update(block) for block in self.blocks},
-            cosines=self.update_cosines(),
-            step_shares=self.step_shares(),
-            effects=self.adam_effects(),
-        )
+    def _update_summary(self) -> UpdateGeometry | None:
+        whole, cosines, step_shares = self.update(), self.update_cosines(), self.step_shares()
+        effects = self.adam_effects()
+        if whole is None or cosines is None or step_shares is None or effects is None:
+            return None
+        blocks = {block: own for block in self.blocks if (own := self.update(block)) is not None}
+        return UpdateGeometry(whole, blocks, cosines, step_shares, effects)
 
 
 def batch_mean(values_N: np.ndarray) -> BatchMean:
@@ -150,6 +165,14 @@ def batch_mean(values_N: np.ndarray) -> BatchMean:
         return BatchMean(mean, None, values)
     half = float(student_t.ppf((1 + LEVEL) / 2, len(defined) - 1) * defined.std(ddof=1) / np.sqrt(len(defined)))
     return BatchMean(mean, (mean - half, mean + half), values)
+
+
+def share_text(share: BatchMean) -> str:
+    """A share in percent, with its interval where it has one."""
+    if share.mean is None:
+        return "—"
+    interval = "" if share.interval is None else " [{:.1f}, {:.1f}]".format(*(100 * end for end in share.interval))
+    return f"{100 * share.mean:.1f} %{interval}"
 
 
 def _geometry(

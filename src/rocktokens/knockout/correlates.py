@@ -20,7 +20,7 @@ from typing import Any
 import ibis.expr.types as ir
 import numpy as np
 
-from rocktokens.inference.paired import prompt_draws
+from rocktokens.inference.bootstrap import prompt_draws
 from rocktokens.rocks.aggregate import ONE, TypeSums, occurrences, type_sums
 from rocktokens.run_dir import derive_seed
 

@@ -14,12 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
 import numpy as np
-from scipy.stats import false_discovery_control, norm
 
-from rocktokens.evaluation.accuracy import bootstrap_interval, wilson_interval
+from rocktokens.inference import power
+from rocktokens.inference.multiplicity import benjamini_hochberg
+from rocktokens.inference.proportions import bootstrap_interval, wilson_interval
 from rocktokens.knockout.correlates import correlate
 from rocktokens.knockout.outcomes import NOWHERE, Continuation, SweepOutcomes
-from rocktokens.knockout.power import POWER, detectable_loss
 from rocktokens.knockout.records import BanChanges, Interval, Knockout, KnockoutSweep, Role
 from rocktokens.knockout.verdicts import EXACT, VerdictRule, paper_verdict, without_effect
 from rocktokens.traces.token_text import Vocabulary
@@ -107,25 +107,22 @@ def _corrected(outcomes: SweepOutcomes) -> dict[int, float]:
     q_of: dict[int, float] = {}
     for role in get_args(Role):
         own = [index for index, ban in enumerate(outcomes.bans) if ban.role == role]
-        p_values = [outcomes.settled[index].p for index in own]
-        if own and None not in p_values:
-            q_of |= dict(zip(own, false_discovery_control(p_values).tolist(), strict=True))
+        p_values = [p for index in own if (p := outcomes.settled[index].p) is not None]
+        if own and len(p_values) == len(own):
+            q_of |= dict(zip(own, benjamini_hochberg(p_values), strict=True))
     return q_of
+
+
+def detectable_loss(n_prompts: int, rule: VerdictRule, n_tests: int = 1, noise: Interval = EXACT) -> float:
+    """Return the smallest true loss called a pillar with 80 % power, for a ban that changes no other answer."""
+    return power.detectable_loss(n_prompts, rule.alpha, rule.epsilon, n_tests, noise[1])
 
 
 def detectable_by_ban(
     differences_KN: np.ndarray, num_samples: int, rule: VerdictRule, noise: Interval = EXACT
 ) -> np.ndarray:
-    """float64 (K,): the smallest loss shown with 80 % power by bans whose answers scatter as these did.
-
-    A ban that moves other answers too, or moves them both ways, is harder to see than one that only loses: the loss
-    must be z_{1−α/2} + z_{0.8} standard errors below 0. At least ``detectable_loss``, at most 1. Arguments as in
-    ``verdicts.paired_effects``.
-    """
-    n_prompts = differences_KN.shape[1]
-    errors_K = (differences_KN / num_samples).std(axis=1) / np.sqrt(n_prompts)
-    losses_K = (norm.ppf(1 - rule.alpha / 2) + norm.ppf(POWER)) * errors_K + max(0.0, noise[1])
-    return np.clip(losses_K, detectable_loss(n_prompts, rule, noise=noise), 1.0)
+    """Return float64 (K,): the smallest loss shown with 80 % power by bans whose answers scatter as these did."""
+    return power.detectable_scattered_loss(differences_KN / num_samples, rule.alpha, rule.epsilon, noise[1])
 
 
 def describe_changes(

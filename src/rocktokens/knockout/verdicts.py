@@ -18,7 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from rocktokens.errors import RocktokensError
-from rocktokens.inference.paired import percentile_interval, prompt_draws, resampled_sums, sign_flip_test
+from rocktokens.inference.bootstrap import prompt_draws
+from rocktokens.inference.paired import percentile_interval, resampled_sums, sign_flip_test
 from rocktokens.knockout.records import Interval
 from rocktokens.run_dir import derive_seed
 from rocktokens.types import Verdict

@@ -1,7 +1,7 @@
 """Sampling completions: the request, the completion, and the sampler over a transformers model in memory.
 
 Requests are checked, sorted by prompt length so that batches need little padding, decoded together (see ``stream``; see
-``decoding`` for models whose cache cannot be refilled), and given back in the order they came. What a request gets does
+``generate`` for models whose cache cannot be refilled), and given back in the order they came. What a request gets does
 not depend on its batch mates. A branch leaves a rollout that was sampled before, where that first has an id that is now
 banned: it has the noise of that rollout, and only what follows is decoded.
 """
@@ -9,6 +9,7 @@ banned: it has the noise of that rollout, and only what follows is decoded.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,7 +20,8 @@ from rocktokens.errors import RocktokensError
 from rocktokens.models.head import lm_head
 from rocktokens.models.load import LoadedModel
 from rocktokens.rollouts.bf16_copy import SamplingCopy
-from rocktokens.rollouts.decoding import DecodingBatch, DecodingSettings, decode_batch
+from rocktokens.rollouts.decoding import DecodingSettings
+from rocktokens.rollouts.generate import generate_batches
 from rocktokens.rollouts.noise import stream_key
 from rocktokens.rollouts.rows import DecodingRows
 from rocktokens.rollouts.slots import fits
@@ -228,13 +230,11 @@ class TransformersSampler:
             self.eos_ids, self.pad_id, self.vocab_size, self.batch_size, temperature, max_new_tokens
         )
         with torch.no_grad(), evaluation_mode(self.model), self._on_threads():
-            ended = (
-                self._stream(settings, requests) if fits(self.model) else _in_batches(self.model, settings, requests)
-            )
-            for index, token_ids, logprobs, finished in ended:
+            decode = self._stream if fits(self.model) else partial(generate_batches, self.model)
+            for index, token_ids, logprobs, finished in decode(requests, settings):
                 on_done(index, Completion(token_ids, logprobs, finished))
 
-    def _stream(self, settings: DecodingSettings, requests: list[StreamRequest]) -> Iterator[Ended]:
+    def _stream(self, requests: list[StreamRequest], settings: DecodingSettings) -> Iterator[Ended]:
         """In one refilled batch; on a GPU its rows stay for the next call, with what was captured for them."""
         rows, self._rows = stream_rows(self.model, settings, requests, self._rows), None
         yield from Stream(rows, requests, TRUNK_MEMORY).run()
@@ -310,22 +310,6 @@ def _trunk(branches: list[StreamRequest]) -> StreamRequest:
     """The request that is retraced as far as any of its branches needs: each feeds the last token it shares itself."""
     longest = max(branches, key=lambda request: len(request.known))
     return replace(longest, index=-1, banned=frozenset(), known=longest.known[:-1], branches=tuple(branches))
-
-
-def _in_batches(model: Any, settings: DecodingSettings, requests: list[StreamRequest]) -> Iterator[Ended]:
-    """Batch after batch; branches read again what they share."""
-    single = [single for request in requests for single in request.branches or (request,)]
-    for start in range(0, len(single), settings.batch_size):
-        own = single[start : start + settings.batch_size]
-        batch = DecodingBatch(
-            names=[request.name for request in own],
-            prompts=[np.concatenate([request.prompt, request.known]) for request in own],
-            stream_keys=[request.stream_key for request in own],
-            banned=[request.banned for request in own],
-            starts=[len(request.known) for request in own],
-        )
-        for request, completion in zip(own, decode_batch(model, batch, settings), strict=True):
-            yield request.index, *completion
 
 
 def make_sampler(

@@ -5,7 +5,7 @@ slot, and attends to the first ``width`` slots of every row; a mask hides those 
 holds can be copied out, and copied back into any row: a rollout continues from there with the very same numbers.
 
 transformers calls ``update`` layer by layer and takes a four-dimensional mask as it is, which only layers of plain
-attention understand (``fits``): sliding windows, recurrent states and ALiBi are left to ``decoding.decode_batch``.
+attention understand (``fits``): sliding windows, recurrent states and ALiBi are left to ``generate``.
 """
 
 from collections.abc import Iterator, Sequence

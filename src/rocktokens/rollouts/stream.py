@@ -29,10 +29,10 @@ import torch
 from transformers import DynamicCache
 
 from rocktokens.rollouts.decoding import (
-    GPU_CHECK_STEPS,
     ROW_BLOCK,
     WIDTH_BLOCK,
     DecodingSettings,
+    left_padded,
     require_finite,
     round_up,
 )
@@ -44,6 +44,8 @@ Ended = tuple[int, np.ndarray, np.ndarray, bool]
 PREFILL_SHARE = 4
 """New prompts wait until one in so many rows is free, so that several are read together."""
 GPU_WIDTH_BLOCK = 64
+GPU_CHECK_STEPS = 8
+"""Steps between looks at which rows are finished: each look waits for the GPU to catch up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,13 +269,8 @@ class Stream:
 
 def prefill(model: Any, prompts: list[np.ndarray], pad_id: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Keys and values (rows, heads, padded width, width) of left-padded prompts, layer by layer."""
-    count, width = round_up(len(prompts), ROW_BLOCK), round_up(max(map(len, prompts)) + 1, WIDTH_BLOCK)
-    input_ids_RL = torch.full((count, width), pad_id)
-    attention_mask_RL = torch.zeros(count, width, dtype=torch.long)
-    for row in range(count):
-        prompt = prompts[row if row < len(prompts) else 0]
-        input_ids_RL[row, width - len(prompt) :] = torch.tensor(prompt)
-        attention_mask_RL[row, width - len(prompt) :] = 1
+    idle = [prompts[0]] * (round_up(len(prompts), ROW_BLOCK) - len(prompts))
+    input_ids_RL, attention_mask_RL = left_padded([*prompts, *idle], pad_id)
     cache: Any = DynamicCache(config=model.config)
     model(
         input_ids=input_ids_RL.to(model.device),

@@ -42,12 +42,12 @@ def _scouted_rocks(run: RunDir, config: Config, section: ScoutSection, progress:
             )
         return RockSet.load(run.rocks)
     scout = RunDir(config.run.directory)
-    from rocktokens.cli.distill import run_distill
     from rocktokens.cli.find import run_find, split_seed
     from rocktokens.replay.replay import replay
+    from rocktokens.training.loop import distill
 
     progress.heading("scout: distil, replay, find the rocks")
-    run_distill(config, resume=True)
+    distill(config, resume=True, progress=progress)
     replay(config, progress=progress)
     run_find(scout, config.find, split_seed(config))
     if "knockout" in section.stages:
