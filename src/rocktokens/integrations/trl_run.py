@@ -5,7 +5,7 @@
 2. A checkpoint of TRL gets two files more: ``policy.safetensors``, where the policy has a state, and then
    ``rocktokens.json``: step, policy, denominator, trace parts so far, and the run whose parts these are.
 3. A run that resumes from a checkpoint drops the parts and log lines of the steps it makes again, if the folder is the
-   one that the checkpoint was saved with: a random id, drawn when a run begins, stands in both.
+   one that the checkpoint was saved with: both hold a random id, drawn when the run begins.
 """
 
 import json
@@ -87,7 +87,7 @@ class CheckpointParts:
         return cls(*known, load_file(path) if path.exists() else {})
 
     def require_same(self, policy: WeightPolicy, denominator: Denominator, *, traced: bool) -> None:
-        """Refuse to go on with another loss than that of the steps before, or with traces of a part of the run."""
+        """Refuse to continue with a loss other than that of the steps before, or with traces of a part of the run."""
         for name, before, now in (
             ("policy", self.policy, policy.name),
             ("denominator", self.denominator, denominator),
@@ -100,7 +100,7 @@ class CheckpointParts:
         if policy.state() and not self.policy_state:
             raise RunDirError(
                 f"the checkpoint of step {self.step} has no {POLICY_FILE}, without which policy {policy.name} would "
-                "begin anew: put it back, or resume from another checkpoint"
+                "start from nothing: put it back, or resume from another checkpoint"
             )
         if traced != (self.traces is not None):
             raise RunDirError(
