@@ -21,7 +21,7 @@ import torch
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
 from rocktokens.models.head import causal_lm
-from rocktokens.rollouts.decoding import ROW_BLOCK, DecodingSettings, choose, left_padded, require_finite, round_up
+from rocktokens.rollouts.decoding import ROW_BLOCK, DecodingSettings, choose, left_padded, require_logprobs, round_up
 from rocktokens.rollouts.stream import Ended, StreamRequest
 
 
@@ -58,7 +58,7 @@ def _generate_batch(model: Any, requests: Sequence[StreamRequest], settings: Dec
         room = settings.max_new_tokens - len(request.known)
         ends = np.flatnonzero(np.isin(token_ids_T[:room], list(settings.eos_ids)))
         length = int(ends[0]) + 1 if len(ends) else room
-        require_finite(request.name, len(request.known), logprobs_T[:length])
+        require_logprobs(request.name, len(request.known), logprobs_T[:length])
         yield request.index, token_ids_T[:length].copy(), logprobs_T[:length].copy(), bool(len(ends))
 
 

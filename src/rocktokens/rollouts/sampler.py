@@ -210,7 +210,12 @@ class TransformersSampler:
             trunk = trunks[branch.trunk]
             request = SampleRequest(trunk.prompt_id, trunk.prompt_ids, trunk.sample, branch.banned)
             self._check(request, max_new_tokens)
-            _check_start(trunk, branch, max_new_tokens)
+            if not 0 <= branch.start < min(len(trunk.token_ids), max_new_tokens):
+                raise RocktokensError(
+                    f"prompt {trunk.prompt_id!r}: a branch leaves it at token {branch.start} of "
+                    f"{len(trunk.token_ids)}, and at most {max_new_tokens} may be written: give the position of a "
+                    "token it has"
+                )
             known = trunk.token_ids[: branch.start]
             leaving.setdefault(branch.trunk, []).append(_stream_request(index, request, seed, known))
         self._decode([_trunk(own) for own in leaving.values()], temperature, max_new_tokens, on_done)
@@ -293,14 +298,6 @@ def _stream_request(index: int, request: SampleRequest, seed: int, known: np.nda
         banned=request.banned,
         known=np.empty(0, np.int32) if known is None else known,
     )
-
-
-def _check_start(trunk: Rollout, branch: Branch, max_new_tokens: int) -> None:
-    if not 0 <= branch.start < min(len(trunk.token_ids), max_new_tokens):
-        raise RocktokensError(
-            f"prompt {trunk.prompt_id!r}: a branch leaves it at token {branch.start} of {len(trunk.token_ids)}, and at "
-            f"most {max_new_tokens} may be written: give the position of a token it has"
-        )
 
 
 def _trunk(branches: list[StreamRequest]) -> StreamRequest:

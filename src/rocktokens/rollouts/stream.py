@@ -34,7 +34,7 @@ from rocktokens.rollouts.decoding import (
     WIDTH_BLOCK,
     DecodingSettings,
     left_padded,
-    require_finite,
+    require_logprobs,
     round_up,
 )
 from rocktokens.rollouts.rows import DecodingRows, RowStart
@@ -250,7 +250,7 @@ class Stream:
                 self.branches.extend((trunk, branch) for branch in request.branches)
             else:
                 here = slice(request.start, step)
-                require_finite(request.name, request.start, logprobs_T[here])
+                require_logprobs(request.name, request.start, logprobs_T[here])
                 finished = int(tokens_T[step - 1]) in self.settings.eos_ids
                 yield request.index, tokens_T[here].copy(), logprobs_T[here].copy(), finished
         self._leave(ended)
