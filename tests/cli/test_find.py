@@ -3,7 +3,6 @@
 import json
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -12,6 +11,7 @@ from command_line import FinishedRun, changed, refuse, rocktokens, snapshot, suc
 
 from rocktokens.cli.demo import movement_table, print_answer
 from rocktokens.demo import Movement, measure_movement
+from rocktokens.evaluation.records import EvaluationRecord
 from rocktokens.rocks.split import split_prompts
 from rocktokens.run_dir import RunDir, derive_seed
 from rocktokens.traces.store import TraceStore
@@ -55,7 +55,7 @@ def test_counts_are_at_least_one(finished: FinishedRun, option: str):
 
 def test_the_table_says_which_prompts_its_numbers_are_of(finished: FinishedRun):
     shown = succeed("find", finished.path, "--show", "3").stdout
-    assert "top 3 rocks (held out, change: on prompts that did not select them)" in shown
+    assert "Held out: mean kl on prompts that did not select the rocks." in " ".join(shown.split())
     assert "measured on the held-out half (4 prompts), with 95 % intervals over prompts" in " ".join(shown.split())
 
 
@@ -90,10 +90,15 @@ def test_movement_without_held_out_prompts_says_so(copy: Path):
     assert types["freq"].sum() == TraceStore(copy).rows(4)
 
 
+def measured(accuracy: float) -> EvaluationRecord:
+    return EvaluationRecord(
+        *("wordmath", accuracy, 10, 1, 10, (0.0, 1.0), None, 3.0, 0.0, 1.0, 0, [], [], []), name="step", settings={}
+    )
+
+
 def test_the_answer_names_its_prompts_and_does_not_take_a_fall_for_granted(capsys: pytest.CaptureFixture[str]):
     movement = Movement(0.5, 0.6, "held-out prompts", 3, 0.5, 0.5, 0.5)
-    accuracies = [SimpleNamespace(accuracy=share) for share in (0.9, 0.4, 0.5)]
-    print_answer(accuracies, movement, Path("runs/rising"))
+    print_answer([measured(share) for share in (0.9, 0.4, 0.5)], movement, Path("runs/rising"))
     answer = " ".join(capsys.readouterr().out.split())
     assert "its on-policy kl went from 0.500 to 0.600 (+20 %)" in answer
     assert "held-out prompts: 3 of the rocks kept more than 75 % of their kl" in answer
@@ -128,8 +133,9 @@ def test_json_has_everything_that_is_printed(finished: FinishedRun):
 def test_the_terminal_answers_in_words(finished: FinishedRun):
     shown = " ".join(succeed("find", finished.path).stdout.split())
     for words in (
-        "token types that hold the most loss (kl to the teacher, in nats)",
-        "P(K): how often it is among the first K when prompts are drawn again",
+        "of the loss that is left (kl to the teacher, in nats)",
+        "Rocks are the token types that hold the most loss at checkpoint",
+        "P(K): how often the type is among the first K when prompts are resampled",
         "mean kl (nats)",
         "occurrences (log scale)",
         "Did training move them?",
