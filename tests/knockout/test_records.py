@@ -146,7 +146,7 @@ def drop(record: dict, name: str) -> dict:
     return {key: value for key, value in record.items() if key != name}
 
 
-FIELDS = r"lacks fields of knockout\.json or has others \(.*\): write it anew with `rocktokens knockout`"
+FIELDS = r"lacks fields of knockout\.json or has others \(.*\): write it again with `rocktokens knockout`"
 
 
 @pytest.mark.parametrize(
@@ -175,3 +175,15 @@ def test_a_newer_or_damaged_file_is_refused_in_one_sentence(tmp_path, damage, se
     with pytest.raises(RocktokensError, match=rf"knockout\.json {sentence}") as caught:
         KnockoutSweep.load(path)
     assert "\n" not in str(caught.value)
+
+
+def test_a_notebook_shows_the_verdicts_and_no_token_as_markup():
+    sweep = small_sweep()
+    named = replace(sweep, settings={"model": "step 4", "task": "wordmath", "n_prompts": 40})
+    tally = "2 bans: 2 pillar, 0 stumbling, 0 neutral, 0 undecided"
+    assert repr(named) == f"KnockoutSweep(step 4 on wordmath, 40 prompts; {tally})"
+    assert len(sweep) == 4
+    hostile = replace(sweep.knockouts[0], ban=Ban((9,), "<b>\n"))
+    shown = replace(named, knockouts=[hostile, *sweep.knockouts[1:]])._repr_html_()
+    assert "<b>" not in shown and "&lt;b&gt;⏎" in shown
+    assert "<td>-5.0</td><td>[-9.0, -1.0]</td><td>pillar</td>" in shown and "<td>—</td>" in shown

@@ -1,6 +1,6 @@
-"""What a ban does to accuracy, how sure that is, and what to call it (METHOD 6).
+"""What a ban does to accuracy, how sure that is, and what to call it (docs/method.md, section 6).
 
-1. Every ban gives one difference a prompt: right answers under the ban minus right answers without, of S answers.
+1. Every ban gives one difference per prompt: right answers under the ban minus right answers without, of S answers.
 2. Δ is their sum over all N·S answers, its interval comes from the paired bootstrap over prompts, and its p from the
    exact sign-flip test (``rocktokens.inference.paired``). All bans share the bootstrap's draws.
 3. The verdict follows from Δ and the interval: pillar, stumbling, neutral, or undecided.
@@ -9,7 +9,7 @@
 
 Sums are whole numbers; only where they have become shares does a comparison allow for float rounding.
 
-Shape legend: K bans, N prompts, S answers a prompt.
+Shape legend: K bans, N prompts, S answers per prompt.
 """
 
 import math
@@ -69,9 +69,9 @@ class Effect:
 def paired_effects(
     differences_KN: np.ndarray, num_samples: int, rule: VerdictRule, noise: Interval = EXACT
 ) -> list[Effect]:
-    """The effect of every ban, with the interval of a paired bootstrap over prompts and two additions.
+    """Estimate the effect of every ban, with the interval of a paired bootstrap over prompts, corrected in two ways.
 
-    The percentile bootstrap is too bold where few prompts differ: four losses and no gain, of however many prompts,
+    The percentile bootstrap is too narrow where few prompts differ: four losses and no gain, of however many prompts,
     exclude 0, although four coins fall alike in one of eight cases. So an interval that excludes 0 on a side where the
     exact sign-flip test does not reject at α/2 has its end moved to 0.
 
@@ -80,7 +80,7 @@ def paired_effects(
 
     Args:
         differences_KN: integers, right answers under the ban minus right answers without.
-        num_samples: answers a prompt.
+        num_samples: answers per prompt.
         rule: gives α, resamples and seed; the same rule draws the same prompts in every call.
         noise: the interval of Δ between two free runs, added to every ban's.
     """
@@ -106,7 +106,7 @@ def _effect(differences_N: np.ndarray, low: int, high: int, answers: int, rule: 
 
 
 def verdict(delta: float, interval: Interval, rule: VerdictRule) -> Verdict:
-    """METHOD 6; a pillar or a stumbling block within ±margin is called that and not neutral."""
+    """Name a change (method 6); a pillar or a stumbling block within ±margin is called that and not neutral."""
     low, high = interval
     if delta <= -rule.epsilon + ROUNDING and high < -ROUNDING:
         return "pillar"
@@ -116,19 +116,19 @@ def verdict(delta: float, interval: Interval, rule: VerdictRule) -> Verdict:
 
 
 def without_effect(interval: Interval, rule: VerdictRule) -> Verdict:
-    """What to call a change that is no evidence of an effect."""
+    """Name a change that is no evidence of an effect."""
     return "neutral" if _within_margin(*interval, rule) else "undecided"
 
 
 def paper_verdict(verdict: Verdict) -> Verdict:
-    """The paper's rule: what the sample cannot tell is neutral."""
+    """Apply the paper's rule: what the sample cannot decide is neutral."""
     return "neutral" if verdict == "undecided" else verdict
 
 
 def settled_verdicts(
     lowest_KN: np.ndarray, highest_KN: np.ndarray, num_samples: int, rule: VerdictRule, noise: Interval = EXACT
 ) -> list[Verdict | None]:
-    """The verdict of every ban that no outcome of the remaining prompts can change; None where one could.
+    """Return the verdict of every ban that no outcome of the remaining prompts can change; None where one could.
 
     Δ, both ends of the bootstrap interval (shared draws) and both tails of the sign-flip test are monotone in every
     difference. So are the ends after they are moved: as differences rise, so does the tail that holds the upper end at
@@ -143,7 +143,7 @@ def settled_verdicts(
         lowest_KN: the least each difference can be: itself where it is known, else minus the answers right without the
             ban.
         highest_KN: the most each can be: itself where it is known, else the answers wrong without the ban.
-        num_samples: answers a prompt.
+        num_samples: answers per prompt.
         rule: the one the final verdict follows.
         noise: as in ``paired_effects``.
     """
