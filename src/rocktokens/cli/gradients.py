@@ -1,15 +1,12 @@
 """``rocktokens gradients``: where the gradient goes, in logit space, in parameter space and through Adam."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from rocktokens.cli.common import AsJson, Overrides, RunPath, notes, output, print_json, terminal
-from rocktokens.config import Config, run_config
+from rocktokens.config import run_config
 from rocktokens.run_dir import RunDir
-
-if TYPE_CHECKING:
-    from rocktokens.gradients.records import GradientsRecord
 
 
 def gradients(
@@ -29,21 +26,9 @@ def gradients(
     """
     run = RunDir(run_path)
     settings = [] if batches is None else [f"gradients.batches={batches}"]
-    record = run_gradients(run, run_config(run, [*(overrides or []), *settings]), checkpoint, baseline)
-    if as_json:
-        return print_json(record.to_record())
-    from rocktokens.cli.gradients_tables import print_gradients
-
-    print_gradients(record, show)
-    output.print(f"everything: {run.gradients}", soft_wrap=True, markup=False)
-    output.print(f"figures: {run.path / 'figures'}", soft_wrap=True, markup=False)
-
-
-def run_gradients(
-    run: RunDir, config: Config, checkpoint: int | None = None, baseline: int | None = None
-) -> "GradientsRecord":
-    """Measure with progress bars; commit gradients.json, then the figures as PNG."""
+    config = run_config(run, [*(overrides or []), *settings])
     with notes.status("loading"):
+        from rocktokens.cli.gradients_tables import print_gradients
         from rocktokens.gradients.measure import measure_gradients
         from rocktokens.report.charts.gradient_charts import gradient_charts
         from rocktokens.report.charts.save import commit_charts
@@ -52,4 +37,8 @@ def run_gradients(
         record = measure_gradients(run, config, checkpoint, baseline, terminal)
         with notes.status("drawing"):
             commit_charts(run, gradient_charts(record, run.path.name))
-    return record
+    if as_json:
+        return print_json(record.to_record())
+    print_gradients(record, show)
+    output.print(f"everything: {run.gradients}", soft_wrap=True, markup=False)
+    output.print(f"figures: {run.path / 'figures'}", soft_wrap=True, markup=False)
