@@ -20,8 +20,8 @@ from pathlib import Path
 
 from playwright.sync_api import Browser, FloatRect, Page, ViewportSize, sync_playwright
 
-from rocktokens.report.page.page import report_html
-from rocktokens.report.views.browse import knockouts
+from rocktokens.report.page.render import report_html
+from rocktokens.report.views.knockout_pairs import knockouts
 from rocktokens.report.views.run_view import RunView
 from rocktokens.report.views.strips import interesting_rollouts
 

@@ -8,7 +8,6 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
 
@@ -23,8 +22,6 @@ ROCKS_SCHEMA_VERSION = 1
 CONTROLS_SCHEMA_VERSION = 1
 ONE = 1 << 24
 """1 in fixed point: scores are summed as integers of this unit, the same for any order of the rows."""
-NOTEBOOK_ROWS, NOTEBOOK_TEXT = 50, 40
-"""How many rocks a notebook shows, and how much of each text."""
 Verdict = Literal["untested", "pillar", "stumbling", "neutral", "undecided"]
 Category = Literal[
     "latex_math",
@@ -210,15 +207,10 @@ class RockSet:
         return pd.DataFrame([asdict(token) for token in self.tokens], columns=[f.name for f in fields(RockToken)])
 
     def _repr_html_(self) -> str:
-        """The rocks as a table for a notebook."""
-        columns = ("rank", "token", "category", "occurrences", "mean kl", "score", "verdict")
-        head = "".join(f"<th>{name}</th>" for name in columns)
-        rows = "".join(_html_row(token) for token in self.tokens[:NOTEBOOK_ROWS])
-        more = len(self.tokens) - NOTEBOOK_ROWS
-        rest = f"<p>… and {more:,} more</p>" if more > 0 else ""
-        where = escape(str(self.criterion.get("reference")))
-        summary = f"{len(self.tokens):,} rocks at checkpoint {where}; numbers are of the prompts that selected them"
-        return f"<p>{summary}</p><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>{rest}"
+        """Show the rocks as a table in a notebook."""
+        from rocktokens.display.rocks import rock_table
+
+        return rock_table(self).to_html()
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,9 +305,11 @@ def load_record(cls: type[R], path: str | Path, name: str, maker: str, schema_ve
     """
     from pydantic import TypeAdapter, ValidationError
 
-    read_record(path, name, maker, schema_version)
+    record = {"schema_version": schema_version, **read_record(path, name, maker, schema_version)}
+    # Half of a surrogate pair is valid JSON, but not valid text.
+    content = json.dumps(record, ensure_ascii=False).encode("utf-8", "replace")
     try:
-        return TypeAdapter(cls).validate_json(Path(path).read_bytes())
+        return TypeAdapter(cls).validate_json(content)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"]))
@@ -344,14 +338,6 @@ def read_record(path: str | Path, name: str, maker: str, schema_version: int) ->
             f"use the version that wrote it, or write it again with {maker}"
         )
     return record
-
-
-def _html_row(token: RockToken) -> str:
-    """A rock as a row; its text in Python's notation, which writes out what cannot be seen, and not too long."""
-    text = repr(token.text[:NOTEBOOK_TEXT])
-    mean_kl, score = f"{token.mean_kl:.3f}", f"{token.score:.4g}"
-    cells = (token.rank, text, token.category, token.freq, mean_kl, score, token.verdict)
-    return f"<tr>{''.join(f'<td>{escape(str(cell))}</td>' for cell in cells)}</tr>"
 
 
 _INTERVALS = ("score_interval", "delta_interval", "ccr_interval")

@@ -2,12 +2,11 @@
 
 import io
 import re
-from typing import Any
 
 import pytest
 from rich.console import Console
-from rich.table import Table
 
+from gradient_records import make_control
 from gradient_records import make_gradients as make_gradients_record
 from rocktokens.cli import gradients_tables, tables
 from rocktokens.cli.gradients_tables import (
@@ -21,14 +20,15 @@ from rocktokens.cli.gradients_tables import (
     type_table,
 )
 from rocktokens.cli.gradients_tables import test_table as mann_whitney_table
-from rocktokens.gradients.records import SketchSettings
+from rocktokens.display.table import Table
+from rocktokens.gradients.records import GradientsRecord, SketchSettings
 
 HOSTILE = "[bold]\x1b[31m\u202e:smile:"
 
 
-def text_of(table: Table) -> str:
+def text_of(table: Table, width: int = 160) -> str:
     stream = io.StringIO()
-    Console(file=stream, width=160, emoji=False).print(table)
+    Console(file=stream, width=160, emoji=False).print(table.to_rich(width))
     return stream.getvalue()
 
 
@@ -38,11 +38,11 @@ def row_of(table: Table, name: str) -> list[str]:
     return re.split(r"\s{2,}", line.strip())
 
 
-def make_record(update: bool = True, sketch: SketchSettings | None = None) -> dict[str, Any]:
-    return make_gradients_record(update=update, sketch=sketch, texts=(" So", HOSTILE)).to_record()
+def make_record(update: bool = True, sketch: SketchSettings | None = None) -> GradientsRecord:
+    return make_gradients_record(update=update, sketch=sketch, texts=(" So", HOSTILE))
 
 
-def printed(record: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> str:
+def printed(record: GradientsRecord, monkeypatch: pytest.MonkeyPatch) -> str:
     stream = io.StringIO()
     console = Console(file=stream, width=112, emoji=False)
     for module in (gradients_tables, tables):
@@ -54,10 +54,15 @@ def printed(record: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> str:
 def test_claims_come_first_and_each_ends_in_its_verdict(monkeypatch: pytest.MonkeyPatch):
     record = make_record()
     shown = " ".join(printed(record, monkeypatch).split())
-    places = [shown.index(" ".join(claim["sentence"].split())) for claim in record["claims"]]
+    places = [shown.index(" ".join(claim.sentence.split())) for claim in record.claims]
     assert places == sorted(places) and len(places) == 9
     assert places[-1] < shown.index("Logit space, over the vocabulary")
-    assert "there is one checkpoint only" in shown
+    assert "there is only one checkpoint" in shown
+
+
+def test_a_baseline_has_a_table_of_its_own(monkeypatch: pytest.MonkeyPatch):
+    shown = printed(make_gradients_record(paired=True), monkeypatch)
+    assert "Logit space, over the vocabulary, checkpoint 0" in shown
 
 
 def test_without_an_optimizer_there_is_no_view_of_adams(monkeypatch: pytest.MonkeyPatch):
@@ -91,14 +96,14 @@ def test_tests_show_both_medians_and_p():
 
 
 def test_parameter_space_in_percent():
-    parameter = make_record()["parameter"]
+    parameter = make_record().parameter
     assert row_of(parameter_table(parameter), "rocks") == (
-        ["rocks", "25.0 %", "3", "0.50", "25.0 %", "[24.0, 26.0]", "+0.0", "[-1.0, 1.0]"]
+        ["rocks", "25.0 %", "3.00", "0.50", "25.0 %", "[24.0, 26.0]", "0.0", "[−1.0, +1.0]"]
     )
-    step = ["rocks", "12.5 %", "[11.5, 13.5]", "-12.5", "[-13.5, -11.5]", "suppresses", "0.50"]
-    assert row_of(adam_table(parameter["shares"]["update"]), "rocks") == step
+    step = ["rocks", "12.5 %", "[11.5, 13.5]", "−12.5", "[−13.5, −11.5]", "suppresses", "0.50"]
+    assert row_of(adam_table(parameter.shares.update), "rocks") == step
     blocks = ["layer 0 mlp", "30.0 %", "37.5 %", "[36.5, 38.5]", "37.5 %", "[36.5, 38.5]"]
-    assert row_of(block_table(parameter["shares"]), "layer") == blocks
+    assert row_of(block_table(parameter.shares), "layer") == blocks
 
 
 def test_categories_set_the_spaces_side_by_side():
@@ -107,14 +112,13 @@ def test_categories_set_the_spaces_side_by_side():
 
 
 def test_types_are_ordered_by_share_and_cut():
-    shown = text_of(type_table(make_record(), show=1, width=160))
+    shown = text_of(type_table(make_record(), show=1))
     assert "75.0 %" in shown and "25.0 %" not in shown
-    assert "contrib" in shown and "contrib" not in text_of(type_table(make_record(), show=1, width=80))
+    assert "contrib" in shown and "contrib" not in text_of(type_table(make_record(), show=1), width=80)
 
 
 def test_partners_for_all_that_miss_the_total_are_a_loose_match():
-    control = dict.fromkeys(("n_matched", "n_rocks", "occurrences", "rock_occurrences", "matched_rock_occurrences"), 9)
-    assert "a loose match" in control_sentence({**control, "kind": "partial", "tolerance": 0.25, "n_rare_high_kl": 0})
+    assert "a loose match" in control_sentence(make_control("partial", tolerance=0.25))
 
 
 @pytest.mark.parametrize(
@@ -125,20 +129,12 @@ def test_partners_for_all_that_miss_the_total_are_a_loose_match():
             "partial",
             ("a partial match", "11 of 18 rocks", "600 occurrences beside 1,000", "(590 of those", "; 3 of them"),
         ),
-        ("none", ("control: none",)),
+        ("none", ("Control: none",)),
     ],
 )
 def test_a_control_says_how_well_it_matches(kind: str, parts: tuple[str, ...]):
-    control = {
-        "kind": kind,
-        "tolerance": 0.1,
-        "n_matched": 11 if kind == "partial" else 18,
-        "n_rocks": 18,
-        "occurrences": 600,
-        "rock_occurrences": 1000,
-        "matched_rock_occurrences": 590,
-        "n_rare_high_kl": 3 if kind == "partial" else 0,
-    }
+    is_partial = kind == "partial"
+    control = make_control(kind, n_matched=11 if is_partial else 18, n_rare_high_kl=3 if is_partial else 0)
     sentence = control_sentence(control)
     assert [part for part in parts if part not in sentence] == [], sentence
     assert ("would be rare" in sentence) == (kind == "partial")

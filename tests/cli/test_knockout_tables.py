@@ -7,25 +7,26 @@ from dataclasses import replace
 
 import pytest
 from rich.console import Console
-from rich.table import Table
 
-from rocktokens.cli import knockout_tables, tables
+from rocktokens.cli import tables
 from rocktokens.cli.knockout_tables import (
     ban_table,
-    count_table,
     delta_table,
     detectable_sentence,
     most_changing,
     orthogonality_sentence,
-    points,
     print_sweep,
 )
-from rocktokens.knockout.records import Ban, Changes, Knockout, KnockoutSweep, Role
+from rocktokens.display.numbers import points
+from rocktokens.display.table import Table
+from rocktokens.display.text import visible
+from rocktokens.knockout.records import Ban, BanChanges, Knockout, KnockoutSweep, Role
+from rocktokens.report.tables import verdict_table
 from rocktokens.types import Verdict
 
 HOSTILE = ["[bold]", "[/]", "\\[", "[red]x", ":smile:", "\x1b[31m", "\r", "\u202e", "a[b]c\\"]
-UNTOUCHED = Changes(0, 0, None, None, None, None, [], [], [])
-TOUCHED = Changes(31, 30, -2.5, 0.0, 12.0, 0.4, [(9, " Thus", 0.75), (4, "\n", 0.25)], [("p1", 0)], [])
+UNTOUCHED = BanChanges(0, 0, None, None, None, None, [], [], [])
+TOUCHED = BanChanges(31, 30, -2.5, 0.0, 12.0, 0.4, [(9, " Thus", 0.75), (4, "\n", 0.25)], [("p1", 0)], [])
 
 
 def ban(
@@ -34,7 +35,7 @@ def ban(
     delta: float | None = 0.0,
     verdict: Verdict = "neutral",
     role: Role = "tested",
-    changes: Changes = TOUCHED,
+    changes: BanChanges = TOUCHED,
 ) -> Knockout:
     known = delta is not None
     return Knockout(
@@ -84,15 +85,16 @@ def sweep_of(*knockouts: Knockout, **changes: object) -> KnockoutSweep:
 
 def rendered(table: Table, width: int = 120) -> list[str]:
     file = io.StringIO()
-    Console(file=file, width=width, force_terminal=True, color_system="truecolor", emoji=False).print(table)
+    Console(file=file, width=width, force_terminal=True, color_system="truecolor", emoji=False).print(
+        table.to_rich(width)
+    )
     return [line.rstrip() for line in file.getvalue().splitlines()]
 
 
 def printed(sweep: KnockoutSweep, monkeypatch: pytest.MonkeyPatch, rule: str = "method", show: int = 30) -> str:
     """What the command would print, on one line per sentence."""
     console = Console(file=io.StringIO(), width=400, emoji=False)
-    for module in (knockout_tables, tables):
-        monkeypatch.setattr(module, "output", console)
+    monkeypatch.setattr(tables, "output", console)
     print_sweep(sweep, rule, show)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
@@ -104,8 +106,8 @@ def printed(sweep: KnockoutSweep, monkeypatch: pytest.MonkeyPatch, rule: str = "
 def test_a_row_has_the_numbers_of_the_record():
     row = rendered(ban_table(sweep_of(ban(325, " So", -0.05, "pillar")), "method", 30))[3]
     assert row.split() == [
-        "·So", "325", "discourse", "31", "-5.0", "[-7.0,", "-3.0]", "<", "0.001", "0.012", "pillar", "·Thus", "75",
-        "%", "-2.5",
+        "·So", "325", "discourse", "31", "−5.0", "[−7.0,", "−3.0]", "<", "0.001", "0.012", "pillar", "·Thus", "75",
+        "%", "−2.5",
     ]  # fmt: skip
 
 
@@ -127,7 +129,7 @@ def test_the_rule_decides_which_verdict_is_shown():
 
 
 def test_a_narrow_screen_shows_what_matters():
-    table = ban_table(sweep_of(ban(325, "So", -0.05, "pillar")), "method", 30, width=80)
+    table = ban_table(sweep_of(ban(325, "So", -0.05, "pillar")), "method", 30).to_rich(80)
     assert [column.header for column in table.columns] == [
         "banned", "in", "Δ", "95 %", "q", "verdict", "replaced by",
     ]  # fmt: skip
@@ -141,7 +143,7 @@ def test_no_token_text_is_taken_for_markup():
     lines = rendered(ban_table(sweep_of(*hostile), "method", 30))
     assert len(lines) == len(plain)
     for text, line in zip(HOSTILE, lines[3:], strict=True):
-        shown = knockout_tables.visible(text)
+        shown = visible(text)
         assert line.startswith(f"{shown} ") and f" {shown} 100 %" in line and "\x1b" not in line
 
 
@@ -162,14 +164,14 @@ def test_the_strongest_are_shown_in_order_of_the_change():
 
 def test_counts_stand_by_kind_and_rule():
     sweep = sweep_of(ban(1, "a"), ban(2, "b", role="matched"))
-    rows = [line.split() for line in rendered(count_table(sweep))[2:]]
+    rows = [line.split() for line in rendered(verdict_table(sweep))[3:]]
     assert rows == [
         ["tested", "ours", "3", "0", "7", "2"],
-        ["the", "paper's", "3", "0", "9", "0"],
-        ["ours,", "corrected", "0", "0", "7", "5"],
+        ["tested", "ours,", "corrected", "0", "0", "7", "5"],
+        ["tested", "the", "paper's", "3", "0", "9", "0"],
         ["placebo,", "as", "frequent", "ours", "1", "0", "7", "4"],
-        ["the", "paper's", "1", "0", "11", "0"],
-        ["ours,", "corrected", "0", "0", "7", "5"],
+        ["placebo,", "as", "frequent", "ours,", "corrected", "0", "0", "7", "5"],
+        ["placebo,", "as", "frequent", "the", "paper's", "1", "0", "11", "0"],
     ]
 
 
@@ -177,10 +179,10 @@ def test_what_was_not_corrected_is_not_counted_as_if():
     bans = [ban(1, "a"), ban(2, "b", None, "pillar"), ban(3, "c", role="matched")]
     tested = {**counts(3, 2), "corrected": None}
     sweep = sweep_of(*bans, counts={"tested": tested, "matched": counts(1, 4), "never": counts(0, 0)})
-    rows = [line.split() for line in rendered(count_table(sweep))[2:]]
-    assert rows[1] == ["the", "paper's", "3", "0", "9", "0"]
-    assert rows[2] == ["ours,", "corrected", "—", "—", "—", "—"]
-    assert rows[5] == ["ours,", "corrected", "0", "0", "7", "5"]
+    rows = [line.split() for line in rendered(verdict_table(sweep))[3:]]
+    assert rows[1] == ["tested", "ours,", "corrected", "—", "—", "—", "—"]
+    assert rows[2] == ["tested", "the", "paper's", "3", "0", "9", "0"]
+    assert rows[4] == ["placebo,", "as", "frequent", "ours,", "corrected", "0", "0", "7", "5"]
 
 
 def test_the_spread_of_the_changes_is_over_those_that_are_known(monkeypatch: pytest.MonkeyPatch):
@@ -190,11 +192,11 @@ def test_the_spread_of_the_changes_is_over_those_that_are_known(monkeypatch: pyt
     )  # fmt: skip
     rows = [line.split() for line in rendered(delta_table(sweep))[2:]]
     assert [row[-5:] for row in rows] == [
-        ["4", "3", "-2.0", "-6.0", "+1.0"],
-        ["2", "2", "-1.2", "-3.0", "+0.5"],
+        ["4", "3", "−2.0", "−6.0", "+1.0"],
+        ["2", "2", "−1.2", "−3.0", "+0.5"],
         ["1", "1", "0.0", "0.0", "0.0"],
     ]
-    beyond = "of the 3 tested, 1 have a Δ below that of every one of the 2 placebos as frequent, and 1 one above"
+    beyond = "Of 3 tested bans, 1 have a lower Δ than all 2 placebos as frequent, and 1 a higher one."
     assert beyond in printed(sweep, monkeypatch)
 
 
@@ -202,26 +204,27 @@ def test_the_spread_of_the_changes_is_over_those_that_are_known(monkeypatch: pyt
 
 
 def test_the_conditions_of_the_sweep_come_first(monkeypatch: pytest.MonkeyPatch):
-    first, cost, noise = printed(sweep_of(ban(1, "a")), monkeypatch).splitlines()[:3]
-    assert first.startswith("without a ban 71.5 % [64.9, 77.3] of the answers are right: ")
-    assert first.endswith(": step 4 at temperature 1 on wordmath, 200 prompts × 1")
-    assert cost == "decoded 81,203 tokens and retraced 1,200, 0.31 of the 262,114 of a full sweep"
-    assert noise == "the free rollouts decoded again: 0 of 200 differ"
+    found, first, cost, noise = printed(sweep_of(ban(1, "a")), monkeypatch).splitlines()[:4]
+    assert found == "Of 1 ban, 0 cost accuracy (pillar), 0 improve it (stumbling), 1 are neutral and 0 are undecided."
+    assert first.startswith("Without a ban, 71.5 % [64.9, 77.3] of the answers are right: ")
+    assert first.endswith(": step 4 at temperature 1 on wordmath, 200 prompts × 1.")
+    assert cost == "Decoded 81,203 tokens and retraced 1,200: 0.31 of the 262,114 of a full sweep."
+    assert noise == "Decoded again without a ban, 0 of 200 rollouts differ."
 
 
 def test_an_engine_that_is_not_exact_says_by_how_much(monkeypatch: pytest.MonkeyPatch):
     noise = {"rollouts": 200, "differing": 3, "flips": 2, "delta": -0.01, "interval": [-0.025, 0.0]}
     shown = printed(sweep_of(ban(1, "a"), noise=noise, warnings=["3 of 200 [b]differ[/b]"]), monkeypatch)
     assert "warning: 3 of 200 [b]differ[/b]\n" in shown
-    assert "the second time changes accuracy by -1.0 points [-2.5, 0.0]" in shown and "0 of 200" not in shown
+    assert "without a ban changes accuracy by −1.0 points [−2.5, 0.0]." in shown and "0 of 200" not in shown
 
 
 def test_what_stopped_early_and_what_never_occurs_is_said(monkeypatch: pytest.MonkeyPatch):
     bans = [ban(1, "a", None, "pillar"), ban(2, "b", changes=UNTOUCHED), ban(3, "c")]
     sweep = sweep_of(*bans)
     shown = printed(sweep, monkeypatch)
-    assert "* 1 stopped" in shown and "in no free answer: 1 of the 3" in shown
-    assert "there is nothing to set the changes beside" in shown
+    assert "* 1 stopped" in shown and "1 of 3 occur in no answer" in shown
+    assert "there is nothing to compare these changes with" in shown
     curtailed = printed(replace(sweep, settings={**sweep.settings, "mode": "curtailed"}), monkeypatch)
     assert "their Δ is not known" in curtailed and "forecasts" in shown
 
@@ -230,8 +233,8 @@ def test_what_stopped_early_and_what_never_occurs_is_said(monkeypatch: pytest.Mo
     ("single", "corrected", "sentence"),
     [
         (0.0412, 0.0931, r"4\.1 points, .*; corrected for 2 bans: 9\.3 points"),
-        (0.0412, 1.0, r"4\.1 points, .*; corrected for 2 bans: none at all"),
-        (1.0, 1.0, r"nothing: with 200 prompts no loss would be called a pillar"),
+        (0.0412, 1.0, r"4\.1 points, .*; corrected for 2 bans: none"),
+        (1.0, 1.0, r"None: with 200 prompts no loss would be called a pillar"),
     ],
 )
 def test_what_could_have_been_seen(single: float, corrected: float, sentence: str):
@@ -242,11 +245,11 @@ def test_what_could_have_been_seen(single: float, corrected: float, sentence: st
 @pytest.mark.parametrize(
     ("intervals", "sentence"),
     [
-        ([(-0.3, 0.2), (0.1, 0.5), (-0.1, 0.1)], "Δ goes with log frequency: the paper's claim"),
-        ([(-0.6, -0.1), (0.1, 0.5), None], "Δ goes with student entropy and log frequency: the paper's claim"),
-        ([(-0.3, 0.2), (-0.55, 0.1), (-0.1, 0.1)], "every interval includes 0, and the widest reaches |ρ| = 0.55"),
-        ([(-0.2, 0.1), (-0.05, 0.1), (-0.1, 0.2)], "every ρ is surely within ±0.2"),
-        ([(-0.1, 0.1), None, (-0.1, 0.1)], "too few different values"),
+        ([(-0.3, 0.2), (0.1, 0.5), (-0.1, 0.1)], "Δ is related to log frequency: the paper's claim"),
+        ([(-0.6, -0.1), (0.1, 0.5), None], "Δ is related to student entropy and log frequency: the paper's claim"),
+        ([(-0.3, 0.2), (-0.55, 0.1), (-0.1, 0.1)], "Every interval includes 0, and the widest reaches |ρ| = 0.55"),
+        ([(-0.2, 0.1), (-0.05, 0.1), (-0.1, 0.2)], "Every ρ is within ±0.2"),
+        ([(-0.1, 0.1), None, (-0.1, 0.1)], "Too few different values"),
     ],
 )
 def test_whether_the_claim_of_no_relation_can_be_told(intervals: list[tuple[float, float] | None], sentence: str):
@@ -261,4 +264,4 @@ def test_too_few_types_are_not_correlated(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_points_are_signed_hundredths():
-    assert [points(delta) for delta in (-0.05, 0.015, 0.0, -0.0, None)] == ["-5.0", "+1.5", "0.0", "0.0", "—"]
+    assert [points(delta) for delta in (-0.05, 0.015, 0.0, -0.0, None)] == ["−5.0", "+1.5", "0.0", "0.0", "—"]

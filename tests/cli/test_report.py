@@ -24,9 +24,9 @@ def test_a_run_becomes_one_page_and_is_left_as_it_was(finished: FinishedRun, tmp
     assert set(record["figures"]) == {str(own) for own in figures.iterdir()} and (figures / "funnel.pdf").exists()
     (run,) = record["runs"]
     rocks = RockSet.load(finished.path / "rocks.json")
-    assert run["answers"][0]["sentence"].startswith(f"{len(rocks.tokens)} of the {rocks.summary['n_types']} ")
+    assert run["answers"][0]["sentence"].startswith(f"{len(rocks.tokens)} of {rocks.summary['n_types']} ")
     assert [bool(answer["sources"]) for answer in run["answers"]] == [True, True, True, False, False]
-    assert run["answers"][3]["sentence"] == "Not known yet: this part was not run (rocktokens knockout)."
+    assert run["answers"][3]["sentence"] == "Not known yet: run `rocktokens knockout`."
 
 
 def test_the_answer_is_printed_too_and_the_page_is_the_same_again(finished: FinishedRun, tmp_path: Path):
@@ -70,4 +70,4 @@ def test_a_run_must_be_named():
 @pytest.mark.parametrize("name", ["knockout.json", "gradients.json", "study.json"])
 def test_a_record_that_lacks_a_field_is_refused(tmp_path: Path, name: str):
     RunDir(tmp_path / "run").commit_text(name, '{"schema_version": 1, "alpha": 0.05}')
-    refuse("report", tmp_path / "run", "-o", tmp_path / "x.html", naming=("lacks the field", "run the command"))
+    refuse("report", tmp_path / "run", "-o", tmp_path / "x.html", naming=(name, "with `rocktokens"))

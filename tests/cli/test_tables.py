@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 from command_line import FinishedRun, succeed
 from rich.console import Console
-from rich.table import Table
 
-from rocktokens.cli.evaluate import accuracy_table
-from rocktokens.cli.find_tables import rock_table
+from rocktokens.display.rocks import rock_table
+from rocktokens.display.table import Table
 from rocktokens.display.text import visible
-from rocktokens.evaluation.records import EvaluationRecord
+from rocktokens.evaluation.records import EvaluationRecord, accuracy_table
 from rocktokens.types import RockSet, RockToken
 
 HOSTILE = ["[bold]", "[/]", "[/bold]", "\\[", "\\", "\\]", "[red]x", "[link=http://x]", ":smile:", "[", "a[b]c\\"]
@@ -29,7 +28,7 @@ def copy(finished: FinishedRun, tmp_path: Path) -> Path:
 def rendered(table: Table) -> list[str]:
     """The lines of a table as a terminal would show them, colours included."""
     file = io.StringIO()
-    Console(file=file, width=120, force_terminal=True, color_system="truecolor", emoji=False).print(table)
+    Console(file=file, width=120, force_terminal=True, color_system="truecolor", emoji=False).print(table.to_rich(120))
     return file.getvalue().splitlines()
 
 
@@ -62,8 +61,8 @@ def test_no_model_name_is_taken_for_markup():
         temperature=1.0, seed=0, prompt_ids=[], correct=[], answers=[],
     )  # fmt: skip
     lines = rendered(accuracy_table([replace(record, name=name) for name in HOSTILE]))
-    assert all(f"│ {name} " in line for name, line in zip(HOSTILE, lines[4:-1], strict=True))
-    assert "accuracy on [bold]" in lines[0]
+    assert all(line.startswith(f"{name} ") for name, line in zip(HOSTILE, lines[3:], strict=True))
+    assert "Accuracy on [bold]" in lines[0]
 
 
 def test_the_tables_of_a_run(finished: FinishedRun, copy: Path):
@@ -71,10 +70,10 @@ def test_the_tables_of_a_run(finished: FinishedRun, copy: Path):
     found = succeed("find", copy, *by_score, "--json").record["tokens"]
     shown = succeed("find", copy, *by_score, "--show", "10").stdout
     assert len(found) == 10 and any(token["text"].isspace() or " " in token["text"] for token in found)
-    rows = shown[shown.index("top 10 rocks") :].splitlines()[3:]
+    rows = shown[shown.index("10 rocks at checkpoint") :].splitlines()[3:]
     for token, row in zip(found, rows, strict=False):
         assert row.split()[:4] == [str(token["rank"]), visible(token["text"]), token["category"], str(token["freq"])]
     accuracies = succeed("evaluate", finished.path, "--checkpoint", "all").stdout
-    assert "accuracy on wordmath" in accuracies
+    assert "Accuracy on wordmath" in accuracies
     assert [f"step {step} " in accuracies for step in (0, 2, 4)] == [True] * 3
     assert str(finished.path / "evaluations.json") in accuracies

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from hostile_texts import HOSTILE, SURROGATES
 from tokenizers import Tokenizer, decoders, models
 
+from hostile_texts import HOSTILE, SURROGATES
 from rocktokens.knockout.journal import Decoded, RunJournal
+from rocktokens.knockout.records import Ban, Changes, Knockout, KnockoutSweep, Role
 from rocktokens.rocks.split import HELD_OUT
 from rocktokens.rollouts.store import write_rollouts
 from rocktokens.run_dir import RunDir
@@ -129,16 +130,14 @@ def _write_knockout(run: RunDir, rollouts: list[Rollout]) -> None:
                 journal.add(((banned,), place), Decoded(found[0], np.array([5, 6, 7], np.int32), True))
     journal.flush()
     records = [_knockout(token_id, "tested") for token_id in ROCK_IDS] + [_knockout(6, "matched")]
-    record = {"schema_version": 1, "settings": {"alpha": 0.05, "conditions": conditions}, "knockouts": records}
-    run.commit_text("knockout.json", json.dumps(record))
+    settings = {"alpha": 0.05, "conditions": conditions}
+    sweep = KnockoutSweep("", settings, {}, {}, {}, {}, {}, [], [], records)
+    run.commit_text("knockout.json", json.dumps({"schema_version": 1, **asdict(sweep)}))
 
 
-def _knockout(token_id: int, role: str) -> dict[str, object]:
-    return {
-        "ban": {"ids": [token_id], "name": VOCABULARY[token_id], "role": role, "category": "other"},
-        "changes": {"n_rollouts": 9, "lost": [], "gained": []},
-        "verdict": "neutral",
-        "delta": -0.01,
-        "interval": [-0.02, 0.01],
-        "q": 1.0,
-    }
+def _knockout(token_id: int, role: Role) -> Knockout:
+    changes = Changes(9, 9, None, None, None, None, [], [], [])
+    ban = Ban((token_id,), VOCABULARY[token_id], role, "other")
+    return Knockout(
+        ban, -0.01, (-0.02, 0.01), 1.0, 1.0, "neutral", "neutral", 0.05, (-1.0, 1.0), N_ROLLOUTS, None, changes
+    )

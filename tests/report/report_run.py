@@ -2,16 +2,41 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from explorer_run import CHECKPOINTS, ROCK_IDS, VOCABULARY, make_run
-from hostile_texts import HOSTILE, SURROGATES
 
+from gradient_records import make_gradients as make_gradients_record
+from hostile_texts import HOSTILE, SURROGATES
+from rocktokens.gradients.records import Claim, GradientsRecord
+from rocktokens.knockout.records import Ban, Changes, Knockout, KnockoutSweep, Role
+from rocktokens.report.tables import ROLES
+from rocktokens.rocks.records import (
+    CategoryShares,
+    ControlMatch,
+    Crossing,
+    Cutoff,
+    CutoffPoint,
+    FindRecord,
+    FunnelColumns,
+    GroupMean,
+    PositionProfile,
+    SensitivityRow,
+)
 from rocktokens.run_dir import RunDir
-from rocktokens.types import RockSet, RockToken
+from rocktokens.studies.records import (
+    Arm,
+    Comparison,
+    CurvePoint,
+    Kind,
+    RunAccuracy,
+    StudyResult,
+    StudyVerdict,
+)
+from rocktokens.types import RockSet, RockToken, Verdict
 
 CRITERION = {
     "reference": CHECKPOINTS[-1],
@@ -40,7 +65,7 @@ SUMMARY = {
     },
 }
 TEXTS = (*HOSTILE, *SURROGATES)
-VERDICTS = ("pillar", "stumbling", "neutral", "undecided")
+VERDICTS: tuple[Verdict, ...] = ("pillar", "stumbling", "neutral", "undecided")
 
 
 def make_report_run(path: Path) -> Path:
@@ -48,14 +73,14 @@ def make_report_run(path: Path) -> Path:
     run = RunDir(make_run(path))
     records = {
         "rocks.json": asdict(make_rocks()),
-        "find.json": make_find(),
-        "gradients.json": make_gradients(),
-        "knockout.json": make_knockout(),
+        "find.json": make_find().to_record(),
+        "gradients.json": make_gradients().to_record(),
+        "knockout.json": asdict(make_knockout()),
         "evaluations.json": {"evaluations": [_evaluation("teacher", 0.99), _evaluation("step 10", 0.75)]},
-        "study/study.json": make_study(),
+        "study/study.json": make_study().to_record(),
     }
     for name, record in records.items():
-        run.commit_text(name, json.dumps({"schema_version": 1, **record}))
+        run.commit_text(name, json.dumps({"schema_version": 1, **record}))  # surrogates escaped
     return path
 
 
@@ -90,93 +115,96 @@ def rock_id(place: int) -> int:
     return (*ROCK_IDS, *range(10_000, 10_000 + len(TEXTS)))[place]
 
 
-def make_find() -> dict[str, Any]:
+def make_find() -> FindRecord:
     places = range(len(TEXTS))
-    shares = {"token_share": 0.5, "kl_share": 0.5, "grad_share": 0.5}
-    rock_shares = {f"rock_{name}": 0.25 for name in shares}
-    curve = {"coverage": 0.5, "coverage_held_out": 0.4, "stability": 0.9, "stability_low": 0.8, "stability_high": 1.0}
-    return {
-        "criterion": CRITERION,
-        "funnel": {
-            "token_id": list(places),
-            "text": list(TEXTS),
-            "category": ["latex_math"] * len(TEXTS),
-            "freq": [10 + place for place in places],
-            "mean_kl": [0.1 + place / 100 for place in places],
-            "group": ["rock" if place % 3 == 0 else "other" for place in places],
-            "rank": [place + 1 if place % 3 == 0 else None for place in places],
-            "ccr": [0.5] * len(TEXTS),
-        },
-        "categories": [{"category": name, **shares, **rock_shares} for name in ("latex_math", "digit")],
-        "cutoff": {
-            "k": 3,
-            "auto": {"k": 3, "crossed": True, "coverage": 0.5, "stability": 0.9},
-            "curve": [{"k": k, **curve} for k in (1, 2, 3)],
-        },
-        "sensitivity": [
-            {"parameter": "tau", "value": 0.8, "default": True, "jaccard": 1.0},
-            {"parameter": "tau", "value": 0.9, "default": False, "jaccard": 0.5},
-            {"parameter": "eta", "value": 0.2, "default": False, "jaccard": 0.625},
-        ],
-        "trajectory": [
-            {"checkpoint": at, "group": group, "half": half, "mean_kl": 1.0, "low": 0.9, "high": 1.1}
+    cutoff = Cutoff(3, Crossing(3, 0.5, 0.9, True), [CutoffPoint(k, 0.5, 0.4, 0.9, 0.8, 1.0) for k in (1, 2, 3)])
+    return FindRecord(
+        criterion=CRITERION,
+        source={},
+        funnel=FunnelColumns(
+            token_id=list(places),
+            text=list(TEXTS),
+            category=["latex_math"] * len(TEXTS),
+            freq=[10 + place for place in places],
+            mean_kl=[0.1 + place / 100 for place in places],
+            group=["rock" if place % 3 == 0 else "other" for place in places],
+            rank=[place + 1 if place % 3 == 0 else None for place in places],
+            ccr=[0.5] * len(TEXTS),
+        ),
+        persistence=[],
+        trajectory=[
+            GroupMean(at, half, group, 1.0, 0.9, 1.1)
             for at in CHECKPOINTS
             for group in ("rock", "rare high-kl", "random")
             for half in ("selection half", "held-out half")
         ],
-    }
+        cutoff=cutoff,
+        sample_size=[],
+        selectors=[],
+        sensitivity=[
+            SensitivityRow("tau", 0.8, True, 1.0, [], [], True),
+            SensitivityRow("tau", 0.9, False, 0.5, [], [], True),
+            SensitivityRow("eta", 0.2, False, 0.625, [], [], True),
+        ],
+        categories=[CategoryShares(name, 2, 1, 0.5, 0.5, 0.5, 0.25, 0.25, 0.25) for name in ("latex_math", "digit")],
+        positions=PositionProfile(CHECKPOINTS[-1], 1, 1, 1, 1, [], [], []),
+        controls=ControlMatch(matched=False, reason="there are none"),
+    )
 
 
-def make_gradients() -> dict[str, Any]:
-    ids = list(range(len(TEXTS)))
-    values = np.linspace(-0.5, 0.5, len(TEXTS)).tolist()
-    estimate = {"mean": 0.5, "interval": [0.25, 0.75]}
-    geometry = {"blocks": {"embeddings": {"groups": {"rocks": {"share": estimate}}}}}
-    return {
-        "settings": {"reference": 10, "baseline": 0, "measured_on": "held-out half", "n_prompts": 90},
-        "claims": [{"name": "small", "claim": "rocks are small", "because": TEXTS[0], "verdict": "holds"}],
-        "warnings": [TEXTS[1]],
-        "trace": {
-            "types": {
-                "token_id": ids,
-                "text": list(TEXTS),
-                "group": ["rocks", *["rest"] * (len(TEXTS) - 1)],
-                "freq": [10] * len(TEXTS),
-                "kl_before": [1.0] * len(TEXTS),
-                "kl": [0.5] * len(TEXTS),
-            }
-        },
-        "logit": {
-            "reference": {"vocabulary": {"types": {"token_id": ids, "mean_norm": values, "coherence": values}}},
-            "persistence": None,
-        },
-        "parameter": {
-            "token_share": {"rocks": 0.25},
-            "shares": {"blocks": ["embeddings"], "gradient": geometry, "update": None},
-        },
-    }
+def make_gradients() -> GradientsRecord:
+    """The record of two types, with hostile texts for all it says of types, claims and warnings."""
+    record = make_gradients_record(paired=True, texts=TEXTS[:2])
+    ids, values = list(range(len(TEXTS))), np.linspace(-0.5, 0.5, len(TEXTS)).tolist()
+    types = replace(
+        record.trace.types,
+        token_id=ids,
+        text=list(TEXTS),
+        category=["other"] * len(TEXTS),
+        group=["rocks", *["rest"] * (len(TEXTS) - 1)],
+        freq=[10] * len(TEXTS),
+        kl_before=[1.0] * len(TEXTS),
+        kl=[0.5] * len(TEXTS),
+        mean_norm=[0.25] * len(TEXTS),
+    )
+    space = record.logit.reference.vocabulary
+    columns = {field.name: values for field in fields(space.types)} | {"token_id": ids, "freq": [10] * len(TEXTS)}
+    reference = replace(record.logit.reference, vocabulary=replace(space, types=replace(space.types, **columns)))
+    return replace(
+        record,
+        settings=replace(record.settings, reference=10, n_prompts=90),
+        warnings=[TEXTS[1]],
+        trace=replace(record.trace, types=types),
+        logit=replace(record.logit, reference=reference),
+        claims=[Claim("small", "rocks are small", TEXTS[0], "supported")],
+    )
 
 
 def make_ban(
     text: str,
-    role: str = "tested",
-    verdict: str = "pillar",
+    role: Role = "tested",
+    verdict: Verdict = "pillar",
     delta: float | None = -0.25,
     ids: Sequence[int] = (ROCK_IDS[0],),
-) -> dict[str, Any]:
-    return {
-        "ban": {"ids": list(ids), "name": text, "role": role, "category": "other", "beside": None},
-        "delta": delta,
-        "interval": None if delta is None else [delta - 0.125, delta + 0.125],
-        "p": 0.01,
-        "q": 0.02,
-        "verdict": verdict,
-        "paper_verdict": verdict,
-        "changes": {"n_rollouts": 9, "lost": [], "gained": []},
-    }
+    beside: int | None = None,
+) -> Knockout:
+    return Knockout(
+        ban=Ban(tuple(ids), text, role, "other", beside),
+        delta=delta,
+        interval=None if delta is None else (delta - 0.125, delta + 0.125),
+        p=0.01,
+        q=0.02,
+        verdict=verdict,
+        paper_verdict=verdict,
+        detectable=0.05,
+        bounds=(-1.0, 1.0),
+        n_looked=90,
+        stopped=None,
+        changes=Changes(9, 9, None, None, None, None, [], [], []),
+    )
 
 
-def make_knockout(bans: list[dict[str, Any]] | None = None) -> dict[str, Any]:
+def make_knockout(bans: list[Knockout] | None = None, alpha: float = 0.05) -> KnockoutSweep:
     if bans is None:
         bans = [make_ban(text, verdict=VERDICTS[place % 4], ids=[rock_id(place)]) for place, text in enumerate(TEXTS)]
         bans += [
@@ -184,60 +212,61 @@ def make_knockout(bans: list[dict[str, Any]] | None = None) -> dict[str, Any]:
             make_ban(VOCABULARY[7], "never", "neutral", 0.0, ids=[7]),
         ]
     counts = dict.fromkeys(VERDICTS, 1)
-    return {
-        "settings": {"margin": 0.03, "alpha": 0.05, "model": "step 10", "task": "wordmath", "conditions": {}},
-        "baseline": {"accuracy": 0.875, "interval": [0.75, 0.9375], "n_prompts": 90, "num_samples": 1},
-        "detectable": {"single": 0.04, "corrected": 0.06},
-        "counts": {"tested": {"method": counts, "paper": counts, "corrected": None}},
-        "warnings": [TEXTS[2]],
-        "knockouts": bans,
-    }
+    return KnockoutSweep(
+        tokenizer_sha256="",
+        settings={"margin": 0.03, "alpha": alpha, "model": "step 10", "task": "wordmath", "conditions": {}},
+        baseline={"accuracy": 0.875, "interval": [0.75, 0.9375], "n_prompts": 90, "num_samples": 1},
+        noise={},
+        cost={},
+        counts={role: {"method": counts, "paper": counts, "corrected": None} for role in ROLES},
+        detectable={"single": 0.04, "corrected": 0.06},
+        correlations=[],
+        warnings=[TEXTS[2]],
+        knockouts=bans,
+    )
 
 
-def make_study() -> dict[str, Any]:
-    arms = [_arm("uniform", 0.75), _arm("rock freeze", 0.625, saved=0.25), _arm(TEXTS[3], 0.5)]
-    pairs = [("rock freeze", -0.125, "undecided"), (TEXTS[3], -0.25, "worse")]
-    return {
-        "baseline": "uniform",
-        "alpha": 0.05,
-        "seeds": [1, 2],
-        "n_prompts": 90,
-        "denominator": "all",
-        "notes": [TEXTS[4]],
-        "arms": arms,
-        "comparisons": [
-            {
-                "first": first,
-                "second": "uniform",
-                "kind": kind,
-                "at": 16.0,
-                "difference": difference,
-                "interval": [difference - 0.25, difference + 0.25],
-                "never": [0, 0],
-                "p": 0.5,
-                "p_holm": 0.5,
-                "detectable": 0.3125,
-                "verdict": verdict,
-            }
-            for kind in ("equal_steps", "equal_tokens")
+def make_study() -> StudyResult:
+    pairs: list[tuple[str, float, StudyVerdict]] = [("rock freeze", -0.125, "undecided"), (TEXTS[3], -0.25, "worse")]
+    kinds: tuple[Kind, ...] = ("equal_steps", "equal_tokens")
+    return StudyResult(
+        baseline="uniform",
+        alpha=0.05,
+        margin=None,
+        target_accuracy=None,
+        n_pairs=2,
+        seeds=[1, 2],
+        n_prompts=90,
+        arms=[_arm("uniform", 0.75), _arm("rock freeze", 0.625, saved=0.25), _arm(TEXTS[3], 0.5)],
+        comparisons=[
+            Comparison(
+                first=first,
+                second="uniform",
+                kind=kind,
+                at=16.0,
+                difference=difference,
+                interval=(difference - 0.25, difference + 0.25),
+                standard_error=0.1,
+                degrees_of_freedom=2.0,
+                p=0.5,
+                p_holm=0.5,
+                detectable=0.3125,
+                verdict=verdict,
+            )
+            for kind in kinds
             for first, difference, verdict in pairs
         ],
-    }
+        notes=[TEXTS[4]],
+    )
 
 
-def _arm(name: str, end: float, saved: float = 0.0) -> dict[str, Any]:
+def _arm(name: str, end: float, saved: float = 0.0) -> Arm:
     points = [
-        {
-            "step": step,
-            "accuracy": accuracy,
-            "interval": [accuracy - 0.125, accuracy + 0.125],
-            "tokens": 9.0,
-            "seconds": 3.0,
-        }
+        CurvePoint(step, 9.0, 3.0, accuracy, (accuracy - 0.125, accuracy + 0.125))
         for step, accuracy in ((0, 0.5), (16, end))
     ]
-    runs = [{"seed": seed, "draw": 0, "steps": [0, 16], "accuracy": [0.5, end]} for seed in (1, 2)]
-    return {"name": name, "points": points, "runs": runs, "facts": {"head_compute_saved": saved}}
+    runs = [RunAccuracy(seed, 0, [0, 16], [0, 9], [0.0, 3.0], [0.5, end]) for seed in (1, 2)]
+    return Arm(name, points, runs, {"head_compute_saved": saved})
 
 
 def _evaluation(name: str, accuracy: float) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from explorer_run import make_run
@@ -10,15 +9,18 @@ from report_run import make_ban, make_find, make_knockout, make_report_run, make
 
 from rocktokens.report.page.answers import five_answers, gain, matter, moved, sure, which
 from rocktokens.report.views.run_view import RunView
+from rocktokens.rocks.records import Crossing
+from rocktokens.studies.records import Comparison, StudyResult, StudyVerdict
 
 
 def test_which_names_the_first_rocks_and_gives_shares_with_intervals():
     sentence = which(make_rocks(("###", " So")))
     assert sentence == (
-        "2 of the 50 token types used at checkpoint 10 are rocks (“###” and “·So”): 25.0 % [20.0, 30.0] of the tokens, "
-        "which hold 87.5 % [75.0, 93.8] of the loss that is left (held-out half, 90 prompts, 95 % intervals)."
+        "2 of 50 token types are rocks at checkpoint 10: “###” and “·So”. They make up 25.0 % [20.0, 30.0] of the "
+        "tokens and hold 87.5 % [75.0, 93.8] of the loss that is left (held-out half, 90 prompts, 95 % intervals)."
     )
     assert "“f” and 3 more" in which(make_rocks(tuple("abcdefghi")))
+    assert which(make_rocks(("a",))).startswith("1 of 50 token types is a rock at checkpoint 10: “a”. It makes up")
 
 
 def test_no_rocks_is_an_answer():
@@ -27,9 +29,9 @@ def test_no_rocks_is_an_answer():
 
 def test_how_sure_counts_resamples_and_names_the_setting_that_matters_most():
     assert sure(make_rocks(("a", "b", "c")), make_find()) == (
-        "2 of the 3 stay rocks in at least 95 % of resamples of the prompts; random halves of the prompts that "
-        "selected them agree with the set to 0.90 (Jaccard; 90 % of halves between 0.80 and 1.00); of all settings, "
-        "moved one at a time, tau = 0.9 changes the set most (0.50)."
+        "2 of 3 rocks are stable: in at least 95 % of resamples of the prompts. Random halves of the prompts that "
+        "selected them agree with the set to 0.90 (Jaccard; 90 % of halves between 0.80 and 1.00). The setting that "
+        "changes the set most is tau = 0.9 (Jaccard 0.50)."
     )
     bare = make_rocks(("a",))
     unsampled = replace(bare, tokens=[replace(bare.tokens[0], p_in_top_k=None)])
@@ -42,39 +44,41 @@ def test_how_sure_counts_resamples_and_names_the_setting_that_matters_most():
 )
 def test_that_no_cut_off_was_found_is_said_where_one_was_sought(k: int | str, crossed: bool | None, is_said: bool):
     rocks, found = make_rocks(("a", "b", "c")), make_find()
-    found["cutoff"]["auto"] = None if crossed is None else {**found["cutoff"]["auto"], "crossed": crossed}
+    auto = None if crossed is None else Crossing(3, 0.5, 0.9, crossed)
+    found = replace(found, cutoff=replace(found.cutoff, auto=auto))
     sentence = sure(replace(rocks, criterion={**rocks.criterion, "k": k}), found)
-    assert ("K is all types with a score: no cut-off was found" in sentence) == is_said
+    assert ("No cut-off was found: K is all types with a score" in sentence) == is_said
 
 
 def test_whether_training_moved_them_is_paired_and_counts_who_kept():
     sentence = moved(make_rocks(("a", "b", "c")))
-    assert "of the rocks changed by −50.0 % [−62.5, −37.5] to 0.700" in sentence
-    assert "others by −25.0 % [−50.0, −12.5] to 0.050; as a set, the rocks moved no less than the rest" in sentence
-    assert sentence.endswith("; 2 of the 3 rocks kept more than 75 % of theirs.")
+    assert sentence.startswith("No evidence that rocks moved less than other tokens. From checkpoint 0 to 10, ")
+    assert "of rocks changed by −50.0 % [−62.5, −37.5] to 0.700 nats per token" in sentence
+    assert "other tokens by −25.0 % [−50.0, −12.5] to 0.050." in sentence
+    assert sentence.endswith(" 2 of 3 rocks kept more than 75 % of the loss.")
     assert moved(make_rocks(("a",), kl_change_rocks=None)).startswith("Not known")
 
 
 @pytest.mark.parametrize(
     ("rocks", "rest", "verdict"),
     [
-        ([-0.1, 0.0], [-0.5, -0.2], "; as a set, the rocks kept more of their loss than the rest;"),
-        ([-0.5, -0.2], [-0.1, 0.0], "; as a set, the rocks lost more of their loss than the rest;"),
-        ([-0.3, -0.1], [-0.1, 0.0], "; as a set, the rocks moved no less than the rest, as far as these prompts tell;"),
-        (None, [-0.1, 0.0], "to 0.050; 1 of the 1 rocks kept"),
+        ([-0.1, 0.0], [-0.5, -0.2], "Rocks moved less than other tokens. "),
+        ([-0.5, -0.2], [-0.1, 0.0], "Rocks moved more than other tokens; the table shows each one. "),
+        ([-0.3, -0.1], [-0.1, 0.0], "No evidence that rocks moved less than other tokens. "),
+        (None, [-0.1, 0.0], "From checkpoint 0 to 10"),
     ],
 )
 def test_the_set_has_a_verdict_by_its_intervals(rocks: list[float] | None, rest: list[float], verdict: str):
     intervals = {"kl_change_rocks": rocks, "kl_change_rest": rest}
-    assert verdict in moved(make_rocks(("a",), intervals=intervals))
+    assert moved(make_rocks(("a",), intervals=intervals)).startswith(verdict)
 
 
 def test_rocks_that_were_not_measured_are_not_counted_as_moved():
     rocks = make_rocks(("a", "b", "c"))
     unknown = [replace(token, held_out_change=None) for token in rocks.tokens]
     some = moved(replace(rocks, tokens=[unknown[0], *rocks.tokens[1:]]))
-    assert some.endswith("; 1 of the 2 rocks that could be measured kept more than 75 % of theirs.")
-    assert moved(replace(rocks, tokens=unknown)).endswith("; what each of them did was not measured.")
+    assert some.endswith(" 1 of 2 rocks that could be measured kept more than 75 % of the loss.")
+    assert moved(replace(rocks, tokens=unknown)).endswith(" Single rocks were not measured.")
 
 
 def test_whether_they_matter_says_who_is_a_pillar_and_what_placebos_did():
@@ -85,30 +89,27 @@ def test_whether_they_matter_says_who_is_a_pillar_and_what_placebos_did():
     ]
     rocks = make_rocks(("\n", "b", "x"))
     assert matter(make_knockout(bans), rocks) == (
-        "Of the 3 rocks, 2 were banned, one at a time: 1 cost accuracy (1 after correction for the number of bans; "
-        "points, 95 % intervals: “⏎” −25.0 [−37.5, −12.5]) and 1 change it by less than 3 points either way; of 1 "
-        "other type as frequent, 1 cost accuracy (1 after correction); without a ban 87.5 % [75.0, 93.8] of 90 answers "
-        "are right (95 % interval)."
+        "Of 2 rocks banned one at a time, 1 costs accuracy (pillar; 1 after correction for the number of bans; points, "
+        "95 % intervals: “⏎” −25.0 [−37.5, −12.5]). 1 is neutral: banning changes accuracy by less than 3 points "
+        "either way. Of 1 placebo as frequent, 1 costs accuracy (1 after correction). Without a ban, 87.5 % [75.0, "
+        "93.8] of 90 answers are right (95 % interval). 2 of 3 rocks were banned."
     )
-    assert "no other type as frequent was banned" in matter(make_knockout(bans[:2]), rocks)
-    curtailed = [{**make_ban("x", delta=None), "q": None}]
-    assert "1 cost accuracy (not corrected for the number of bans);" in matter(make_knockout(curtailed), rocks)
+    assert "No other type as frequent was banned" in matter(make_knockout(bans[:2]), rocks)
+    curtailed = [replace(make_ban("x", delta=None), q=None)]
+    assert "1 costs accuracy (pillar; not corrected for the number of bans)." in matter(make_knockout(curtailed), rocks)
 
 
 def test_only_bans_of_rocks_count_and_placebos_as_frequent_as_those():
     rocks = make_rocks(("a", "b"))
-    other, beside = make_ban("the", ids=[999]), make_ban("p", "matched", ids=[998])
-    beside["ban"]["beside"] = 999
+    other, beside = make_ban("the", ids=[999]), make_ban("p", "matched", ids=[998], beside=999)
     own = make_ban("a", ids=[rock_id(0)])
     assert matter(make_knockout([other, beside, own]), rocks) == matter(make_knockout([own]), rocks)
-    assert matter(make_knockout([other, beside]), rocks) == (
-        "Not known: of the 2 rocks none was banned, only other types."
-    )
+    assert matter(make_knockout([other, beside]), rocks) == ("Not known: none of 2 rocks was banned, only other types.")
 
 
 def test_an_effect_that_correction_does_not_leave_is_not_counted_after_it():
-    bans = [{**make_ban("a", ids=[rock_id(0)]), "q": 0.05}, {**make_ban("b", ids=[rock_id(1)]), "q": 0.06}]
-    assert "2 cost accuracy (1 after correction for the number of bans;" in matter(
+    bans = [replace(make_ban("a", ids=[rock_id(0)]), q=0.05), replace(make_ban("b", ids=[rock_id(1)]), q=0.06)]
+    assert "2 cost accuracy (pillar; 1 after correction for the number of bans;" in matter(
         make_knockout(bans), make_rocks(("a", "b"))
     )
 
@@ -116,12 +117,10 @@ def test_an_effect_that_correction_does_not_leave_is_not_counted_after_it():
 def test_sets_stand_by_themselves_and_the_level_is_that_of_the_sweep():
     both = [rock_id(0), rock_id(1)]
     bans = [make_ban("2 rocks", ids=both), make_ban("controls of 2 rocks", "matched", "neutral", 0.0, ids=[98, 99])]
-    knockout = make_knockout(bans)
-    knockout["settings"]["alpha"] = 0.1
-    assert matter(knockout, make_rocks(("a", "b"))) == (
-        "Of the 2 rocks, none was banned by itself; banned together (points, 90 % intervals): 2 rocks −25.0 [−37.5, "
-        "−12.5], pillar and controls of 2 rocks 0.0 [−12.5, +12.5], neutral; without a ban 87.5 % [75.0, 93.8] of 90 "
-        "answers are right (95 % interval)."
+    assert matter(make_knockout(bans, alpha=0.1), make_rocks(("a", "b"))) == (
+        "No rock was banned by itself. Banned together (points, 90 % intervals): 2 rocks −25.0 [−37.5, −12.5], pillar; "
+        "controls of 2 rocks 0.0 [−12.5, +12.5], neutral. Without a ban, 87.5 % [75.0, 93.8] of 90 answers are right "
+        "(95 % interval)."
     )
 
 
@@ -134,33 +133,42 @@ def test_without_rocks_there_is_nothing_to_doubt_to_follow_or_to_ban():
 def test_the_gain_is_against_the_baseline_with_what_could_have_been_seen():
     study = make_study()
     sentence = gain(study)
-    assert sentence.startswith("No sure gain: against uniform, which reaches 75.0 % [62.5, 87.5] after 16 steps, rock ")
-    assert "rock freeze −12.5 [−37.5, +12.5], undecided" in sentence
-    assert "undecided, ±31.2 could have been seen, with 25.0 % of the head's work saved" in sentence
-    study["comparisons"][0]["verdict"] = "better"
-    assert gain(study).startswith("A gain with rock freeze: against uniform")
-    assert gain({**study, "comparisons": []}).startswith("Not known")
+    assert sentence.startswith(
+        "No arm is shown to be better than uniform at equal steps. uniform reaches 75.0 % [62.5, "
+    )
+    assert "rock freeze: −12.5 points [−37.5, +12.5], undecided, 25.0 % of the LM head's work saved." in sentence
+    assert "Smallest effect this study could detect: 31.2 points." in sentence
+    assert gain(with_verdict(study, "better")).startswith("rock freeze is better than uniform at equal steps. ")
+    assert gain(replace(study, comparisons=[])).startswith("Not known")
 
 
-def turned(pair: dict[str, Any]) -> dict[str, Any]:
+def with_verdict(study: StudyResult, verdict: StudyVerdict) -> StudyResult:
+    """The study with this verdict on its first pair."""
+    return replace(study, comparisons=[replace(study.comparisons[0], verdict=verdict), *study.comparisons[1:]])
+
+
+def turned(pair: Comparison) -> Comparison:
     """The same comparison the other way round."""
-    low, high = pair["interval"]
-    verdict = {"better": "worse", "worse": "better"}.get(pair["verdict"], pair["verdict"])
-    return {
-        **pair,
-        **{"first": pair["second"], "second": pair["first"], "verdict": verdict},
-        **{"difference": -pair["difference"], "interval": [-high, -low]},
-    }
+    assert pair.interval is not None and pair.difference is not None
+    turned: dict[StudyVerdict, StudyVerdict] = {"better": "worse", "worse": "better"}
+    return replace(
+        pair,
+        first=pair.second,
+        second=pair.first,
+        verdict=turned.get(pair.verdict, pair.verdict),
+        difference=-pair.difference,
+        interval=(-pair.interval[1], -pair.interval[0]),
+    )
 
 
 def test_a_pair_says_the_same_whichever_way_round_it_was_compared():
-    study = make_study()
-    for verdict in ("better", "worse", "undecided"):
-        study["comparisons"][0]["verdict"] = verdict
-        other_way = {**study, "comparisons": [turned(own) for own in study["comparisons"]]}
+    verdicts: tuple[StudyVerdict, ...] = ("better", "worse", "undecided")
+    for verdict in verdicts:
+        study = with_verdict(make_study(), verdict)
+        other_way = replace(study, comparisons=[turned(own) for own in study.comparisons])
         assert gain(other_way) == gain(study)
-    apart = {**study["comparisons"][0], "second": "another arm"}
-    assert gain({**study, "comparisons": [apart]}).startswith("Not known")
+    apart = replace(make_study().comparisons[0], second="another arm")
+    assert gain(replace(make_study(), comparisons=[apart])).startswith("Not known")
 
 
 def test_parts_that_were_not_run_are_named_with_their_command(tmp_path: Path):
@@ -169,13 +177,8 @@ def test_parts_that_were_not_run_are_named_with_their_command(tmp_path: Path):
         (traced / name).unlink()
     answers = five_answers(RunView.open(traced))
     assert [own.known for own in answers] == [False] * 5
-    assert [own.sentence.split("rocktokens ")[1] for own in answers] == [
-        "find).",
-        "find).",
-        "find).",
-        "knockout).",
-        "study).",
-    ]
+    verbs = [own.sentence.split("rocktokens ")[1] for own in answers]
+    assert verbs == ["find`.", "find`.", "find`.", "knockout`.", "study`."]
 
 
 def test_a_whole_run_answers_all_and_names_its_sources(tmp_path: Path):
@@ -190,7 +193,7 @@ def test_a_whole_run_answers_all_and_names_its_sources(tmp_path: Path):
 def test_bans_without_rocks_say_what_is_missing(tmp_path: Path):
     path = make_report_run(tmp_path / "run")
     (path / "rocks.json").unlink()
-    assert five_answers(RunView.open(path))[3].sentence.endswith("(rocktokens find).")
+    assert five_answers(RunView.open(path))[3].sentence.endswith("run `rocktokens find`.")
 
 
 @pytest.mark.parametrize("text", ["\x1b[31m", "\u202e", "\ud800", "x" * 1_000_000])

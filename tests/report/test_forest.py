@@ -30,8 +30,7 @@ def test_records_are_in_points_in_order_of_role_and_change():
 
 
 def test_a_token_shows_its_spaces_and_a_set_its_name():
-    one, several = make_ban(" \n"), make_ban("all digits")
-    several["ban"]["ids"] = [1, 2]
+    one, several = make_ban(" \n"), make_ban("all digits", ids=[1, 2])
     assert [own["banned"] for own in forest_records([one, several])] == ["·⏎", "all digits"]
 
 

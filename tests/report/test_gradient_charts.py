@@ -1,11 +1,23 @@
 """The figures of gradients: valid Vega-Lite that holds the numbers of the record, and says what it shows."""
 
 from collections.abc import Iterator
+from dataclasses import fields, replace
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
+from gradient_records import make_gradients
+from rocktokens.gradients.records import (
+    BatchMean,
+    Column,
+    Geometry,
+    GradientGeometry,
+    GradientsRecord,
+    TraceTypes,
+    TypeColumns,
+    TypePersistence,
+)
 from rocktokens.report.charts.gradient_charts import (
     MOST_MARKS,
     block_records,
@@ -25,43 +37,65 @@ KL = ("text", "group", "freq", "kl_before", "kl")
 GROUPS = ["rocks", "rocks", "rare high-kl", "rest"]
 
 
-def shares_of(**shares: float) -> dict[str, Any]:
-    def geometry(share: float) -> dict[str, Any]:
-        estimate = {"mean": share, "interval": [share - 0.1, share + 0.1], "values": [share]}
-        return {"groups": {"rocks": {"share": estimate}}}
+def geometry(**shares: float) -> GradientGeometry:
+    """The rocks' share in each block; everything else as the record made by hand has it."""
+    whole = make_gradients().parameter.shares.gradient
+    (block,) = whole.blocks.values()
 
-    return {"blocks": {name.replace("_", " "): geometry(share) for name, share in shares.items()}}
+    def with_share(share: float) -> Geometry:
+        own = replace(block.groups["rocks"], share=BatchMean(share, (share - 0.1, share + 0.1), [share]))
+        return replace(block, groups={**block.groups, "rocks": own})
+
+    return replace(whole, blocks={name.replace("_", " "): with_share(share) for name, share in shares.items()})
 
 
-def make_record(*, paired: bool = True, update: bool = True) -> dict[str, Any]:
-    types = {"token_id": [3, 5, 7, 9], "mean_norm": [0.1, 0.2, 0.3, None], "norm": [0.01, 0.02, 0.03, 0.04]}
-    types |= {"coherence": [0.5, None, 0.1, 0.9], "cos_others": [0.1, 0.2, 0.3, 0.4]}
-    persistence = {"vocabulary": {"types": {"token_id": [3, 5, 7, 9], "corrected": [1.0, None, 0.5, 0.25]}}}
-    return {
-        "settings": {"reference": 64, "baseline": 0, "measured_on": "held-out half", "n_prompts": 192},
-        "trace": {
-            "types": {
-                "token_id": [3, 5, 7, 9],
-                "text": ["\n", " So", "\x1b[31m", "9"],
-                "group": GROUPS,
-                "freq": [100, 50, 5, 400],
-                "kl_before": [1.5, 1.0, 2.0, 0.5] if paired else [None] * 4,
-                "kl": [1.5, 0.5, 1.0, 0.0],
-            }
-        },
-        "logit": {
-            "reference": {"vocabulary": {"types": types}},
-            "persistence": persistence if paired else None,
-        },
-        "parameter": {
-            "token_share": {"rocks": 0.25},
-            "shares": {
-                "blocks": ["embeddings", "layer 0 mlp"],
-                "gradient": shares_of(embeddings=0.5, layer_0_mlp=-0.25),
-                "update": shares_of(embeddings=0.125, layer_0_mlp=0.75) if update else None,
-            },
-        },
+def make_record(*, paired: bool = True, update: bool = True) -> GradientsRecord:
+    record = make_gradients(paired=True)
+    nothing: Column = [None] * 4
+    space, change = record.logit.reference.vocabulary, record.logit.persistence
+    assert change is not None
+    columns = {field.name: nothing for field in fields(TypeColumns)} | {
+        "token_id": [3, 5, 7, 9],
+        "freq": [100, 50, 5, 400],
+        "mean_norm": [0.1, 0.2, 0.3, None],
+        "norm": [0.01, 0.02, 0.03, 0.04],
+        "coherence": [0.5, None, 0.1, 0.9],
+        "cos_others": [0.1, 0.2, 0.3, 0.4],
     }
+    vocabulary = replace(space, types=TypeColumns(**columns))
+    corrected = TypePersistence([3, 5, 7, 9], nothing, nothing, nothing, nothing, [1.0, None, 0.5, 0.25])
+    persistence = replace(change, vocabulary=replace(change.vocabulary, types=corrected))
+    step = make_gradients().parameter.shares.update
+    assert step is not None
+    shares = replace(
+        record.parameter.shares,
+        blocks=["embeddings", "layer 0 mlp"],
+        gradient=geometry(embeddings=0.5, layer_0_mlp=-0.25),
+        update=replace(step, blocks=geometry(embeddings=0.125, layer_0_mlp=0.75).blocks) if update else None,
+    )
+    return replace(
+        record,
+        settings=replace(record.settings, n_prompts=192),
+        trace=replace(
+            record.trace,
+            types=TraceTypes(
+                token_id=[3, 5, 7, 9],
+                text=["\n", " So", "\x1b[31m", "9"],
+                category=["other"] * 4,
+                group=GROUPS,
+                freq=[100, 50, 5, 400],
+                kl_before=[1.5, 1.0, 2.0, 0.5] if paired else nothing,
+                kl=[1.5, 0.5, 1.0, 0.0],
+                mean_norm=nothing,
+            ),
+        ),
+        logit=replace(
+            record.logit,
+            reference=replace(record.logit.reference, vocabulary=vocabulary),
+            persistence=persistence if paired else None,
+        ),
+        parameter=replace(record.parameter, shares=shares),
+    )
 
 
 def walk(node: Any) -> Iterator[dict[str, Any]]:

@@ -5,12 +5,12 @@ from html.parser import HTMLParser
 
 import pytest
 from explorer_run import LENGTH, N_ROLLOUTS, make_run
-from hostile_texts import HOSTILE
 from report_run import make_rocks
 
+from hostile_texts import HOSTILE
+from rocktokens.display.strip import LEVELS, MOST, Piece, level, strip_html
 from rocktokens.report.views.run_view import RunView
 from rocktokens.report.views.strips import rollout_strip
-from rocktokens.traces.notebook import LEVELS, MOST, Piece, level, strip_html
 from rocktokens.traces.store import TraceStore
 
 
@@ -71,9 +71,9 @@ def test_a_rollout_of_a_store_has_the_colours_of_its_strip(run: RunView):
 
 
 def test_long_strips_are_cut_and_counted():
-    html = strip_html("t", [Piece("x", 1.0, "")] * (MOST + 1_234))
+    html = strip_html("t", [Piece(1, "x", 1.0)] * (MOST + 1_234))
     assert html.count("<span") == MOST and "… 1,234 more" in html
-    assert "more" not in strip_html("t", [Piece("x", 1.0, "")] * MOST)
+    assert "more" not in strip_html("t", [Piece(1, "x", 1.0)] * MOST)
 
 
 def test_the_highest_kl_has_the_last_colour_and_the_lowest_the_first(run: RunView):

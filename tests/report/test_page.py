@@ -16,7 +16,8 @@ from report_run import TEXTS, make_report_run
 
 from rocktokens.display.text import MARKS_LEGEND, visible
 from rocktokens.errors import RocktokensError
-from rocktokens.report.page.page import RESULT_FILES, STRIPS, file_name, report_html, unbroken, with_room, write_figures
+from rocktokens.report.build import build_report
+from rocktokens.report.page.render import RESULT_FILES, STRIPS, file_name, report_html, unbroken, with_room
 from rocktokens.report.views.run_view import RunView
 from rocktokens.run_dir import RunDir
 
@@ -151,7 +152,7 @@ def test_the_page_holds_rollouts_and_reads_without_a_script(page: Page):
 
 
 def test_long_rollouts_are_cut_and_what_is_left_out_is_counted(path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("rocktokens.report.page.page.STRIP_TOKENS", 20)
+    monkeypatch.setattr("rocktokens.report.page.render.STRIP_TOKENS", 20)
     page = Page(report_html([RunView.open(path)]))
     assert [(len(strip["tokens"]), strip["more"]) for strip in page.data["strips"][0]] == [(20, LENGTH - 20)] * STRIPS
     assert page.text_in("p", **{"class": "note"}).count(f"… {LENGTH - 20} more tokens") == STRIPS
@@ -208,17 +209,17 @@ def test_a_record_without_a_field_is_refused_by_its_name(tmp_path: Path, path: P
     record = json.loads((broken / "knockout.json").read_text(encoding="utf-8"))
     del record["baseline"]
     (broken / "knockout.json").write_text(json.dumps(record), encoding="utf-8")
-    with pytest.raises(RocktokensError, match=r"broken lacks the field 'baseline', which the report needs"):
-        report_html([RunView.open(broken)])
+    with pytest.raises(RocktokensError, match=r"knockout.json lacks fields .*'baseline'.*: write it a"):
+        RunView.open(broken)
 
 
 def test_figures_are_written_as_pdf_with_their_data(tmp_path: Path, path: Path):
-    run = RunView.open(path)
-    written = write_figures([run], tmp_path / "one")
+    page = tmp_path / "page.html"
+    written = build_report([path], page, tmp_path / "one").figures
     assert {own.name for own in written} == {f"{name}.{ending}" for name in FIGURES for ending in ("pdf", "csv")}
     assert all(own.read_bytes().startswith(b"%PDF-") for own in written if own.suffix == ".pdf")
     assert (tmp_path / "one/shares.csv").read_text(encoding="utf-8").startswith("of,share,low,high")
-    folders = {own.parent.name for own in write_figures([run, run], tmp_path / "two")}
+    folders = {own.parent.name for own in build_report([path, path], page, tmp_path / "two").figures}
     assert folders == {"1-hostile-run", "2-hostile-run"}
 
 

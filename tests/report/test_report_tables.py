@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from report_run import make_rocks
 
-from rocktokens.report.page.tables import rock_table, runs_table
+from rocktokens.display.rocks import rock_table
+from rocktokens.report.tables import runs_table
 from rocktokens.report.views.run_view import RunView
 from rocktokens.run_dir import RunDir
 from rocktokens.types import RockSet
@@ -17,8 +18,8 @@ def test_rocks_are_shown_on_the_prompts_that_selected_them_and_on_the_others():
     (row,) = table.rows
     shown = dict(zip(table.titles, row, strict=True))
     assert (shown["mean kl"].value, shown["held out"].value) == (1.5, 1.25)
-    assert "Occurrences, mean kl, R, CCR and P(top K) are of the prompts that selected the rocks" in table.caption
-    assert "held out is the mean kl on the other prompts" in table.caption
+    assert "All other columns are of the prompts that selected the rocks" in table.caption
+    assert "Held out: mean kl on prompts that did not select the rocks" in table.caption
 
 
 @pytest.mark.parametrize("split", [None, 1.0])
@@ -32,7 +33,7 @@ def test_without_a_split_no_column_is_called_held_out(split: float | None):
 @pytest.mark.parametrize(
     ("rule", "said"),
     [
-        ("paper", "Verdicts by the paper's rule, which calls neutral whatever the prompts cannot tell."),
+        ("paper", "Verdicts by the paper's rule, which calls neutral whatever is inconclusive."),
         ("method", "Verdicts by our rule."),
     ],
 )

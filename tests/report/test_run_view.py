@@ -14,12 +14,15 @@ from hypothesis import strategies as st
 from view_run import CHECKPOINTS, log_line, probe_rollouts, rock_ids, scores, write_traced, write_whole
 
 from rocktokens.errors import RocktokensError
-from rocktokens.report.views.browse import Filters, live, rollouts, type_card
 from rocktokens.report.views.grades import FIRST_PROMPTS, Grades
-from rocktokens.report.views.logs import LogTail
+from rocktokens.report.views.live import live
+from rocktokens.report.views.log_tail import LogTail
+from rocktokens.report.views.rollout_list import Filters, rollouts
 from rocktokens.report.views.run_view import RunView, to_json
 from rocktokens.report.views.strips import interesting_rollouts, rollout_strip
+from rocktokens.report.views.type_card import type_card
 from rocktokens.run_dir import RunDir, derive_seed, file_sha256
+from rocktokens.studies.records import StudyResult
 from rocktokens.tasks.wordmath import Wordmath
 from rocktokens.traces.schema import trace_table
 from rocktokens.traces.writer import TraceWriter
@@ -34,7 +37,7 @@ def test_a_whole_run(whole: Path):
     run = RunView.open(whole)
     assert (run.name, run.checkpoints, run.reference) == (whole.name, list(CHECKPOINTS), 20)
     assert run.rocks is not None and run.summary == run.rocks.summary
-    assert run.knockout is not None and run.knockout["knockouts"][0]["verdict"] == "pillar"
+    assert run.knockout is not None and run.knockout.knockouts[0].verdict == "pillar"
     assert [line["step"] for line in run.logs] == [0, 1, 2]
     assert "max_steps" in run.config_text and "replay" in run.manifest
     assert (run.text_of(rock_ids()[0]), run.category_of(rock_ids()[0])) == ("So", "discourse")
@@ -70,9 +73,10 @@ def test_a_run_that_is_still_training(tmp_path: Path):
 def test_a_study_is_found_in_its_folder_and_in_its_run(tmp_path: Path):
     run = write_traced(tmp_path / "run")
     RunDir(run.path / "study").update_manifest()
-    (run.path / "study" / "study.json").write_text('{"schema_version": 1, "baseline": "uniform"}', encoding="utf-8")
+    study = StudyResult("uniform", 0.05, None, None, 0, [0], 1, [], [])
+    study.save(run.path / "study" / "study.json")
     for path in (run.path, run.path / "study"):
-        assert RunView.open(path).study == {"baseline": "uniform"}
+        assert RunView.open(path).study == study
     assert RunView.open(run.path / "study").store is None
 
 

@@ -21,11 +21,11 @@ def test_a_share_that_is_not_known_has_no_bar():
 
 
 def test_rocks_and_others_of_a_category_add_up_to_its_share():
-    categories = make_find()["categories"]
+    categories = make_find().categories
     records = category_records(categories)
     for own in categories:
-        parts = [r["share"] for r in records if r["category"] == own["category"] and r["of"] == "of the kl"]
-        assert len(parts) == 2 and sum(parts) == approx(own["kl_share"], abs=0)
+        parts = [r["share"] for r in records if r["category"] == own.category and r["of"] == "of the kl"]
+        assert len(parts) == 2 and sum(parts) == approx(own.kl_share, abs=0)
     assert "latex math" in chart_bytes(categories_chart(records), "svg").decode()
 
 

@@ -1,5 +1,6 @@
 """The figures of a study: valid Vega-Lite that holds the numbers of the record, and says what it shows."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,62 +13,54 @@ from rocktokens.report.charts.study_charts import (
     curves_chart,
     study_charts,
 )
+from rocktokens.studies.records import Arm, Comparison, CurvePoint, Kind, RunAccuracy, StudyResult, StudyVerdict
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
-def make_arm(name: str, accuracy: list[float], draws: int = 1) -> dict[str, Any]:
+def make_arm(name: str, accuracy: list[float], draws: int = 1) -> Arm:
+    steps = [8 * place for place in range(len(accuracy))]
     points = [
-        {"step": 8 * place, "tokens": 0.0, "seconds": 0.0, "accuracy": mean, "interval": [mean - 0.1, mean + 0.2]}
-        for place, mean in enumerate(accuracy)
+        CurvePoint(step, 0.0, 0.0, mean, (mean - 0.1, mean + 0.2)) for step, mean in zip(steps, accuracy, strict=True)
     ]
     runs = [
-        {
-            "seed": seed,
-            "draw": draw,
-            "steps": [8 * place for place in range(len(accuracy))],
-            "accuracy": [mean + 0.01 * seed for mean in accuracy],
-        }
+        RunAccuracy(seed, draw, steps, [0] * len(steps), [0.0] * len(steps), [mean + 0.01 * seed for mean in accuracy])
         for seed in (0, 1)
         for draw in range(draws)
     ]
-    return {"name": name, "points": points, "runs": runs, "facts": {}}
+    return Arm(name, points, runs, {})
 
 
-def make_comparison(kind: str, difference: float, verdict: str, first: str = "freeze") -> dict[str, Any]:
-    interval = [difference - 0.5, difference + 0.25]
-    return {
-        "first": first,
-        "second": "uniform",
-        "kind": kind,
-        "difference": difference,
-        "interval": interval,
-        "verdict": verdict,
-    }
+def make_comparison(kind: Kind, difference: float, verdict: StudyVerdict, first: str = "freeze") -> Comparison:
+    interval = (difference - 0.5, difference + 0.25)
+    return Comparison(first, "uniform", kind, 16.0, difference, interval, 0.1, 2.0, 0.5, 0.5, 0.25, verdict)
 
 
-def make_record() -> dict[str, Any]:
-    return {
-        "baseline": "uniform",
-        "alpha": 0.1,
-        "seeds": [0, 1],
-        "n_prompts": 500,
-        "denominator": "kept",
-        "arms": [make_arm("freeze", [0.5, 0.6]), make_arm("uniform", [0.5, 0.7]), make_arm("a\x1bb", [0.5, 0.4], 2)],
-        "comparisons": [
+def make_study() -> StudyResult:
+    return StudyResult(
+        baseline="uniform",
+        alpha=0.1,
+        margin=None,
+        target_accuracy=None,
+        n_pairs=2,
+        seeds=[0, 1],
+        n_prompts=500,
+        denominator="kept",
+        arms=[make_arm("freeze", [0.5, 0.6]), make_arm("uniform", [0.5, 0.7]), make_arm("a\x1bb", [0.5, 0.4], 2)],
+        comparisons=[
             make_comparison("equal_steps", 0.75, "better"),
             make_comparison("equal_tokens", -0.75, "worse"),
             make_comparison("equal_seconds", 0.0, "equivalent"),
             make_comparison("steps_to_accuracy", 12.0, "worse"),
             make_comparison("equal_steps", 0.0, "undecided", first="a\x1bb"),
         ],
-    }
+    )
 
 
 def test_ends_that_were_cut_have_no_end_and_what_was_not_reached_no_row():
-    record = make_record()
-    cut, unreached = dict(record["comparisons"][0], cut=[True, False]), dict(record["comparisons"][3], interval=None)
-    (own,) = comparison_records({**record, "comparisons": [cut, unreached]})
+    study = make_study()
+    cut, unreached = replace(study.comparisons[0], cut=(True, False)), replace(study.comparisons[3], interval=None)
+    (own,) = comparison_records(replace(study, comparisons=[cut, unreached]))
     assert (own["low"], own["low_end"], own["high"], own["high_end"]) == (25.0, None, 100.0, 100.0)
     chart = comparisons_chart([own])
     assert chart_bytes(chart, "svg").count(b'aria-roledescription="tick"') == 1
@@ -85,7 +78,7 @@ def subtitle(chart: Any) -> str:
 
 
 def test_every_figure_can_be_drawn_and_says_what_it_is_of():
-    charts = study_charts(make_record(), "studies/paper")
+    charts = study_charts(make_study(), "studies/paper")
     assert list(charts) == ["study_curves", "study_comparisons"]
     for chart in charts.values():
         assert subtitle(chart).startswith("studies/paper, 2 seeds, 500 prompts, denominator kept")
@@ -96,7 +89,7 @@ def test_every_figure_can_be_drawn_and_says_what_it_is_of():
 
 
 def test_every_arm_has_a_panel_with_the_baseline_in_it():
-    means, runs = curve_records(make_record())
+    means, runs = curve_records(make_study())
     shown = data_of(curves_chart(means, runs))
     of_means = [point for point in shown if point["run"] is None]
     assert [(point["panel"], point["line"], point["step"], point["accuracy"]) for point in of_means] == [
@@ -117,13 +110,13 @@ def test_every_arm_has_a_panel_with_the_baseline_in_it():
 
 
 def test_a_study_of_the_baseline_alone_has_its_panel():
-    record = make_record()
-    means, _ = curve_records({**record, "arms": record["arms"][1:2]})
+    study = make_study()
+    means, _ = curve_records(replace(study, arms=study.arms[1:2]))
     assert {(point["panel"], point["line"]) for point in means} == {("uniform", "baseline")}
 
 
 def test_differences_are_in_points_and_in_steps():
-    records = comparison_records(make_record())
+    records = comparison_records(make_study())
     assert data_of(comparisons_chart(records)) == records
     assert [(own["pair"], own["panel"], own["difference"], own["low"], own["high"]) for own in records] == [
         ("freeze vs uniform", "equal steps (points)", 75.0, 25.0, 100.0),

@@ -10,7 +10,7 @@ from explorer_run import N_ROLLOUTS, make_run
 from starlette.testclient import TestClient
 
 from rocktokens.report.explorer.server import make_app
-from rocktokens.report.views import browse
+from rocktokens.report.views import rollout_list
 from rocktokens.report.views.run_view import RunView
 
 TOKEN = "secret-token"
@@ -34,16 +34,16 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_warm_run_reads_no_text_again(path: Path):
     run = CountingRun.open(path)
-    browse.warm(run)
+    rollout_list.warm(run)
     n_read = run.n_read
-    found = browse.rollouts(run, browse.Filters(text="so"))
+    found = rollout_list.rollouts(run, rollout_list.Filters(text="so"))
     assert n_read >= N_ROLLOUTS and run.n_read == n_read
-    assert found == browse.rollouts(RunView.open(path), browse.Filters(text="so"))
+    assert found == rollout_list.rollouts(RunView.open(path), rollout_list.Filters(text="so"))
 
 
 def test_warming_ends_when_it_is_no_longer_wanted(path: Path):
     run = CountingRun.open(path)
-    browse.warm(run, lambda: run.n_read < N_ROLLOUTS)
+    rollout_list.warm(run, lambda: run.n_read < N_ROLLOUTS)
     assert run.n_read == N_ROLLOUTS  # the responses, and for no grade a prompt
 
 

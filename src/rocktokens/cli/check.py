@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 
-from rocktokens.cli.common import AsJson, ConfigPath, Overrides, output, print_json, terminal
+from rocktokens.cli.common import AsJson, ConfigPath, Overrides, print_json, terminal
+from rocktokens.cli.tables import print_table
 from rocktokens.config import load_config
+from rocktokens.display.table import Column, Table, text, verdict
 from rocktokens.preflight.findings import Finding
 
 
@@ -25,19 +25,17 @@ def check(config: ConfigPath, overrides: Overrides = None, as_json: AsJson = Fal
     if as_json:
         print_json(result.to_record())
     else:
-        output.print(finding_table(result.findings))
+        print_table(finding_table(result.findings))
     if result.level == "fail":
         raise typer.Exit(2)
 
 
 def finding_table(findings: Sequence[Finding]) -> Table:
-    """One row per finding; the remedy stands under the value."""
-    colours = {"ok": "green", "warn": "yellow", "fail": "red"}
-    table = Table(title="preflight", title_justify="left", show_lines=True)
-    for name in ("level", "check", "found"):
-        table.add_column(name)
-    for finding in findings:
-        colour = colours[finding.level]
-        remedy = f"\n[{colour}]{escape(finding.remedy)}[/]" if finding.remedy else ""
-        table.add_row(f"[{colour}]{finding.level}[/]", finding.name, escape(finding.value) + remedy)
-    return table
+    """Make the table of findings: a row each, with what to do about it."""
+    columns: list[Column[Finding]] = [
+        Column("level", lambda own: verdict(own.level)),
+        Column("check", lambda own: text(own.name)),
+        Column("found", lambda own: text(own.value)),
+        Column("what to do", lambda own: text(own.remedy)),
+    ]
+    return Table.of("preflight", columns, findings, "preflight")

@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +13,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
-ConfigPath = Annotated[Path, typer.Argument(metavar="RUN.TOML", help="The config of the run.", show_default=False)]
+ConfigPath = Annotated[
+    Path, typer.Argument(metavar="RUN.TOML", help="The config of the run, or a recipe's name.", show_default=False)
+]
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.", show_default=False)]
 Overrides = Annotated[
     list[str] | None,
@@ -83,13 +85,3 @@ class Terminal:
 
 terminal = Terminal()
 progress_bar = terminal.bar
-
-
-def percent(share: float | None) -> str:
-    """A share as a percentage, or a dash where there is none."""
-    return "—" if share is None else f"{100 * share:.1f} %"
-
-
-def percent_interval(interval: Sequence[float] | None) -> str:
-    """An interval of shares in percent, or nothing where there is none."""
-    return "" if interval is None else f"[{100 * interval[0]:.1f}, {100 * interval[1]:.1f}]"

@@ -65,7 +65,7 @@ def find(
         return print_json({**asdict(found.rocks), "analysis": found.analysis.to_record()})
     from rocktokens.cli.find_tables import print_found
 
-    print_found(found.rocks, found.analysis.to_record(), show)
+    print_found(found.rocks, found.analysis, show)
     output.print(f"rocks: {run.rocks}", soft_wrap=True, markup=False)
     output.print(f"figures: {run.path / 'figures'}", soft_wrap=True, markup=False)
 
@@ -212,7 +212,7 @@ def _draw(run: RunDir, rocks: RockSet, analysis: "FindRecord") -> None:
     from rocktokens.report.charts.find_charts import find_charts
     from rocktokens.report.charts.save import commit_charts
 
-    commit_charts(run, find_charts(run.path.name, rocks, analysis.to_record()))
+    commit_charts(run, find_charts(run.path.name, analysis))
 
 
 def _compare(runs: list[str], overrides: list[str], options: Options, show: int, as_json: bool) -> None:

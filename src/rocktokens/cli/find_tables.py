@@ -1,25 +1,35 @@
 """What ``rocktokens find`` prints: first what was found and how sure that is, then what it rests on."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
-from rich.table import Table
-from rich.text import Text
-
-from rocktokens.cli.common import output, percent, percent_interval
-from rocktokens.cli.tables import WIDE, decimal, heading, p_value, plain_table
-from rocktokens.display.numbers import as_a_set
+from rocktokens.cli.common import output
+from rocktokens.cli.tables import heading, print_lines, print_table
+from rocktokens.display.numbers import counted, decimal, fixed, p_value, percent, signed_percent, with_interval
+from rocktokens.display.rocks import movement_sentence, rock_table
+from rocktokens.display.table import Cell, Column, Table, ends, number, text, token
 from rocktokens.display.text import visible
-from rocktokens.types import SURE, RockSet, RockToken
+from rocktokens.rocks.records import (
+    CategoryShares,
+    ControlMatch,
+    Cutoff,
+    FindRecord,
+    GroupChange,
+    PositionProfile,
+    SelectorAgreement,
+    SensitivityRow,
+)
+from rocktokens.types import SURE, RockSet
 
 GROUP_NAMES = {"rock": "rocks", "rare high-kl": "high mean kl", "random": "random types"}
-NOT_NARROW = ("category", "in", "mean kl", "95 %")
-"""Columns of the rocks that only a screen at least so wide has room for."""
-Justified = tuple[str, Any]
+NAMED = 6
+"""How many types that enter or leave the set are named."""
+Record = dict[str, Any]
 
 
-def print_found(rocks: RockSet, analysis: dict[str, Any], show: int) -> None:
-    """Everything, in the order a reader asks."""
+def print_found(rocks: RockSet, found: FindRecord, show: int) -> None:
+    """Print everything, in the order a reader asks."""
     import pandas as pd
 
     from rocktokens.report.charts.terminal import curve_text, funnel_text
@@ -27,285 +37,222 @@ def print_found(rocks: RockSet, analysis: dict[str, Any], show: int) -> None:
     print_summary(rocks)
     if not rocks.tokens:
         return
-    output.print(rock_table(rocks, show))
-    _print_certainty(rocks)
-    heading("Where they stand", "each mark is a token type; rocks are frequent *and* far from the teacher")
-    output.print(funnel_text(pd.DataFrame(analysis["funnel"])))
-    _print_persistence(rocks, analysis["persistence"])
-    heading("How many", "coverage of the kl grows with K, stability says whether other prompts would name the same K")
-    output.print(curve_text(analysis["cutoff"]["curve"], analysis["cutoff"]["k"]))
-    _print_crossing(analysis["cutoff"])
-    heading("Would other prompts, or another rule, name the same ones?", "")
-    output.print(_selector_table(analysis["selectors"]))
-    output.print(_sample_size(analysis["sample_size"]))
-    heading("What hangs on the settings", "one moved at a time; 1.00 means the same rocks")
-    output.print(_sensitivity_table(rocks, analysis))
-    heading("What they are and where they sit", f"shares of the {rocks.summary['measured_on']}")
-    output.print(_category_table(analysis["categories"]))
-    output.print(_positions(analysis["positions"]))
-    heading("Is there anything to compare them with?", "")
-    output.print(_controls(analysis["controls"]), markup=False)
+    print_table(rock_table(rocks, show))
+    print_lines(*_doubts(rocks))
+    heading("Where they are", "each mark is a token type; rocks are frequent *and* far from the teacher")
+    output.print(funnel_text(pd.DataFrame(asdict(found.funnel))))
+    _print_persistence(rocks, found.persistence)
+    heading("How many", "coverage of the kl grows with K; stability says whether other prompts give the same K types")
+    output.print(curve_text([asdict(point) for point in found.cutoff.curve], found.cutoff.k))
+    print_lines(*_crossing(found.cutoff))
+    heading("Would other prompts, or another rule, give the same rocks?")
+    print_table(selector_table(found.selectors))
+    sizes = ", ".join(f"{percent(own.fraction, 0)}: {decimal(own.jaccard, 2)}" for own in found.sample_size)
+    print_lines(f"Jaccard with the rocks found on part of the prompts: {sizes}")
+    heading("Which settings matter", "one changed at a time; 1.00 means the same rocks")
+    print_table(sensitivity_table(found))
+    heading("What they are and where they occur", f"shares of the {rocks.summary['measured_on']}")
+    print_table(category_table(found.categories))
+    print_lines(_positions(found.positions))
+    heading("Is there anything to compare them with?")
+    print_lines(_controls(found.controls))
 
 
 def print_summary(rocks: RockSet) -> None:
-    """What a rock is, what these amount to, and which prompts that was measured on."""
-    summary, criterion, interval = rocks.summary, rocks.criterion, rocks.summary["intervals"]
+    """Print how much the rocks hold, whether training moved them, and which prompts that was measured on."""
+    summary, criterion, intervals = rocks.summary, rocks.criterion, rocks.summary["intervals"]
     if summary["kl_share"] is None:
-        return output.print("there is no kl to rank: on these tokens the student and the teacher are the same")
+        return print_lines("There is no kl to rank: on these tokens the student and the teacher are the same.")
     if not rocks.tokens:
-        return output.print("no type has a score to rank by: lower find.min_score, tau, gamma or eta, or min_freq")
-    count = "1 rock" if len(rocks.tokens) == 1 else f"{len(rocks.tokens)} rocks"
-    output.print(
-        f"[bold]{count}[/bold]: token types that hold the most loss (kl to the teacher, in nats) at checkpoint "
-        f"{criterion['reference']}{_in_contexts(criterion)}. Selected on {percent(criterion['split'])} of the prompts; "
-        f"what is said of them is measured on the {summary['measured_on']} ({summary['n_prompts']} prompts), with 95 % "
-        "intervals over prompts.",
-        highlight=False,
-    )
+        return print_lines("No type has a score to rank by: lower find.min_score, tau, gamma or eta, or min_freq.")
 
     def share(name: str) -> str:
-        return f"{percent(summary[name])} {percent_interval(interval.get(name))}".strip()
+        return with_interval(summary[name], intervals.get(name))
 
     output.print(
-        f"they are {percent(summary['vocab_share'])} of the types used and {share('token_share')} of the tokens "
-        f"(median over outputs {share('token_share_median')}), and hold {share('kl_share')} of the kl and "
-        f"{share('grad_share')} of the logit-gradient norm",
+        f"[bold]{counted(len(rocks.tokens), 'rock')}[/bold] {'holds' if len(rocks.tokens) == 1 else 'hold'} "
+        f"{share('kl_share')} of the loss that is left (kl to the teacher, in nats), with {share('token_share')} of "
+        "the tokens.",
         highlight=False,
     )
+    lines = [
+        f"They are {percent(summary['vocab_share'])} of the types used, {share('token_share_median')} of the tokens of "
+        f"the median output, and {share('grad_share')} of the logit-gradient norm."
+    ]
     if summary["kl_change_rocks"] is not None:
-        output.print(
-            f"kl from checkpoint {criterion['baseline']} to {criterion['reference']} on the same tokens: rocks "
-            f"{_signed_share(summary['kl_change_rocks'], interval['kl_change_rocks'])}, the rest "
-            f"{_signed_share(summary['kl_change_rest'], interval['kl_change_rest'])}{_together(summary)}",
-            highlight=False,
-        )
+        names = ("kl_change_rocks", "kl_change_rest")
+        own, rest = (with_interval(summary[name], intervals[name], signed_percent) for name in names)
+        change = f"kl from checkpoint {criterion['baseline']} to {criterion['reference']}: rocks {own}, the rest {rest}"
+        verdict = movement_sentence(rocks)
+        lines.append(f"{verdict} On the same tokens, {change}." if verdict else f"On the same tokens, {change}.")
+    print_lines(
+        *lines,
+        f"Rocks are the token types that hold the most loss at checkpoint {criterion['reference']}"
+        f"{_in_contexts(criterion)}. They were selected on {percent(criterion['split'])} of the prompts and measured "
+        f"on the {summary['measured_on']} ({summary['n_prompts']} prompts), with 95 % intervals over prompts.",
+    )
 
 
-def _together(summary: dict[str, Any]) -> str:
-    verdict = as_a_set(summary["intervals"])
-    return f": {verdict}" if verdict else ""
-
-
-def _in_contexts(criterion: dict[str, Any]) -> str:
+def _in_contexts(criterion: Record) -> str:
     if criterion["stage"] != "context":
         return ""
     if criterion["baseline"] == criterion["reference"]:
         return ", at hard places in contexts that recur"
-    return f", at places that were hard at checkpoint {criterion['baseline']} already, in contexts that recur"
-
-
-def rock_table(rocks: RockSet, show: int, width: int | None = None) -> Table:
-    """The first rocks with the numbers they were selected by, whitespace visible; fewer columns where it is narrow."""
-    is_split, is_context = rocks.is_split, rocks.criterion["stage"] == "context"
-    where = "held out, change: on prompts that did not select them" if is_split else "no split: all on the same prompts"
-    score = "min R" if rocks.criterion["joint"] else "R"
-    cells: dict[str, Callable[[RockToken], str | Text]] = {
-        "": lambda token: str(token.rank),
-        "token": lambda token: Text(visible(token.text)),
-        "category": lambda token: token.category,
-        "freq": lambda token: str(token.freq),
-        "in": lambda token: _number(token.n_prompts),
-        "mean kl": lambda token: decimal(token.mean_kl, 3),
-        "held out" if is_split else "again": lambda token: decimal(token.held_out_mean_kl, 3),
-        "change": lambda token: "—" if token.held_out_change is None else f"{100 * token.held_out_change:+.0f} %",
-        score: lambda token: _number(token.score),
-        "95 %": lambda token: "—" if token.score_interval is None else "[{:.3g}, {:.3g}]".format(*token.score_interval),
-        "CCR": lambda token: decimal(token.ccr, 2),
-        f"{score}·CCR": lambda token: _number(token.score_ctx),
-        "P(K)": lambda token: decimal(token.p_in_top_k, 2),
-    }
-    hidden = {*(() if is_context else ("CCR", f"{score}·CCR")), *(NOT_NARROW if (width or output.width) < WIDE else ())}
-    shown = {name: cell for name, cell in cells.items() if name not in hidden}
-    table = plain_table(list(shown), ("token", "category"), f"top {min(show, len(rocks.tokens))} rocks ({where})")
-    for token in rocks.tokens[:show]:
-        table.add_row(*(cell(token) for cell in shown.values()))
-    return table
-
-
-def _print_certainty(rocks: RockSet) -> None:
-    is_context = rocks.criterion["stage"] == "context"
-    parts = ["in: prompts it occurs in", "R = freq × mean kl"]
-    if rocks.is_split:
-        parts += ["held out: mean kl on the other prompts", "change: of that, since the baseline checkpoint"]
-    if is_context:
-        parts += ["CCR: share of its occurrences that were hard at both checkpoints in a recurring context"]
-    taken = ", contexts taken as found" if is_context else ""
-    parts += [f"P(K): how often it is among the first K when prompts are drawn again{taken}"]
-    output.print(" · ".join(parts), highlight=False)
-    for line in _doubts(rocks):
-        output.print(line, highlight=False)
+    return f", at places that were already hard at checkpoint {criterion['baseline']}, in contexts that recur"
 
 
 def _doubts(rocks: RockSet) -> Iterator[str]:
     found, asked = len(rocks.tokens), rocks.summary["k"]
-    sure = sum((token.p_in_top_k or 0) >= SURE for token in rocks.tokens)
-    yield f"{sure} of {found} are in at least {100 * SURE:.0f} % of such draws"
+    sure = sum((own.p_in_top_k or 0) >= SURE for own in rocks.tokens)
+    yield f"{sure} of {counted(found, 'rock')} are in at least {percent(SURE, 0)} of such resamples."
     if found < asked:
-        yield f"{asked} were asked for; no other type has a score to be ranked by"
-    if alone := sum(token.n_prompts == 1 for token in rocks.tokens):
-        yield f"{alone} occur in one prompt only: what recurs there is that prompt"
+        yield f"{asked} were asked for; no other type has a score."
+    if alone := sum(own.n_prompts == 1 for own in rocks.tokens):
+        yield f"{alone} occur in one prompt only: what recurs there is that prompt."
     if zero := rocks.summary["n_score_zero"]:
-        yield f"{zero} have score 0 and fill up K in order of token id"
+        yield f"{zero} have score 0 and fill up K in order of token id."
 
 
-def _print_persistence(rocks: RockSet, records: list[dict[str, Any]]) -> None:
+def _print_persistence(rocks: RockSet, records: Sequence[GroupChange]) -> None:
     before, now = rocks.criterion["baseline"], rocks.criterion["reference"]
     heading("Did training move them?", f"mean kl at checkpoint {before} and {now}, over the same tokens")
     if not records:
         reason = "only one checkpoint was traced" if before == now else "the checkpoints did not score the same tokens"
-        return output.print(f"{reason}, so nothing can be said about change")
-    columns = ["group", "prompts", "tokens", "before", "after", "change", "95 %", "Wilcoxon p", "stuck"]
-    table = plain_table(columns, ("group", "prompts"))
-    for record in records:
-        table.add_row(
-            GROUP_NAMES[record["group"]],
-            record["half"],
-            f"{record['n_occurrences']:,}",
-            decimal(record["kl_before"], 3),
-            decimal(record["kl_after"], 3),
-            "—" if record["relative"] is None else f"{100 * record['relative']:+.1f} %",
-            percent_interval(record["relative_interval"]),
-            p_value(record["wilcoxon_p"]),
-            percent(record["persistent_share"]),
-        )
-    output.print(table)
+        return print_lines(f"Not known: {reason}.")
+    columns: list[Column[GroupChange]] = [
+        Column("group", lambda own: text(GROUP_NAMES[own.group])),
+        Column("prompts", lambda own: text(own.half)),
+        Column("tokens", lambda own: number(own.n_occurrences)),
+        Column("before", lambda own: number(own.kl_before, fixed(3))),
+        Column("after", lambda own: number(own.kl_after, fixed(3))),
+        Column("change", lambda own: number(own.relative, signed_percent)),
+        Column("95 %", lambda own: ends(own.relative_interval, signed_percent)),
+        Column("Wilcoxon p", lambda own: number(own.wilcoxon_p, p_value)),
+        Column("stuck", lambda own: number(own.persistent_share, percent)),
+    ]
     chosen = (
-        "the groups were chosen on the selection half: a difference between halves includes regression to the mean; "
+        "The groups were chosen on the selection half: a difference between halves includes regression to the mean."
         if rocks.is_split
-        else "the groups were chosen on these very prompts, which flatters them; "
+        else "The groups were chosen on these very prompts, which flatters them."
     )
     unit = "prompt" if rocks.summary["n_clusters"] == rocks.summary["n_prompts"] else "group of prompts"
-    output.print(
-        f"{chosen}Wilcoxon tests one difference per {unit}; stuck: occurrences hard at both checkpoints; random types "
-        "may be among those of high mean kl"
+    note = (
+        f"{chosen} Wilcoxon: one difference per {unit}. Stuck: occurrences hard at both checkpoints. Random types may "
+        "be among those of high mean kl."
     )
+    return print_table(Table.of("persistence", columns, records, notes=[note]))
 
 
-def _print_crossing(cutoff: dict[str, Any]) -> None:
-    crossing = cutoff["auto"]
-    if crossing is None:
-        return
-    where = (
-        "where coverage ({}) meets stability ({:.2f})"
-        if crossing["crossed"]
-        else ("all that have a score: coverage ({}) stays below stability ({:.2f})")
-    )
-    output.print(
-        f"--k auto would take {crossing['k']}, " + where.format(percent(crossing["coverage"]), crossing["stability"]),
-        highlight=False,
-    )
-
-
-def _selector_table(records: list[dict[str, Any]]) -> Table:
-    names = [record["selector"] for record in records]
-    table = plain_table(
-        ["selector", "two halves", "rank corr.", "coverage", *(f"∩ {name}" for name in names)], ("selector",)
-    )
-    for record in records:
-        table.add_row(
-            record["selector"],
-            decimal(record["jaccard_halves"], 2),
-            decimal(record["spearman_halves"], 2),
-            percent(record["coverage"]),
-            *("·" if name == record["selector"] else decimal(record["jaccard_with"][name], 2) for name in names),
+def _crossing(cutoff: Cutoff) -> Iterator[str]:
+    crossing = cutoff.auto
+    if crossing is not None:
+        coverage, stability = percent(crossing.coverage), decimal(crossing.stability, 2)
+        why = (
+            f"where coverage ({coverage}) meets stability ({stability})"
+            if crossing.crossed
+            else f"all types with a score: coverage ({coverage}) stays below stability ({stability})"
         )
-    return table
+        yield f"--k auto takes {crossing.k}, {why}."
 
 
-def _sample_size(records: list[dict[str, Any]]) -> str:
-    points = ", ".join(f"{100 * record['fraction']:.0f} %: {decimal(record['jaccard'], 2)}" for record in records)
+def selector_table(records: Sequence[SelectorAgreement]) -> Table:
+    """Make the table of selectors: how well each repeats, what it covers, and how much it shares with the others."""
+
+    def shared(own: SelectorAgreement, name: str) -> Cell:
+        return Cell("·", "number") if name == own.selector else number(own.jaccard_with[name], fixed(2))
+
+    columns: list[Column[SelectorAgreement]] = [
+        Column("selector", lambda own: text(own.selector)),
+        Column("two halves", lambda own: number(own.jaccard_halves, fixed(2))),
+        Column("rank corr.", lambda own: number(own.spearman_halves, fixed(2))),
+        Column("coverage", lambda own: number(own.coverage, percent)),
+        *(Column(f"∩ {own.selector}", lambda row, name=own.selector: shared(row, name)) for own in records),
+    ]
+    note = (
+        "Two halves: Jaccard of the rocks of two disjoint halves of the prompts. ∩: Jaccard with another selector. For "
+        "context, what recurs is taken as found on all prompts, which flatters it."
+    )
+    return Table.of("selectors", columns, records, notes=[note])
+
+
+def sensitivity_table(found: FindRecord) -> Table:
+    """Make the table of settings: how much of the set stays as each moves, and which types enter and leave."""
+    texts = dict(zip(found.funnel.token_id, found.funnel.text, strict=True))
+
+    def named(token_ids: Sequence[int]) -> Cell:
+        shown = " ".join(visible(texts[token_id]) for token_id in token_ids[:NAMED])
+        return text(shown if len(token_ids) <= NAMED else f"{shown} and {len(token_ids) - NAMED} more")
+
+    columns: list[Column[SensitivityRow]] = [
+        Column("setting", lambda own: text(own.parameter)),
+        Column("value", lambda own: text(f"{own.value}{' ◄' if own.default else ''}")),
+        Column(
+            "Jaccard",
+            lambda own: Cell(decimal(own.jaccard, 2) + ("" if own.exact else " (estimate)"), "number", own.jaccard),
+        ),
+        Column("enter", lambda own: named(own.entered)),
+        Column("leave", lambda own: named(own.left)),
+    ]
+    return Table.of("sensitivity", columns, found.sensitivity)
+
+
+def category_table(records: Sequence[CategoryShares]) -> Table:
+    """Make the table of categories: what each holds of the tokens, the kl and the gradient, in all and in rocks."""
+    shares = {"token_share": "tokens", "kl_share": "kl", "grad_share": "gradient"}
+    columns: list[Column[CategoryShares]] = [
+        Column("category", lambda own: text(own.category)),
+        Column("rocks", lambda own: number(own.n_rock_types)),
+        Column("types", lambda own: number(own.n_types)),
+        *(Column(title, lambda own, name=name: number(getattr(own, name), percent)) for name, title in shares.items()),
+        *(
+            Column(f"rocks' {title}", lambda own, name=f"rock_{name}": number(getattr(own, name), percent))
+            for name, title in shares.items()
+        ),
+    ]
+    return Table.of("categories", columns, records)
+
+
+def _positions(profile: PositionProfile) -> str:
+    starts, deciles = profile.line_start[0], profile.relative_position
+    shares = " ".join(percent(own.rock_share, 0).removesuffix(" %") for own in deciles)
     return (
-        "two halves: Jaccard of the rocks of two disjoint halves of the prompts; ∩: Jaccard with another selector; for "
-        "context, what recurs is taken as found on all prompts, which flatters it\n"
-        f"Jaccard with the rocks found when only some of the prompts are used: {points}"
+        f"{percent(starts.share_of_rocks)} of the rock tokens start a line ({percent(starts.share_of_tokens)} of "
+        f"all tokens do). Share of rocks from the first to the last tenth of the response: {shares} %."
     )
 
 
-def _sensitivity_table(rocks: RockSet, analysis: dict[str, Any]) -> Table:
-    texts = dict(zip(analysis["funnel"]["token_id"], analysis["funnel"]["text"], strict=True))
-    table = plain_table(["setting", "value", "Jaccard", "enter", "leave"], ("setting", "value", "enter", "leave"))
-    for record in analysis["sensitivity"]:
-        sampled = "" if record["exact"] else " (estimate)"
-        table.add_row(
-            record["parameter"],
-            f"{record['value']}{' ◄' if record['default'] else ''}",
-            decimal(record["jaccard"], 2) + sampled,
-            *(Text(_names(record[side], texts)) for side in ("entered", "left")),
-        )
-    return table
-
-
-def _category_table(records: list[dict[str, Any]]) -> Table:
-    columns = ["category", "rocks", "types", "tokens", "kl", "gradient", "rocks' tokens", "kl", "gradient"]
-    table = plain_table(columns, ("category",))
-    for record in records:
-        shares = [
-            record[prefix + name] for prefix in ("", "rock_") for name in ("token_share", "kl_share", "grad_share")
-        ]
-        table.add_row(
-            record["category"],
-            str(record["n_rock_types"]),
-            str(record["n_types"]),
-            *(percent(share) for share in shares),
-        )
-    return table
-
-
-def _positions(profile: dict[str, Any]) -> str:
-    starts = profile["line_start"][0]
-    deciles = profile["relative_position"]
+def _controls(record: ControlMatch) -> str:
+    if not record.matched:
+        return f"No: there are no frequency-matched control types ({record.reason})."
+    worst = max(map(abs, record.total_gaps or [0.0]))
     return (
-        f"{percent(starts['share_of_rocks'])} of the rock tokens start a line ({percent(starts['share_of_tokens'])} of "
-        "all tokens do); share of rocks from the first to the last tenth of the response: "
-        + " ".join("—" if bin_["rock_share"] is None else f"{100 * bin_['rock_share']:.0f}" for bin_ in deciles)
-        + " %"
+        f"Yes: {record.draws} draws of frequency-matched control types ({record.distinct} different), total "
+        f"occurrences within {percent(worst)} of the rocks'."
     )
 
 
-def _controls(record: dict[str, Any]) -> str:
-    if not record["matched"]:
-        return f"no frequency-matched control types: {record['reason']}"
-    worst = max(map(abs, record["total_gaps"]))
-    return (
-        f"yes: {record['draws']} draws of frequency-matched control types ({record['distinct']} different), total "
-        f"occurrences within {100 * worst:.1f} % of the rocks'"
-    )
-
-
-def print_comparison(record: dict[str, Any], show: int) -> None:
-    """Two searches side by side."""
+def print_comparison(record: Record, show: int) -> None:
+    """Print two searches side by side."""
     within = " and ".join(decimal(value, 2) for value in record["jaccard_within"])
     output.print(
         f"[bold]Jaccard of the rocks {decimal(record['jaccard'], 2)}[/bold] ({record['n_rocks'][0]} and "
         f"{record['n_rocks'][1]} rocks; by chance {decimal(record['jaccard_by_chance'], 2)}; two halves of the "
-        f"prompts of each run alone: {within})",
+        f"prompts of each run alone: {within}).",
         highlight=False,
     )
-    output.print(
-        f"rank correlation of the scores {decimal(record['spearman'], 2)} over the {record['n_types_in_both']} "
-        "types ranked in both; both were searched with the settings of A",
-        highlight=False,
+    print_lines(
+        f"Rank correlation of the scores {decimal(record['spearman'], 2)} over the {record['n_types_in_both']} types "
+        "ranked in both. Both were searched with the settings of A."
     )
-    table = plain_table(
-        ["token", "category", "rank A", "rank B", "kl A", "kl B", "tokens A", "tokens B"], ("token", "category")
-    )
-    table.title = f"what moved most of {len(record['moved'])} types (A: {record['a']}, B: {record['b']})"
-    table.title_justify = "left"
-    for moved in record["moved"][:show]:
-        shares = [percent(moved[f"{name}_{side}"]) for name in ("kl_share", "token_share") for side in "ab"]
-        ranks = ["—" if moved[f"rank_{side}"] is None else str(moved[f"rank_{side}"]) for side in "ab"]
-        table.add_row(Text(visible(moved["text"])), moved["category"], *ranks, *shares)
-    output.print(table)
-
-
-def _names(token_ids: list[int], texts: dict[int, str], most: int = 6) -> str:
-    shown = " ".join(visible(texts[token_id]) for token_id in token_ids[:most])
-    return shown if len(token_ids) <= most else f"{shown} and {len(token_ids) - most} more"
-
-
-def _number(value: float | None) -> str:
-    return "—" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)
-
-
-def _signed_share(change: float | None, interval: Sequence[float] | None) -> str:
-    return "—" if change is None else f"{100 * change:+.1f} % {percent_interval(interval)}".strip()
+    columns: list[Column[Record]] = [
+        Column("token", lambda own: token(own["text"])),
+        Column("category", lambda own: text(own["category"])),
+        *(Column(f"rank {side.upper()}", lambda own, side=side: number(own[f"rank_{side}"])) for side in "ab"),
+        *(
+            Column(f"{title} {side.upper()}", lambda own, name=f"{name}_{side}": number(own[name], percent))
+            for name, title in (("kl_share", "kl"), ("token_share", "tokens"))
+            for side in "ab"
+        ),
+    ]
+    title = f"what moved most of {len(record['moved'])} types (A: {record['a']}, B: {record['b']})"
+    print_table(Table.of("moved", columns, record["moved"][:show], title))

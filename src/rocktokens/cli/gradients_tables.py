@@ -1,20 +1,36 @@
-"""What ``rocktokens gradients`` prints: what holds of the paper's paradox, then the numbers it rests on.
+"""What ``rocktokens gradients`` prints: the verdicts on the paper's claims, then the numbers they rest on.
 
 Every table says which space it is of. A dash stands for what is not defined.
 """
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Literal
 
-from rich.table import Table
-from rich.text import Text
+from rocktokens.cli.common import output
+from rocktokens.cli.tables import heading, print_lines, print_table
+from rocktokens.display.numbers import Show, counted, decimal, fixed, listed, p_value, percent, points, significant
+from rocktokens.display.table import STYLES, Cell, Column, Table, ends, number, text, token
+from rocktokens.display.text import for_terminal, printable
+from rocktokens.gradients.records import (
+    ROCKS,
+    BatchMean,
+    Claim,
+    ControlGroup,
+    GradientsRecord,
+    GroupGradient,
+    GroupPersistence,
+    GroupTest,
+    LogitPersistence,
+    PartitionShares,
+    SharesRecord,
+    Space,
+    UpdateGeometry,
+    WithError,
+)
 
-from rocktokens.cli.common import output, percent, percent_interval
-from rocktokens.cli.tables import WIDE, decimal, heading, p_value, plain_table
-from rocktokens.display.text import visible
-from rocktokens.gradients.records import ROCKS
-
-SPACE_NAMES = {"vocabulary": "over the vocabulary", "hidden": "in the student's last hidden state"}
+At = Literal["reference", "baseline"]
+SPACE_NAMES: dict[Space, str] = {"vocabulary": "over the vocabulary", "hidden": "in the student's last hidden state"}
 TEST_NAMES = {
     "mean_norm": "mean ‖g‖",
     "norm": "‖ḡ‖",
@@ -23,7 +39,6 @@ TEST_NAMES = {
     "cos_pooled": "cos with G",
     "contribution": "contrib",
 }
-VERDICT_STYLES = {"supported": "bold green", "contradicted": "bold red", "inconclusive": "bold yellow"}
 GROUP_LEGEND = (
     "‖ḡ‖, coherence: medians over the types · coherence: mean cosine of two occurrences, weighted by their norms · "
     "cosines: of the group's sum with G_bal (every type once) and G (every token once) · G: signed share of G"
@@ -33,288 +48,294 @@ TYPE_LEGEND = (
     "contrib: freq · ‖ḡ‖ · cos G_bal · then: cosine with the baseline, noise corrected; a dash where halves of the "
     "prompts do not agree on a direction"
 )
-NOT_NARROW = ("contrib", "cos G", "‖ḡ‖")
-"""Columns of the types that only a wide screen has room for."""
 
 
-def print_gradients(record: dict[str, Any], show: int) -> None:
-    """Everything, in the order a reader asks."""
-    for line in _conditions(record):
-        output.print(line, highlight=False, markup=False)
-    print_claims(record)
+def print_gradients(record: GradientsRecord, show: int) -> None:
+    """Print everything, in the order a reader asks."""
+    print_claims(record.claims)
+    print_lines("", *_conditions(record))
     _print_logit_space(record)
     _print_persistence(record)
     _print_parameter_space(record)
     heading("By category", "shares of the tokens, of Σ‖g‖ (logit space), of the gradient and of Adam's step")
-    output.print(category_table(record))
+    print_table(category_table(record))
     heading("The types with the most gradient", "logit space over the vocabulary")
-    output.print(type_table(record, show))
-    output.print(TYPE_LEGEND, highlight=False)
+    print_table(type_table(record, show))
 
 
-def print_claims(record: dict[str, Any]) -> None:
-    """What holds of the paper's paradox here."""
-    heading("What holds of the paper's paradox here", "each decided by an interval or a test (docs/gradients.md)")
-    for claim in record["claims"]:
-        verdict = Text(claim["verdict"], style=VERDICT_STYLES[claim["verdict"]])
-        output.print(Text(f"· {claim['claim']}: ") + verdict + Text(f"; {claim['because']}"))
+def print_claims(claims: Sequence[Claim]) -> None:
+    """Print the verdict on each of the paper's claims, and why."""
+    verdicts = [own.verdict for own in claims]
+    found = [f"{verdicts.count(word)} {word}" for word in dict.fromkeys(verdicts)]
+    heading("The paper's claims on this run", f"{listed(found)}, each by an interval or a test (docs/gradients.md)")
+    for own in claims:
+        verdict = for_terminal(own.verdict, STYLES[own.verdict])
+        output.print(for_terminal(f"· {own.claim}: ") + verdict + for_terminal(f"; {own.because}"))
 
 
-def _conditions(record: dict[str, Any]) -> Iterator[str]:
-    settings = record["settings"]
+def _conditions(record: GradientsRecord) -> Iterator[str]:
+    settings = record.settings
     yield (
-        f"checkpoint {settings['reference']}, compared with {settings['baseline']}: {settings['n_tokens']:,} tokens of "
-        f"{settings['n_rollouts']} rollouts, {settings['n_prompts']} prompts ({settings['measured_on']})"
+        f"Checkpoint {settings.reference}, compared with {settings.baseline}: {settings.n_tokens:,} tokens of "
+        f"{counted(settings.n_rollouts, 'rollout')}, {counted(settings.n_prompts, 'prompt')} "
+        f"({settings.measured_on})."
     )
-    yield control_sentence(record["control"])
-    for warning in record["warnings"]:
-        yield f"warning: {warning}"
+    yield control_sentence(record.control)
+    for warning in record.warnings:
+        yield f"warning: {printable(warning)}"
 
 
-def control_sentence(control: dict[str, Any]) -> str:
-    """How well the control matches the rocks."""
-    if control["kind"] == "none":
-        return f"control: none, no other type is within ±{100 * control['tolerance']:g} % of a rock's frequency"
+def control_sentence(control: ControlGroup) -> str:
+    """Say how well the control matches the rocks."""
+    within = f"within ±{100 * control.tolerance:g} % of"
+    if control.kind == "none":
+        return f"Control: none, no other type is {within} a rock's frequency."
     kinds = {"matched": "every rock has a partner", "partial": "a partial match"}
-    is_loose = control["kind"] == "partial" and control["n_matched"] == control["n_rocks"]
-    kind = "a loose match, not as frequent in all," if is_loose else kinds[control["kind"]]
-    overlap = f"; {control['n_rare_high_kl']} of them would be rare high-kl types" if control["n_rare_high_kl"] else ""
+    is_loose = control.kind == "partial" and control.n_matched == control.n_rocks
+    kind = "a loose match, not as frequent in all," if is_loose else kinds[control.kind]
+    overlap = f"; {control.n_rare_high_kl} of them would be rare high-kl types" if control.n_rare_high_kl else ""
     return (
-        f"control: {kind} within ±{100 * control['tolerance']:g} % of its frequency, {control['n_matched']} of "
-        f"{control['n_rocks']} rocks; {control['occurrences']:,} occurrences beside {control['rock_occurrences']:,} of "
-        f"all rocks ({control['matched_rock_occurrences']:,} of those with a partner), over all prompts{overlap}"
+        f"Control: {kind} {within} its frequency, {control.n_matched} of {control.n_rocks} rocks; "
+        f"{control.occurrences:,} occurrences beside {control.rock_occurrences:,} of all rocks "
+        f"({control.matched_rock_occurrences:,} of those with a partner), over all prompts{overlap}."
     )
 
 
-def _print_logit_space(record: dict[str, Any]) -> None:
+def _print_logit_space(record: GradientsRecord) -> None:
     for space, title in SPACE_NAMES.items():
-        heading(f"Logit space, {title}, checkpoint {record['settings']['reference']}", _precision(record, space))
-        output.print(group_table(record, "reference", space))
-        output.print(test_table(record, space))
-    if record["logit"]["baseline"]:
-        title = f"Logit space, {SPACE_NAMES['vocabulary']}, checkpoint {record['settings']['baseline']}"
-        heading(title, "the same tokens before")
-        output.print(group_table(record, "baseline", "vocabulary"))
-    output.print(GROUP_LEGEND, highlight=False)
+        sketch = getattr(record.logit.reference, space).sketch
+        precision = "exact" if sketch is None else f"a sketch of width {sketch.width}, standard errors after ±"
+        heading(f"Logit space, {title}, checkpoint {record.settings.reference}", precision)
+        print_table(group_table(record, "reference", space))
+        print_table(test_table(record, space))
+    if record.logit.baseline:
+        heading(
+            f"Logit space, {SPACE_NAMES['vocabulary']}, checkpoint {record.settings.baseline}",
+            "the same tokens before",
+        )
+        print_table(group_table(record, "baseline", "vocabulary"))
+    print_lines(GROUP_LEGEND)
 
 
-def _precision(record: dict[str, Any], space: str) -> str:
-    sketch = record["logit"]["reference"][space]["sketch"]
-    return "exact" if sketch is None else f"a sketch of width {sketch['width']}, with standard errors after ±"
-
-
-def group_table(record: dict[str, Any], at: str, space: str) -> Table:
-    """What each group amounts to at the "reference" or "baseline", in one of the two spaces.
+def group_table(record: GradientsRecord, at: At, space: Space) -> Table:
+    """Make the table of groups at the "reference" or "baseline", in one of the two spaces.
 
     The trace has the norms of the vocabulary at the reference, so these have intervals over prompts.
     """
-    found, has_interval = record["logit"][at][space], (at, space) == ("reference", "vocabulary")
-    interval = ["95 %"] if has_interval else []
-    columns = ["group", "types", "tokens", "Σ‖g‖", *interval, "mean ‖g‖", "‖ḡ‖", "coherence", "cos G_bal", "cos G", "G"]
-    table = plain_table(columns, ("group",))
-    for name, group in found["groups"].items():
-        ends = [percent_interval(record["trace"]["groups"][name]["norm_share_interval"]) or "—"] if has_interval else []
-        table.add_row(
-            name,
-            str(group["n_types"]),
-            percent(group["token_share"]),
-            percent(group["norm_share"]),
-            *ends,
-            decimal(group["mean_norm"], 3),
-            *(decimal(group["medians"][column], 3) for column in ("norm", "coherence")),
-            *(_estimated(group[column], found["sketch"]) for column in ("cos_balanced", "cos_pooled", "signed_share")),
-        )
-    return table
+    checkpoint = record.logit.reference if at == "reference" else record.logit.baseline
+    if checkpoint is None:
+        raise ValueError("there is no baseline")
+    found, traced = getattr(checkpoint, space), record.trace.groups
+    has_interval = (at, space) == ("reference", "vocabulary")
+
+    def estimated(estimate: WithError) -> Cell:
+        error = "" if found.sketch is None else f" ± {decimal(estimate.error, 3)}"
+        return Cell(decimal(estimate.value, 3) + error, "number", estimate.value)
+
+    columns: list[Column[tuple[str, GroupGradient]]] = [
+        Column("group", lambda own: text(own[0])),
+        Column("types", lambda own: number(own[1].n_types)),
+        Column("tokens", lambda own: number(own[1].token_share, percent)),
+        Column("Σ‖g‖", lambda own: number(own[1].norm_share, percent)),
+        *([Column("95 %", lambda own: ends(traced[own[0]].norm_share_interval, percent))] if has_interval else []),
+        Column("mean ‖g‖", lambda own: number(own[1].mean_norm, fixed(3))),
+        Column("‖ḡ‖", lambda own: number(own[1].medians["norm"], fixed(3))),
+        Column("coherence", lambda own: number(own[1].medians["coherence"], fixed(3))),
+        Column("cos G_bal", lambda own: estimated(own[1].cos_balanced)),
+        Column("cos G", lambda own: estimated(own[1].cos_pooled)),
+        Column("G", lambda own: estimated(own[1].signed_share)),
+    ]
+    return Table.of("groups", columns, found.groups.items())
 
 
-def test_table(record: dict[str, Any], space: str) -> Table:
-    """Mann–Whitney's tests of the rocks against each other group."""
-    tests = [test for test in record["logit"]["reference"][space]["tests"] if test["first"] == ROCKS]
-    others = list(dict.fromkeys(test["second"] for test in tests))
-    table = plain_table(["Mann–Whitney", "rocks", *(f"{other}, p" for other in others)], ("Mann–Whitney",))
-    for column, title in TEST_NAMES.items():
-        own = [test for test in tests if test["column"] == column]
-        if own:
-            cells = [f"{decimal(test['median_second'], 3)}, {p_value(test['p'])}" for test in own]
-            table.add_row(title, decimal(own[0]["median_first"], 3), *cells)
-    return table
+def test_table(record: GradientsRecord, space: Space) -> Table:
+    """Make the table of Mann–Whitney tests of the rocks against each other group."""
+    tests = [own for own in getattr(record.logit.reference, space).tests if own.first == ROCKS]
+    others = list(dict.fromkeys(own.second for own in tests))
+    rows = [
+        (title, {own.second: own for own in tests if own.column == column})
+        for column, title in TEST_NAMES.items()
+        if any(own.column == column for own in tests)
+    ]
+
+    def tested(own: GroupTest | None) -> Cell:
+        return Cell("—" if own is None else f"{decimal(own.median_second, 3)}, {p_value(own.p)}", "number")
+
+    columns: list[Column[tuple[str, dict[str, GroupTest]]]] = [
+        Column("Mann–Whitney", lambda row: text(row[0])),
+        Column("rocks", lambda row: number(next(iter(row[1].values())).median_first, fixed(3))),
+        *(Column(f"{other}, p", lambda row, other=other: tested(row[1].get(other))) for other in others),
+    ]
+    return Table.of("tests", columns, rows)
 
 
-def _print_persistence(record: dict[str, Any]) -> None:
-    settings = record["settings"]
-    if not record["logit"]["persistence"]:
-        return heading("The same push at both checkpoints?", "there is one checkpoint only")
+def _print_persistence(record: GradientsRecord) -> None:
+    settings, title = record.settings, "The same push at both checkpoints?"
+    if not record.logit.persistence:
+        return heading(title, "there is only one checkpoint")
     heading(
-        "The same push at both checkpoints?",
-        f"cosines of mean gradients at {settings['baseline']} and {settings['reference']}, medians over types, beside "
+        title,
+        f"cosines of mean gradients at {settings.baseline} and {settings.reference}, medians over types, beside "
         "those of two halves of the prompts, between which nothing changed",
     )
-    output.print(persistence_table(record, "vocabulary"))
+    return print_table(persistence_table(record.logit.persistence, "vocabulary"))
 
 
-def persistence_table(record: dict[str, Any], space: str) -> Table:
-    """Cosines between the checkpoints, beside what chance makes of them."""
-    columns = {
+def persistence_table(persistence: LogitPersistence, space: Space) -> Table:
+    """Make the table of cosines between the checkpoints, beside what chance makes of them."""
+    titles = {
         "cosine": "cosine",
         "cross_half": "across halves",
         "split_half_before": "halves before",
         "split_half_after": "halves after",
         "corrected": "noise corrected",
     }
-    table = plain_table(["group", "types", *columns.values()], ("group",))
-    for name, group in record["logit"]["persistence"][space]["groups"].items():
-        table.add_row(name, str(group["n_types"]), *(decimal(group[column], 3) for column in columns))
-    return table
+    columns: list[Column[tuple[str, GroupPersistence]]] = [
+        Column("group", lambda own: text(own[0])),
+        Column("types", lambda own: number(own[1].n_types)),
+        *(
+            Column(title, lambda own, name=name: number(getattr(own[1], name), fixed(3)))
+            for name, title in titles.items()
+        ),
+    ]
+    return Table.of("persistence", columns, getattr(persistence, space).groups.items())
 
 
-def _print_parameter_space(record: dict[str, Any]) -> None:
-    parameter = record["parameter"]
-    shares = parameter["shares"]
+def _print_parameter_space(record: GradientsRecord) -> None:
+    parameter = record.parameter
+    shares = parameter.shares
     heading(
-        f"Parameter space, checkpoint {record['settings']['reference']}",
-        f"means over {shares['n_batches']} batches with 95 % intervals; shares are signed and sum to 1",
+        f"Parameter space, checkpoint {record.settings.reference}",
+        f"means over {shares.n_batches} batches with 95 % intervals; shares are signed and sum to 1",
     )
-    if parameter["note"]:
-        output.print(parameter["note"], highlight=False, markup=False)
-    output.print(parameter_table(parameter))
-    output.print(cosine_table(shares))
-    if shares["update"]:
+    if parameter.note:
+        print_lines(parameter.note)
+    print_table(parameter_table(parameter))
+    print_table(cosine_table(shares))
+    if shares.update:
         heading(
             "Adam's view", "each group's part of the optimizer's next step; rate: step per gradient, 1 for the whole"
         )
-        output.print(adam_table(shares["update"]))
-        output.print(step_sentence(shares["update"]["step_shares"]), highlight=False)
+        print_table(adam_table(shares.update))
+        print_lines(step_sentence(shares.update.step_shares))
     heading("By block of the student", "where the gradient is, and the rocks' part of it there")
-    output.print(block_table(shares))
+    print_table(block_table(shares))
 
 
-def parameter_table(parameter: dict[str, Any]) -> Table:
-    """Each group's part of the gradient."""
-    table = plain_table(
-        ["group", "tokens", "‖g‖", "cos with all", "share", "95 %", "share − tokens", "95 %"], ("group",)
+def parameter_table(parameter: PartitionShares) -> Table:
+    """Make the table of each group's part of the gradient."""
+    own_of = parameter.shares.gradient.all.groups
+    columns: list[Column[str]] = [
+        Column("group", text),
+        Column("tokens", lambda name: number(parameter.token_share[name], percent)),
+        Column("‖g‖", lambda name: number(own_of[name].norm.mean, significant)),
+        Column("cos with all", lambda name: number(own_of[name].cosine.mean, fixed(2))),
+        *_share_columns("share", lambda name: own_of[name].share),
+        *_share_columns("share − tokens", lambda name: parameter.excess[name], points),
+    ]
+    return Table.of("parameter", columns, parameter.shares.groups)
+
+
+def adam_table(update: UpdateGeometry) -> Table:
+    """Make the table of each group's part of Adam's next step, beside its part of the gradient."""
+    own_of, effects = update.all.groups, update.effects
+    columns: list[Column[str]] = [
+        Column("group", text),
+        *_share_columns("share", lambda name: own_of[name].share),
+        *_share_columns("step − gradient", lambda name: effects[name].difference, points),
+        Column("Adam", lambda name: text(effects[name].verdict)),
+        Column("rate", lambda name: number(own_of[name].rate.mean, fixed(2))),
+    ]
+    return Table.of("adam", columns, own_of)
+
+
+def cosine_table(shares: SharesRecord) -> Table:
+    """Make the table of cosines between the groups' gradients."""
+    cosines = shares.gradient.cosines
+    columns: list[Column[str]] = [
+        Column("cosine of gradients", text),
+        *(
+            Column(other, lambda name, other=other: number(cosines[name][other].mean, fixed(2)))
+            for other in shares.groups
+        ),
+    ]
+    return Table.of("cosines", columns, cosines)
+
+
+def step_sentence(parts: Mapping[str, BatchMean]) -> str:
+    """Say what the whole next step is made of."""
+    made_of = ", ".join(f"{name} {percent(part.mean)}" for name, part in parts.items())
+    return f"Adam's whole next step, earlier batches included: {made_of}."
+
+
+def block_table(shares: SharesRecord) -> Table:
+    """Make the table of where the gradient is, and the rocks' part of it there."""
+    gradient, update = shares.gradient.blocks, shares.update
+    columns: list[Column[str]] = [
+        Column("block", text),
+        Column("‖g‖² there", lambda block: number(gradient[block].energy.mean, percent)),
+        *_share_columns("rocks' share", lambda block: gradient[block].groups[ROCKS].share),
+    ]
+    if update:
+        columns += _share_columns("of the step", lambda block: update.blocks[block].groups[ROCKS].share)
+    return Table.of("blocks", columns, shares.blocks)
+
+
+def category_table(record: GradientsRecord) -> Table:
+    """Make the table of shares by category in both spaces."""
+    logit, shares = (
+        record.logit.reference.vocabulary.categories,
+        record.parameter.categories.shares,
     )
-    for name in parameter["shares"]["groups"]:
-        own = parameter["shares"]["gradient"]["all"]["groups"][name]
-        table.add_row(
-            name,
-            percent(parameter["token_share"][name]),
-            _number(own["norm"]["mean"]),
-            decimal(own["cosine"]["mean"], 2),
-            *_share_cells(own["share"]),
-            *_share_cells(parameter["excess"][name], signed=True),
-        )
-    return table
+    update = shares.update
+    columns: list[Column[str]] = [
+        Column("category", text),
+        Column("types", lambda name: number(logit[name].n_types)),
+        Column("tokens", lambda name: number(logit[name].token_share, percent)),
+        Column("Σ‖g‖", lambda name: number(logit[name].norm_share, percent)),
+        *_share_columns("gradient", lambda name: shares.gradient.all.groups[name].share),
+    ]
+    if update:
+        columns += _share_columns("step", lambda name: update.all.groups[name].share)
+    return Table.of("categories", columns, shares.groups)
 
 
-def adam_table(update: dict[str, Any]) -> Table:
-    """Each group's part of Adam's next step, beside its part of the gradient."""
-    table = plain_table(["group", "share", "95 %", "step − gradient", "95 %", "Adam", "rate"], ("group", "Adam"))
-    for name, own in update["all"]["groups"].items():
-        effect = update["effects"][name]
-        table.add_row(
-            name,
-            *_share_cells(own["share"]),
-            *_share_cells(effect["difference"], signed=True),
-            effect["verdict"],
-            decimal(own["rate"]["mean"], 2),
-        )
-    return table
+def _share_columns(title: str, estimate: Callable[[str], BatchMean], show: Show = percent) -> list[Column[str]]:
+    """Make two columns of an estimate over batches: its mean and its interval."""
+    return [
+        Column(title, lambda name: number(estimate(name).mean, show)),
+        Column("95 %", lambda name: ends(estimate(name).interval, show)),
+    ]
 
 
-def cosine_table(shares: dict[str, Any]) -> Table:
-    """Cosines between the groups' gradients."""
-    table = plain_table(["cosine of gradients", *shares["groups"]], ("cosine of gradients",))
-    for name, row in shares["gradient"]["cosines"].items():
-        table.add_row(name, *(decimal(row[other]["mean"], 2) for other in shares["groups"]))
-    return table
+def type_table(record: GradientsRecord, show: int) -> Table:
+    """Make the table of the types with the largest shares of Σ‖g‖."""
+    columns: list[Column[dict[str, Any]]] = [
+        Column("token", lambda own: token(own["text"])),
+        Column("group", lambda own: text(own["group"])),
+        Column("freq", lambda own: number(own["freq"])),
+        Column("Σ‖g‖", lambda own: number(own["share"], percent)),
+        Column("mean ‖g‖", lambda own: number(own["mean_norm"], fixed(3))),
+        Column("‖ḡ‖", lambda own: number(own["norm"], fixed(3)), wide=True),
+        Column("coherence", lambda own: number(own["coherence"], fixed(2))),
+        Column("cos G_bal", lambda own: number(own["cos_balanced"], fixed(2))),
+        Column("others", lambda own: number(own["cos_others"], fixed(2))),
+        Column("cos G", lambda own: number(own["cos_pooled"], fixed(2)), wide=True),
+        Column("contrib", lambda own: number(own["contribution"], significant), wide=True),
+        Column("then", lambda own: number(own["corrected"], fixed(2))),
+    ]
+    rows = sorted(type_rows(record), key=lambda row: -row["share"])[:show]
+    return Table.of("types", columns, rows, notes=[TYPE_LEGEND])
 
 
-def step_sentence(parts: dict[str, Any]) -> str:
-    """What the whole next step is made of."""
-    made_of = ", ".join(f"{name} {percent(part['mean'])}" for name, part in parts.items())
-    return f"Adam's whole next step, earlier batches included: {made_of}"
-
-
-def block_table(shares: dict[str, Any]) -> Table:
-    """Where the gradient is, and the rocks' part of it there."""
-    update = shares["update"]
-    columns = ["block", "‖g‖² there", "rocks' share", "95 %", *(("of the step", "95 %") if update else ())]
-    table = plain_table(columns, ("block",))
-    for block in shares["blocks"]:
-        there = shares["gradient"]["blocks"][block]
-        cells = [percent(there["energy"]["mean"]), *_share_cells(there["groups"][ROCKS]["share"])]
-        if update:
-            cells += _share_cells(update["blocks"][block]["groups"][ROCKS]["share"])
-        table.add_row(block, *cells)
-    return table
-
-
-def category_table(record: dict[str, Any]) -> Table:
-    """Shares by category in both spaces."""
-    logit, parameter = record["logit"]["reference"]["vocabulary"]["categories"], record["parameter"]["categories"]
-    shares = parameter["shares"]
-    update = shares["update"]
-    columns = ["category", "types", "tokens", "Σ‖g‖", "gradient", "95 %", *(("step", "95 %") if update else ())]
-    table = plain_table(columns, ("category",))
-    for name in shares["groups"]:
-        own = logit[name]
-        cells = [str(own["n_types"]), percent(own["token_share"]), percent(own["norm_share"])]
-        cells += _share_cells(shares["gradient"]["all"]["groups"][name]["share"])
-        if update:
-            cells += _share_cells(update["all"]["groups"][name]["share"])
-        table.add_row(name, *cells)
-    return table
-
-
-def type_table(record: dict[str, Any], show: int, width: int | None = None) -> Table:
-    """The types with the largest shares of Σ‖g‖."""
-    hidden = NOT_NARROW if (width or output.width) < WIDE else ()
-    cells = {name: cell for name, cell in _TYPE_CELLS.items() if name not in hidden}
-    table = plain_table(list(cells), ("token", "group"))
-    for row in sorted(type_rows(record), key=lambda row: -row["share"])[:show]:
-        table.add_row(*(cell(row) for cell in cells.values()))
-    return table
-
-
-_TYPE_CELLS: dict[str, Callable[[dict[str, Any]], str | Text]] = {
-    "token": lambda row: Text(visible(row["text"])),
-    "group": lambda row: row["group"],
-    "freq": lambda row: str(row["freq"]),
-    "Σ‖g‖": lambda row: percent(row["share"]),
-    "mean ‖g‖": lambda row: decimal(row["mean_norm"], 3),
-    "‖ḡ‖": lambda row: decimal(row["norm"], 3),
-    "coherence": lambda row: decimal(row["coherence"], 2),
-    "cos G_bal": lambda row: decimal(row["cos_balanced"], 2),
-    "others": lambda row: decimal(row["cos_others"], 2),
-    "cos G": lambda row: decimal(row["cos_pooled"], 2),
-    "contrib": lambda row: _number(row["contribution"]),
-    "then": lambda row: decimal(row["corrected"], 2),
-}
-
-
-def type_rows(record: dict[str, Any]) -> list[dict[str, Any]]:
-    """Every type: text, category and group from the trace, its numbers over the vocabulary, and what persists."""
-    change = record["logit"]["persistence"]
-    tables = [record["trace"]["types"], record["logit"]["reference"]["vocabulary"]["types"]]
-    tables += [change["vocabulary"]["types"]] if change else []
+def type_rows(record: GradientsRecord) -> list[dict[str, Any]]:
+    """Join what is known of every type: text and group from the trace, numbers over the vocabulary, what persists."""
+    change = record.logit.persistence
+    tables = [record.trace.types, record.logit.reference.vocabulary.types]
+    tables += [change.vocabulary.types] if change else []
     rows: dict[int, dict[str, Any]] = {}
-    for table in tables:
-        for place, token_id in enumerate(table["token_id"]):
+    for columns in map(asdict, tables):
+        for place, token_id in enumerate(columns["token_id"]):
             own = rows.setdefault(token_id, {"corrected": None})
-            own |= {name: column[place] for name, column in table.items()}
+            own |= {name: column[place] for name, column in columns.items()}
     return [row for row in rows.values() if "share" in row and "text" in row]
-
-
-def _share_cells(estimate: dict[str, Any], signed: bool = False) -> list[str]:
-    mean = estimate["mean"]
-    text = "—" if mean is None else f"{100 * mean:+.1f}" if signed else percent(mean)
-    return [text, percent_interval(estimate["interval"]) or "—"]
-
-
-def _estimated(estimate: dict[str, Any], sketch: dict[str, int] | None) -> str:
-    value = decimal(estimate["value"], 3)
-    return value if sketch is None else f"{value} ± {decimal(estimate['error'], 3)}"
-
-
-def _number(value: float | None) -> str:
-    return "—" if value is None else f"{value:.3g}"

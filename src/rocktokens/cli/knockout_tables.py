@@ -3,177 +3,166 @@
 Changes of accuracy are in points (hundredths), with intervals; a dash stands for what is not known.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import Any
 
-from rich.table import Table
-from rich.text import Text
-
-from rocktokens.cli.common import output, percent, percent_interval
-from rocktokens.cli.tables import WIDE, decimal, heading, p_value, plain_table
+from rocktokens.cli.tables import heading, print_lines, print_table
+from rocktokens.display.numbers import (
+    counted,
+    decimal,
+    fixed,
+    interval,
+    level,
+    listed,
+    p_value,
+    percent,
+    points,
+    signed,
+    with_interval,
+)
+from rocktokens.display.table import Column, Table, ends, number, text, verdict
 from rocktokens.display.text import printable, visible
-from rocktokens.knockout.records import Ban, Knockout, KnockoutSweep, Role
-from rocktokens.types import Verdict
+from rocktokens.knockout.records import Knockout, KnockoutSweep
+from rocktokens.report.tables import KINDS, ROLES, ban_name, verdict_table
 
-ROLES: dict[Role, str] = {"tested": "tested", "matched": "placebo, as frequent", "never": "placebo, never written"}
-RULES = {"method": "ours", "paper": "the paper's", "corrected": "ours, corrected"}
-KINDS: tuple[Verdict, ...] = ("pillar", "stumbling", "neutral", "undecided")
 COLUMN_NAMES = {"entropy": "student entropy", "log_freq": "log frequency", "kl": "kl"}
-NOT_NARROW = ("id", "category", "p", "length")
-"""Columns of the bans that only a wide screen has room for."""
 WEAK = 0.2
-"""A rank correlation that is surely no stronger than this is called weak."""
+"""A rank correlation whose interval lies within this is called weak."""
 
 
 def print_sweep(sweep: KnockoutSweep, rule: str, show: int) -> None:
-    """Everything, in the order a reader asks; the table has the verdicts of ``rule``, "method" or "paper"."""
+    """Print everything, in the order a reader asks; the table has the verdicts of ``rule``, "method" or "paper"."""
     print_verdicts(sweep, rule, show)
-    output.print(delta_table(sweep))
-    for line in _beyond_placebos(sweep):
-        output.print(line, highlight=False)
-    heading("What these prompts could have shown", "losses that are seen four times in five")
-    output.print(detectable_sentence(sweep), highlight=False)
+    print_table(delta_table(sweep))
+    print_lines(*_beyond_placebos(sweep))
+    heading("Smallest effect this sweep could detect", "with 80 % power")
+    print_lines(detectable_sentence(sweep))
     _print_correlations(sweep)
 
 
 def print_verdicts(sweep: KnockoutSweep, rule: str, show: int) -> None:
-    """What bans did and what that is called, without what it rests on."""
-    for line in _conditions(sweep):
-        output.print(line, highlight=False, markup=False)
-    output.print()
-    output.print(ban_table(sweep, rule, show))
-    for line in _remarks(sweep):
-        output.print(line, highlight=False)
-    heading("Verdicts, beside those of placebos", "by both rules, and corrected for the number of bans")
-    output.print(count_table(sweep))
+    """Print what bans did and the verdicts on them, without what these rest on."""
+    print_lines(conclusion(sweep, rule), *_conditions(sweep), "")
+    print_table(ban_table(sweep, rule, show))
+    print_lines("")
+    print_table(verdict_table(sweep))
+
+
+def conclusion(sweep: KnockoutSweep, rule: str) -> str:
+    """Count the verdicts on the tested bans in one sentence."""
+    tested = [_verdict(own, rule) for own in sweep.of_role("tested")]
+    kinds = {"pillar": "cost accuracy (pillar)", "stumbling": "improve it (stumbling)"}
+    found = [f"{tested.count(kind)} {kinds.get(kind, f'are {kind}')}" for kind in KINDS]
+    return f"Of {counted(len(tested), 'ban')}, {listed(found)}."
 
 
 def _conditions(sweep: KnockoutSweep) -> Iterator[str]:
-    baseline, cost, noise = sweep.baseline, sweep.cost, sweep.noise
-    settings = sweep.settings
+    baseline, cost, noise, settings = sweep.baseline, sweep.cost, sweep.noise, sweep.settings
     yield (
-        f"without a ban {percent(baseline['accuracy'])} {percent_interval(baseline['interval'])} of the answers are "
-        f"right: {settings['model']} at temperature {settings['temperature']:g} on {settings['task']}, "
-        f"{baseline['n_prompts']} prompts × {baseline['num_samples']}"
+        f"Without a ban, {with_interval(baseline['accuracy'], baseline['interval'])} of the answers are right: "
+        f"{printable(settings['model'])} at temperature {settings['temperature']:g} on {settings['task']}, "
+        f"{baseline['n_prompts']} prompts × {baseline['num_samples']}."
     )
     yield (
-        f"decoded {cost['decoded_tokens']:,} tokens and retraced {cost['retraced_tokens']:,}, {cost['share']:.2f} of "
-        f"the {cost['full_sweep_tokens']:,} of a full sweep"
+        f"Decoded {cost['decoded_tokens']:,} tokens and retraced {cost['retraced_tokens']:,}: "
+        f"{decimal(cost['share'], 2)} of the {cost['full_sweep_tokens']:,} of a full sweep."
     )
     if not noise["differing"]:
-        yield f"the free rollouts decoded again: 0 of {noise['rollouts']} differ"
+        yield f"Decoded again without a ban, 0 of {noise['rollouts']} rollouts differ."
     for warning in sweep.warnings:
-        yield f"warning: {warning}"
+        yield f"warning: {printable(warning)}"
     if noise["differing"]:
         yield (
-            f"without any ban, the second time changes accuracy by {points(noise['delta'])} points "
-            f"{percent_interval(noise['interval'])}"
+            f"Decoding again without a ban changes accuracy by {points(noise['delta'])} points "
+            f"{interval(noise['interval'], points)}."
         )
 
 
-def ban_table(sweep: KnockoutSweep, rule: str, show: int, width: int | None = None) -> Table:
-    """The tested bans that change most, in order of Δ."""
+def ban_table(sweep: KnockoutSweep, rule: str, show: int) -> Table:
+    """Make the table of the tested bans that change most, in order of Δ."""
     tested = sweep.of_role("tested")
-    cells: dict[str, Callable[[Knockout], str | Text]] = {
-        "banned": lambda own: Text(_name(own.ban)),
-        "id": lambda own: str(own.ban.ids[0]) if len(own.ban.ids) == 1 else "—",
-        "category": lambda own: Text(own.ban.category),
-        "in": lambda own: str(own.changes.n_rollouts),
-        "Δ": lambda own: points(own.delta),
-        f"{100 * (1 - sweep.settings['alpha']):g} %": lambda own: percent_interval(own.interval) or "—",
-        "p": lambda own: p_value(own.p),
-        "q": lambda own: p_value(own.q),
-        "verdict": lambda own: _verdict(own, rule) + ("" if own.stopped is None else " *"),
-        "replaced by": lambda own: Text(_replacement(own)),
-        "length": lambda own: "—" if own.changes.length is None else f"{own.changes.length:+.1f}",
-    }
-    hidden = NOT_NARROW if (width or output.width) < WIDE else ()
-    shown = {name: cell for name, cell in cells.items() if name not in hidden}
-    title = _bans(len(tested)) if show >= len(tested) else f"the {show} of {len(tested)} bans that change most"
-    table = plain_table(list(shown), ("banned", "category", "verdict", "replaced by"), title)
-    for own in most_changing(tested, show):
-        table.add_row(*(cell(own) for cell in shown.values()))
-    return table
+    columns: list[Column[Knockout]] = [
+        Column("banned", lambda own: text(ban_name(own.ban))),
+        Column("id", lambda own: number(own.ban.ids[0] if len(own.ban.ids) == 1 else None, str), wide=True),
+        Column("category", lambda own: text(own.ban.category), wide=True),
+        Column("in", lambda own: number(own.changes.n_rollouts)),
+        Column("Δ", lambda own: number(own.delta, points)),
+        Column(level(sweep.settings["alpha"]), lambda own: ends(own.interval, points)),
+        Column("p", lambda own: number(own.p, p_value), wide=True),
+        Column("q", lambda own: number(own.q, p_value)),
+        Column("verdict", lambda own: verdict(_verdict(own, rule) + ("" if own.stopped is None else " *"))),
+        Column("replaced by", lambda own: text(_replacement(own))),
+        Column("length", lambda own: number(own.changes.length, lambda length: signed(length, 1)), wide=True),
+    ]
+    title = counted(len(tested), "ban") if show >= len(tested) else f"the {show} of {len(tested)} bans that change most"
+    return Table.of("bans", columns, most_changing(tested, show), title, list(_remarks(sweep)))
 
 
 def most_changing(knockouts: Sequence[Knockout], show: int) -> list[Knockout]:
-    """Pillars and stumbling blocks first, then the largest changes; the chosen ones in order of Δ."""
+    """Choose pillars and stumbling blocks first, then the largest changes; return them in order of Δ."""
     strongest = sorted(knockouts, key=lambda own: (own.verdict not in ("pillar", "stumbling"), -abs(own.delta or 0.0)))
     return sorted(strongest[:show], key=_place)
 
 
 def _place(own: Knockout) -> float:
-    """Δ, or where it would be if it were known."""
-    if own.delta is not None:
-        return own.delta
-    return {"pillar": -1.0, "stumbling": 1.0}.get(own.verdict, 0.0)
+    """Return Δ, or where it would be if it were known."""
+    return {"pillar": -1.0, "stumbling": 1.0}.get(own.verdict, 0.0) if own.delta is None else own.delta
 
 
 def _remarks(sweep: KnockoutSweep) -> Iterator[str]:
     tested = sweep.of_role("tested")
     yield (
-        "in: free answers that hold it, all others are the same · Δ: points of accuracy · q: p corrected "
-        "(Benjamini–Hochberg) · replaced by: what comes in its place most often · length: tokens more or fewer there"
+        "in: answers that hold the token without a ban, all others stay the same · Δ: points of accuracy · q: p "
+        "corrected (Benjamini–Hochberg) · replaced by: the most frequent replacement · length: change in tokens"
     )
     if stopped := [own for own in tested if own.stopped]:
-        yield f"* {len(stopped)} stopped before all prompts were looked at{_stopped(sweep.settings['mode'])}"
+        is_curtailed = sweep.settings["mode"] == "curtailed"
+        why = "their verdicts are certain, their Δ is not known" if is_curtailed else "their numbers are forecasts"
+        yield f"* {len(stopped)} stopped before all prompts were decoded: {why}"
     if absent := sum(own.changes.n_rollouts == 0 for own in tested):
-        yield f"in no free answer: {absent} of the {len(tested)}; banning these changes nothing here, exactly"
-
-
-def _stopped(mode: str) -> str:
-    if mode == "curtailed":
-        return ": their verdicts could not change any more, their Δ is not known"
-    return ": their numbers are forecasts for all prompts, made from those that were"
-
-
-def count_table(sweep: KnockoutSweep) -> Table:
-    """How many bans are called what, by who was banned and by which rule."""
-    table = plain_table(["banned", "rule", *KINDS], ("banned", "rule"))
-    for role, who in ROLES.items():
-        own = sweep.of_role(role)
-        for rule, name in RULES.items() if own else ():
-            counts = sweep.counts[role][rule]
-            cells = ["—" if counts is None else str(counts[kind]) for kind in KINDS]
-            table.add_row(who if rule == "method" else "", name, *cells)
-    return table
+        yield f"{absent} of {len(tested)} occur in no answer: banning them changes nothing here"
 
 
 def delta_table(sweep: KnockoutSweep) -> Table:
-    """How Δ is spread over what was tested and over the placebos."""
-    table = plain_table(["Δ in points", "bans", "known", "median", "lowest", "highest"], ("Δ in points",))
-    for role, who in ROLES.items():
-        if own := sweep.of_role(role):
-            deltas = _deltas(own)
-            spread = [statistic(deltas) if deltas else None for statistic in (median, min, max)]
-            table.add_row(who, str(len(own)), str(len(deltas)), *map(points, spread))
-    return table
+    """Make the table of how Δ is spread over what was tested and over the placebos."""
+    rows = [(who, own, _deltas(own)) for role, who in ROLES.items() if (own := sweep.of_role(role))]
+    spreads = {"median": median, "lowest": min, "highest": max}
+    columns: list[Column[Any]] = [
+        Column("Δ in points", lambda row: text(row[0])),
+        Column("bans", lambda row: number(len(row[1]))),
+        Column("known", lambda row: number(len(row[2]))),
+        *(
+            Column(name, lambda row, spread=spread: number(spread(row[2]) if row[2] else None, points))
+            for name, spread in spreads.items()
+        ),
+    ]
+    return Table.of("deltas", columns, rows)
 
 
 def _beyond_placebos(sweep: KnockoutSweep) -> Iterator[str]:
     tested, placebos = _deltas(sweep.of_role("tested")), _deltas(sweep.of_role("matched"))
     if not placebos:
-        yield "no placebo as frequent as what was tested was banned, so there is nothing to set the changes beside"
+        yield "No placebo as frequent was banned, so there is nothing to compare these changes with."
     elif tested:
         below, above = (sum(own < min(placebos) for own in tested), sum(own > max(placebos) for own in tested))
         yield (
-            f"of the {len(tested)} tested, {below} have a Δ below that of every one of the {len(placebos)} placebos as "
-            f"frequent, and {above} one above"
+            f"Of {len(tested)} tested bans, {below} have a lower Δ than all {len(placebos)} placebos as frequent, and "
+            f"{above} a higher one."
         )
 
 
 def detectable_sentence(sweep: KnockoutSweep) -> str:
-    """From which loss on a ban would have been called a pillar."""
+    """Say from which loss on a ban would have been called a pillar."""
     single, corrected = (sweep.detectable[name] for name in ("single", "corrected"))
     count = len(sweep.of_role("tested"))
     if single >= 1:
-        return f"nothing: with {sweep.baseline['n_prompts']} prompts no loss would be called a pillar"
-    after = "none at all" if corrected >= 1 else f"{100 * corrected:.1f} points"
-    correction = f"; corrected for {_bans(count)}: {after}" if count > 1 else ""
+        return f"None: with {sweep.baseline['n_prompts']} prompts no loss would be called a pillar."
+    after = "none" if corrected >= 1 else f"{decimal(100 * corrected, 1)} points"
+    correction = f"; corrected for {counted(count, 'ban')}: {after}" if count > 1 else ""
     return (
-        f"{100 * single:.1f} points, for a ban that does nothing but turn right answers wrong{correction}. A ban that "
-        "moves other answers too needs more: each one's own figure is in knockout.json"
+        f"{decimal(100 * single, 1)} points, for a ban that only turns right answers wrong{correction}. A ban that "
+        "also moves other answers needs more: knockout.json has the figure of each."
     )
 
 
@@ -182,66 +171,43 @@ def _print_correlations(sweep: KnockoutSweep) -> None:
 
     if all(record["n"] < FEWEST_TYPES for record in sweep.correlations):
         return
-    heading("Does Δ go with what the trace says of a type?", "Spearman's ρ over the tested types, 95 % intervals")
-    table = plain_table(["Δ with", "ρ", "95 %", "p", "types"], ("Δ with",))
-    for record in sweep.correlations:
-        interval = record["interval"]
-        table.add_row(
-            COLUMN_NAMES[record["name"]],
-            decimal(record["rho"], 2),
-            "—" if interval is None else "[{:.2f}, {:.2f}]".format(*interval),
-            p_value(record["p"]),
-            str(record["n"]),
-        )
-    output.print(table)
-    output.print(orthogonality_sentence(sweep.correlations), highlight=False)
+    heading("Is Δ related to what the trace says of a type?", orthogonality_sentence(sweep.correlations))
+    columns: list[Column[dict[str, Any]]] = [
+        Column("Δ with", lambda own: text(COLUMN_NAMES[own["name"]])),
+        Column("Spearman's ρ", lambda own: number(own["rho"], fixed(2))),
+        Column("95 %", lambda own: ends(own["interval"], fixed(2))),
+        Column("p", lambda own: number(own["p"], p_value)),
+        Column("types", lambda own: number(own["n"])),
+    ]
+    print_table(Table.of("correlations", columns, sweep.correlations))
 
 
 def orthogonality_sentence(correlations: Sequence[dict[str, Any]]) -> str:
-    """Whether the paper's claim, that Δ has nothing to do with any of them, can be told."""
-    claim = "the paper's claim that Δ is unrelated to all of them"
+    """Judge the paper's claim that Δ is unrelated to entropy, frequency and kl."""
+    claim = "the paper's claim that Δ is unrelated to all of them is"
     known = [record for record in correlations if record["interval"] is not None]
     related = [record for record in known if not record["interval"][0] <= 0 <= record["interval"][1]]
     if related:
-        names = " and ".join(COLUMN_NAMES[record["name"]] for record in related)
-        return f"Δ goes with {names}: {claim} does not hold here"
+        names = listed([COLUMN_NAMES[record["name"]] for record in related])
+        return f"Δ is related to {names}: {claim} contradicted."
     if len(known) < len(correlations) or not known:
-        return f"too few different values for all intervals: {claim} cannot be told"
+        return f"Too few different values for all intervals: {claim} inconclusive."
     strongest = max(abs(end) for record in known for end in record["interval"])
     if strongest <= WEAK:
-        return f"every ρ is surely within ±{WEAK}: {claim} holds, as far as the noise of Δ lets a ρ show"
-    return (
-        f"every interval includes 0, and the widest reaches |ρ| = {strongest:.2f}: {claim} can be neither confirmed "
-        "nor refuted with these types"
-    )
-
-
-def points(delta: float | None) -> str:
-    """A change of accuracy in points, signed unless it is 0."""
-    if delta is None:
-        return "—"
-    return f"{100 * delta:+.1f}" if delta else "0.0"
-
-
-def _bans(count: int) -> str:
-    return "1 ban" if count == 1 else f"{count} bans"
+        return f"Every ρ is within ±{WEAK}: {claim} supported, as far as the noise of Δ lets a ρ show."
+    return f"Every interval includes 0, and the widest reaches |ρ| = {decimal(strongest, 2)}: {claim} inconclusive."
 
 
 def _deltas(knockouts: Sequence[Knockout]) -> list[float]:
     return [own.delta for own in knockouts if own.delta is not None]
 
 
-def _verdict(own: Knockout, rule: str) -> Verdict:
+def _verdict(own: Knockout, rule: str) -> str:
     return own.paper_verdict if rule == "paper" else own.verdict
-
-
-def _name(ban: Ban) -> str:
-    """A token with its spaces visible; a set by its name."""
-    return visible(ban.name) if len(ban.ids) == 1 else printable(ban.name)
 
 
 def _replacement(own: Knockout) -> str:
     if not own.changes.replacements:
         return "—"
-    _, text, share = own.changes.replacements[0]
-    return f"{visible(text)} {100 * share:.0f} %"
+    _, replacement, share = own.changes.replacements[0]
+    return f"{visible(replacement)} {percent(share, 0)}"

@@ -5,17 +5,19 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
-from rich.text import Text
 
 from rocktokens.cli.common import AsJson, Overrides, output, print_json, terminal
+from rocktokens.cli.tables import print_table
 from rocktokens.display.numbers import byte_size, duration
+from rocktokens.display.table import Column, Table, number, text
 from rocktokens.run_dir import RunDir
-from rocktokens.studies.config import StudyConfig, load_study
+from rocktokens.studies.config import load_study
 from rocktokens.studies.forecast import Forecast, RunForecast, forecast
-from rocktokens.studies.records import StudyResult
 
-StudyPath = Annotated[Path, typer.Argument(metavar="STUDY.TOML", help="The config of the study.", show_default=False)]
+StudyPath = Annotated[
+    Path,
+    typer.Argument(metavar="STUDY.TOML", help="The config of the study, or a recipe's name.", show_default=False),
+]
 
 
 def study(
@@ -24,45 +26,37 @@ def study(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train several weight policies alike on several seeds, and say which is better, by how much, and how sure that is.
+    """Train several weight policies alike on several seeds, and say which is better and how sure that is.
 
     Interrupted, the same command continues where it was. Arms, seeds and draws may be added later. Comparisons at equal
     wall-clock time use the seconds each run took: they mean something only if all ran under the same load,
     uninterrupted.
 
-    Example: [bold]rocktokens study recipes/pebbles-paper.toml --set study.seeds=[0,1][/bold]
+    Example: [bold]rocktokens study pebbles-paper --set study.seeds=[0,1][/bold]
     """
     config = load_study(path, overrides)
     if plan:
         planned = forecast(config, terminal)
         return print_json(planned.to_record()) if as_json else print_forecast(planned)
-    result = study_with_figures(config)
+    with terminal.status("loading"):
+        from rocktokens.cli.study_tables import print_study
+        from rocktokens.report.charts.save import commit_charts
+        from rocktokens.report.charts.study_charts import study_charts
+        from rocktokens.studies.study import run_study
+    run = RunDir(config.study.directory)
+    result = run_study(config, terminal)
+    with terminal.status("drawing"):
+        commit_charts(run, study_charts(result, run.path.name))
     if as_json:
         return print_json({"directory": config.study.directory, **result.to_record()})
-    from rocktokens.cli.study_tables import print_study
-
     print_study(result)
     output.print(f"everything: {config.study.directory}/study.json", soft_wrap=True, markup=False)
     output.print(f"figures: {config.study.directory}/figures", soft_wrap=True, markup=False)
 
 
-def study_with_figures(config: StudyConfig) -> StudyResult:
-    """Run the study and commit its figures."""
-    with terminal.status("loading"):
-        from rocktokens.report.charts.save import commit_charts
-        from rocktokens.report.charts.study_charts import study_charts
-        from rocktokens.studies.study import run_study
-
-    run = RunDir(config.study.directory)
-    result = run_study(config, terminal)
-    with terminal.status("drawing"):
-        commit_charts(run, study_charts(result.to_record(), run.path.name))
-    return result
-
-
 def print_forecast(planned: Forecast) -> None:
     """One row per run, and the total."""
-    output.print(_run_table(planned.runs))
+    print_table(forecast_table(planned.runs))
     output.print(planned.interval_width, highlight=False, soft_wrap=True)
     if not planned.steps_left and not planned.answers_left:
         return output.print("nothing is left to train or to evaluate")
@@ -78,10 +72,14 @@ def print_forecast(planned: Forecast) -> None:
         output.print(f"on the disk the whole study takes at most {byte_size(planned.disk_bytes)}")
 
 
-def _run_table(runs: Sequence[RunForecast]) -> Table:
-    table = Table(title="runs of the study", title_justify="left")
-    for name in ("arm", "seed", "draw", "steps", "left", "evaluations"):
-        table.add_column(name, justify="left" if name == "arm" else "right")
-    for run in runs:
-        table.add_row(Text(run.arm), *map(str, (run.seed, run.draw, run.steps, run.steps_left, run.evaluations)))
-    return table
+def forecast_table(runs: Sequence[RunForecast]) -> Table:
+    """Make the table of the runs of a study, and what is left of each."""
+    columns: list[Column[RunForecast]] = [
+        Column("arm", lambda own: text(own.arm)),
+        Column("seed", lambda own: number(own.seed, str)),
+        Column("draw", lambda own: number(own.draw)),
+        Column("steps", lambda own: number(own.steps)),
+        Column("left", lambda own: number(own.steps_left)),
+        Column("evaluations", lambda own: number(own.evaluations)),
+    ]
+    return Table.of("runs", columns, runs, "runs of the study")

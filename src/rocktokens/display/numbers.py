@@ -1,114 +1,114 @@
-"""Numbers, lists and verdicts as sentences and tables have them; a dash stands for what is not known."""
+"""Numbers, lists and names as tables and sentences show them. A dash stands for what is not known.
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+A minus is as wide as a plus (−), and a change that rounds to 0 has no sign.
+"""
 
-from rocktokens.display.text import printable, visible
+from collections.abc import Callable, Sequence
+from functools import partial
 
 DASH = "—"
 MINUS = "−"
+Show = Callable[[float], str]
+"""How one number is written."""
 
 
 def percent(share: float | None, digits: int = 1) -> str:
-    """A share as a percentage."""
+    """Show a share as a percentage: ``25.0 %``."""
     return DASH if share is None else f"{_minus(f'{100 * share:.{digits}f}')} %"
 
 
 def signed_percent(change: float | None) -> str:
-    """A relative change as a percentage with its sign."""
-    return DASH if change is None else f"{_signed(100 * change, 1)} %"
+    """Show a relative change as a percentage with its sign: ``+25.0 %``."""
+    return DASH if change is None else f"{signed(100 * change, 1)} %"
 
 
 def points(change: float | None) -> str:
-    """A change of accuracy in points (hundredths) with its sign."""
-    return DASH if change is None else _signed(100 * change, 1)
-
-
-def hundredths(interval: Sequence[float] | None) -> str:
-    """An interval of shares in hundredths, empty where there is none."""
-    return "" if interval is None else f"[{_minus(f'{100 * interval[0]:.1f}')}, {_minus(f'{100 * interval[1]:.1f}')}]"
-
-
-def signed_hundredths(interval: Sequence[float] | None) -> str:
-    """An interval of changes in hundredths, with signs; empty where there is none."""
-    return "" if interval is None else f"[{_signed(100 * interval[0], 1)}, {_signed(100 * interval[1], 1)}]"
-
-
-def with_interval(value: str, interval: str) -> str:
-    """A number and its interval, the number alone where there is none."""
-    return f"{value} {interval}".rstrip()
+    """Show a change of accuracy in points (hundredths) with its sign: ``−2.5``."""
+    return DASH if change is None else signed(100 * change, 1)
 
 
 def decimal(value: float | None, digits: int) -> str:
-    """A number to so many digits."""
+    """Show a number with this many decimals."""
     return DASH if value is None else _minus(f"{value:,.{digits}f}")
 
 
-def signed_decimal(value: float | None, digits: int) -> str:
-    """A number to so many digits with its sign."""
-    return DASH if value is None else _signed(value, digits)
+def signed(value: float | None, digits: int) -> str:
+    """Show a number with this many decimals and its sign."""
+    if value is None:
+        return DASH
+    return _minus(f"{value:+,.{digits}f}") if round(value, digits) else f"{0:.{digits}f}"
+
+
+def fixed(digits: int) -> Show:
+    """Return the format with this many decimals."""
+    return partial(decimal, digits=digits)
+
+
+def count(value: float | None) -> str:
+    """Show a whole number: ``184,320``."""
+    return decimal(value, 0)
 
 
 def significant(value: float | None) -> str:
-    """A number to three significant digits, never in powers of ten."""
+    """Show a number to three significant digits, with at least its whole part and at most three decimals."""
     if value is None:
         return DASH
-    digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2 if abs(value) >= 1 else 3
-    return decimal(value, digits)
+    size = abs(value)
+    if 0 < size < 0.001:
+        return _minus(f"{value:.3g}")
+    return decimal(value, 0 if size >= 100 else 1 if size >= 10 else 2 if size >= 1 else 3)
 
 
-def listed(items: Sequence[str], ending: str = "and") -> str:
-    """``a, b and c``."""
-    *first, last = items
-    return f"{', '.join(first)} {ending} {last}" if first else last
+def p_value(value: float | None) -> str:
+    """Show a p-value to three decimals."""
+    return DASH if value is None else "< 0.001" if value < 0.001 else f"{value:.3f}"
 
 
-def counted(count: int, what: str) -> str:
-    """``1 rock``, ``18 rocks``."""
-    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+def interval(ends: Sequence[float] | None, show: Show = percent) -> str:
+    """Show an interval, its ends without a unit: ``[20.0, 30.0]``; empty where there is none."""
+    return "" if ends is None else f"[{', '.join(show(end).removesuffix(' %') for end in ends)}]"
 
 
-def quoted(text: str) -> str:
-    """A token in a sentence, told apart from the words around it."""
-    return f"“{text}”"
+def with_interval(value: float | None, ends: Sequence[float] | None, show: Show = percent) -> str:
+    """Show a number and its interval: ``25.0 % [20.0, 30.0]``; the number alone where there is no interval."""
+    return DASH if value is None else f"{show(value)} {interval(ends, show)}".rstrip()
 
 
-def ban_name(ban: dict[str, Any]) -> str:
-    """What a knock-out banned: a token with its spaces visible, a set by its name."""
-    return visible(ban["name"]) if len(ban["ids"]) == 1 else printable(ban["name"])
+def level(alpha: float) -> str:
+    """Show the level of intervals: ``95 %`` for α = 0.05."""
+    return f"{100 * (1 - alpha):g} %"
 
 
-def as_a_set(intervals: Mapping[str, Sequence[float] | None]) -> str:
-    """Whether the rocks, as a set, kept their loss better than the rest; by intervals, empty where there are none."""
-    rocks, rest = (intervals.get(f"kl_change_{name}") for name in ("rocks", "rest"))
-    if rocks is None or rest is None:
-        return ""
-    if rocks[0] > rest[1]:
-        return "as a set, the rocks kept more of their loss than the rest"
-    if rocks[1] < rest[0]:
-        return "as a set, the rocks lost more of their loss than the rest; what each one did is in the table"
-    return "as a set, the rocks moved no less than the rest, as far as these prompts tell"
-
-
-def byte_size(count: float) -> str:
-    """Bytes in the largest unit that leaves at least one."""
+def byte_size(size: float) -> str:
+    """Show bytes in the largest unit that leaves at least one: ``1.5 GB``."""
     for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} TB"
 
 
 def duration(seconds: float) -> str:
-    """Seconds, minutes or hours, whichever reads best."""
+    """Show a time: ``90 s``, ``15 min``, ``2.5 h``."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-def _signed(value: float, digits: int) -> str:
-    """The minus is as wide as the plus; a number that rounds to 0 has no sign."""
-    return _minus(f"{value:+,.{digits}f}") if round(value, digits) else f"{0:.{digits}f}"
+def listed(items: Sequence[str], ending: str = "and") -> str:
+    """Join items: ``a, b and c``."""
+    *first, last = items
+    return f"{', '.join(first)} {ending} {last}" if first else last
+
+
+def counted(number: int, what: str) -> str:
+    """Count things: ``1 rock``, ``18 rocks``."""
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+
+
+def quoted(text: str) -> str:
+    """Put a token in a sentence, told apart from the words around it."""
+    return f"“{text}”"
 
 
 def _minus(text: str) -> str:

@@ -1,45 +1,84 @@
-"""Token text for people: a token is any bytes a model was taught, and must not be able to act on what shows it.
+"""The one escaper of token text: a token is any bytes a model was taught, and must not act on what shows it.
 
-1. Whitespace gets a mark; every character that cannot be seen, or that moves others about (control and bidi
-   characters, escapes, fillers, lone surrogates), is written as its code point.
-2. A combining mark at the start sits on a dotted circle, not on whatever is printed before it.
-3. Long texts are cut, never inside a code point that was written out.
+Characters, the same everywhere:
+
+1. ``visible`` marks whitespace and writes every character that cannot be seen, or that moves others (control and bidi
+   characters, escapes, fillers, lone surrogates), as its code point. A combining mark at the start sits on a dotted
+   circle, not on whatever is printed before it. Long texts are cut, never inside a code point that was written out.
+2. ``legible`` does the same for longer text that keeps its spaces, tabs and line ends; ``printable`` for names.
+
+Media, each with characters of its own that act:
+
+3. ``for_terminal``: a Rich text, so that nothing is read as markup.
+4. ``for_html``: escaped for an element or a quoted attribute. (Pages are made by Jinja, which escapes by itself.)
+5. ``for_csv``: no spreadsheet evaluates it. Text that begins like a formula (= + - @, in full width too, after spaces
+   or not; tab, carriage return) gets a leading apostrophe (https://owasp.org/www-community/attacks/CSV_Injection), and
+   so does every place where a spreadsheet that separates by semicolons or tabs would see a cell begin like one.
 """
 
+import re
 import unicodedata
 from bisect import bisect_right
+from html import escape
 from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 MAX_LENGTH = 24
 MAX_TEXT = 20_000
+MAX_CELL = 1_000
+"""Characters of a text in a CSV cell; spreadsheets cut longer ones themselves further on."""
 _LAYOUT = " \t\n"
 _MARKS = {" ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍"}
 _FILLERS = (0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x2800, 0x3164, 0xFFA0)
 _VARIATION_SELECTORS = (*range(0x180B, 0x1810), *range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0))
 _NOT_SEEN = frozenset((*map(chr, (*_FILLERS, *_VARIATION_SELECTORS)), *_MARKS.values()))
-"""Printable by the book, but they show nothing, or would be taken for what they mark."""
+"""Printable according to Unicode, but they show nothing, or would be mistaken for a mark of ours."""
+_FORMULA_START = re.compile(r"(^|[;\t])(?=\s*[=+\-@＝＋－＠])|^(?=[\t\r])")
 MARKS_LEGEND = (
     "In tokens, {} is a space, {} a line end and {} a tab; \\u and digits stand for a character that could not be seen."
 ).format(*(_MARKS[character] for character in " \n\t"))
 
 
 def visible(text: str, max_length: int = MAX_LENGTH) -> str:
-    """Token text on one line, at most ``max_length`` characters, with whitespace and control characters visible."""
+    """Show token text on one line, with whitespace and control characters visible; cut at ``max_length``."""
     return _cut([_shown(character) for character in _start(text, max_length)], max_length) or "∅"
 
 
 def legible(text: str, max_length: int = MAX_TEXT) -> str:
-    """Text with its spaces, tabs and line ends, all else as ``visible`` shows it; at most ``max_length`` characters."""
+    """Show text with its spaces, tabs and line ends, everything else as ``visible`` does; cut at ``max_length``."""
     return _cut([c if c in _LAYOUT else _shown(c) for c in _start(text, max_length)], max_length)
 
 
 def printable(text: str) -> str:
-    """A name or a path on one line: spaces and letters as they are, what cannot be printed as its code point."""
+    """Show a name or a path on one line: spaces and letters as they are, what cannot be printed as its code point."""
     return "".join(c if c.isprintable() else _code_point(c) for c in text)
 
 
+def for_terminal(text: str, style: str = "") -> "Text":
+    """Return text that Rich prints as it is, never as markup."""
+    from rich.text import Text
+
+    return Text(printable(text), style)
+
+
+def for_html(text: str) -> str:
+    """Escape text for an HTML element or a quoted attribute."""
+    return escape(printable(text))
+
+
+def for_csv(value: Any) -> Any:
+    """Return a cell that no spreadsheet evaluates; numbers stay numbers."""
+    if not isinstance(value, str):
+        return value
+    inert = _FORMULA_START.sub(r"\1'", value[:MAX_CELL])
+    return printable(inert) + ("…" if len(value) > MAX_CELL else "")
+
+
 def _start(text: str, max_length: int) -> str:
-    """What of a text can matter, since a character shows as at least one; a mark at its start gets a seat."""
+    """Return the characters that can be shown, each as at least one; a combining mark at the start gets a circle."""
     if text and unicodedata.category(text[0]) in ("Mn", "Me", "Mc") and _is_seen(text[0]):
         text = "◌" + text[: max_length + 1]
     return text[: max_length + 1]

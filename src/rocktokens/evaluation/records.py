@@ -6,12 +6,14 @@
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from html import escape
 from pathlib import Path
 from typing import Any, Self
 
+from rocktokens.display.numbers import percent, with_interval
+from rocktokens.display.table import Column, Table, ends, flat, number, text
+from rocktokens.display.text import printable
 from rocktokens.errors import RunDirError
 
 SCHEMA_VERSION = 1
@@ -128,15 +130,32 @@ class Ledger:
         return f"Ledger({', '.join(f'{own.name!r}: {_summary(own)}' for own in self.evaluations)})"
 
     def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><td>{escape(own.name)}</td><td>{escape(own.task)}</td><td>{_summary(own)}</td>"
-            f"<td>{own.n_prompts}</td><td>{own.mean_response_length:.0f}</td></tr>"
-            for own in self.evaluations
-        )
-        heads = "".join(f"<th>{head}</th>" for head in ("model", "task", "accuracy", "prompts", "tokens per answer"))
-        return f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"
+        return accuracy_table(self.evaluations).to_html()
+
+
+def accuracy_table(evaluations: Sequence[EvaluationRecord]) -> Table:
+    """Make the accuracy table: a row per model, with its interval, the length of its answers, and how many were cut."""
+    tasks = list(dict.fromkeys(own.task for own in evaluations))
+    columns: list[Column[EvaluationRecord]] = [
+        Column("model", lambda own: text(own.name)),
+        *([Column("task", lambda own: text(own.task))] if len(tasks) > 1 else []),
+        Column("accuracy", lambda own: number(own.accuracy, percent)),
+        Column("95 %", lambda own: ends(own.interval, percent)),
+        Column("prompts", lambda own: number(own.n_prompts)),
+        Column("tokens per answer", lambda own: number(own.mean_response_length)),
+        Column("cut off", lambda own: number(own.truncated_share, percent)),
+    ]
+    records = [flat({name: getattr(own, name) for name in _TABLE_RECORD}) for own in evaluations]
+    where = f" on {printable(tasks[0])}" if len(tasks) == 1 else ""
+    return Table.of("accuracy", columns, evaluations, f"Accuracy{where}, with 95 % intervals.", records=records)
+
+
+_TABLE_RECORD = (
+    *("name", "task", "accuracy", "wilson_interval", "bootstrap_interval", "n_prompts", "mean_response_length"),
+    "truncated_share",
+)
+"""What its CSV holds."""
 
 
 def _summary(own: Accuracy) -> str:
-    low, high = own.interval
-    return f"{100 * own.accuracy:.1f} % [{100 * low:.1f}, {100 * high:.1f}]"
+    return with_interval(own.accuracy, own.interval)

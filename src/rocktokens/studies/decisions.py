@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from scipy.stats import norm
 
+from rocktokens.display.numbers import signed
 from rocktokens.inference.crossed import seeds_multiplier
 from rocktokens.studies.records import Comparison, Interval, Kind, StudyResult, StudyVerdict
 
@@ -169,11 +170,6 @@ def study_notes(size: StudySize, *, no_target: str | None = None, is_retimed: bo
     if is_retimed:
         notes.append("some runs were interrupted, so equal time is an indication only")
     return notes
-
-
-def signed(value: float, digits: int) -> str:
-    """A number with its sign, the minus as wide as the plus; plain where it is 0 to so many digits."""
-    return f"{value:+,.{digits}f}".replace("-", "−") if round(value, digits) else f"{0:.{digits}f}"
 
 
 def _runs(number: int) -> str:

@@ -7,6 +7,7 @@
 """
 
 import math
+from dataclasses import asdict
 from typing import Any
 
 import altair as alt
@@ -31,10 +32,11 @@ from rocktokens.report.charts.theme import (
     finite,
     inline,
     inlined,
+    plain,
     scale_of,
     sentence_chart,
 )
-from rocktokens.types import RockSet
+from rocktokens.rocks.records import FindRecord
 
 CURVES = {
     "coverage": ("coverage, selection half", VERMILLION, SOLID),
@@ -42,23 +44,36 @@ CURVES = {
     "stability": ("stability (mean Jaccard)", GREEN, DOTTED),
 }
 CUTOFF_HEIGHT = 300
+SELECTED = "prompts that selected the rocks"
+SAME_TOKENS = "same tokens at every checkpoint, 95 % intervals"
 GROUP_LINES = {ROCK: (VERMILLION, SOLID), RARE: (BLUE, DASHED), "random": (GREY, DOTTED)}
 
 
-def find_charts(run: str, rocks: RockSet, analysis: dict[str, Any]) -> dict[str, Chart]:
-    """Make all figures of ``rocktokens find`` by name; ``analysis`` is the content of find.json."""
-    where = f"{run}, checkpoint {rocks.criterion['reference']}"
-    selected = f"{where}, prompts that selected the rocks"
+def find_charts(run: str, found: FindRecord) -> dict[str, Chart]:
+    """Make all figures of ``rocktokens find`` by name."""
+    where = f"{run}, checkpoint {found.criterion['reference']}"
+    selected = f"{where}, {SELECTED}"
     return {
-        "funnel": funnel(pd.DataFrame(analysis["funnel"]), selected),
-        "cutoff": cutoff_chart(analysis["cutoff"]["curve"], analysis["cutoff"]["k"], where),
-        "loss": loss_chart(analysis["trajectory"], f"{run}, same tokens at every checkpoint, 95 % intervals"),
-        "sensitivity": sensitivity_chart(analysis["sensitivity"], selected),
+        "funnel": funnel(type_frame(found), selected),
+        "cutoff": cutoff_chart(plain(found.cutoff.curve), found.cutoff.k, where),
+        "loss": loss_chart(plain(found.trajectory), f"{run}, {SAME_TOKENS}"),
+        "sensitivity": sensitivity_chart(sensitivity_records(found), selected),
     }
 
 
+def type_frame(found: FindRecord) -> pd.DataFrame:
+    """Make a frame of every type; of objects, since pandas' own strings cannot hold every text that JSON can."""
+    return pd.DataFrame(asdict(found.funnel), dtype=object)
+
+
+def sensitivity_records(found: FindRecord) -> list[dict[str, Any]]:
+    """Make a record per setting and value: how much of the rock set stays."""
+    names = ("parameter", "value", "default", "jaccard")
+    return [{name: getattr(own, name) for name in names} for own in found.sensitivity]
+
+
 def cutoff_chart(curve: Records, chosen: int | None = None, subtitle: str = "") -> Chart:
-    """Coverage of the kl and stability of the set against K.
+    """Draw coverage of the kl and stability of the set against K.
 
     Args:
         curve: records with k, coverage, coverage_held_out, stability, stability_low, stability_high.
@@ -92,7 +107,7 @@ def cutoff_chart(curve: Records, chosen: int | None = None, subtitle: str = "") 
 
 
 def loss_chart(records: Records, subtitle: str = "") -> Chart:
-    """Mean kl of groups of types over the checkpoints, one panel for each half of the prompts.
+    """Draw the mean kl of groups of types over the checkpoints, one panel for each half of the prompts.
 
     Args:
         records: checkpoint, group ("rock", "rare high-kl" or "random"), half, mean_kl, low and high of its interval.
@@ -119,7 +134,7 @@ def loss_chart(records: Records, subtitle: str = "") -> Chart:
 
 
 def sensitivity_chart(records: Records, subtitle: str = "") -> Chart:
-    """How much of the rock set stays as one parameter moves and the others keep their defaults.
+    """Draw how much of the rock set stays as one parameter moves and the others keep their defaults.
 
     Args:
         records: parameter, value (a number or a word), default (whether it is the default), jaccard with the rock set.

@@ -11,7 +11,7 @@ from typing import Any
 
 import altair as alt
 
-from rocktokens.display.numbers import ban_name
+from rocktokens.knockout.records import Knockout
 from rocktokens.report.charts.theme import (
     BLUE,
     GREEN,
@@ -27,9 +27,9 @@ from rocktokens.report.charts.theme import (
     scale_of,
     sentence_chart,
 )
+from rocktokens.report.tables import ROLES, ban_name
 
-TESTED, MATCHED, NEVER = "tested", "placebo, as frequent", "placebo, never written"
-ROLES = {"tested": TESTED, "matched": MATCHED, "never": NEVER}
+TESTED, MATCHED, NEVER = ROLES.values()
 VERDICT_LOOKS = {
     "pillar": (VERMILLION, "triangle-down"),
     "stumbling": (GREEN, "triangle-up"),
@@ -43,32 +43,33 @@ ROW = 17
 AXIS = "change of accuracy (points)"
 
 
-def forest_records(knockouts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A record per ban, changes in points; in order of role, then of Δ."""
+def forest_records(knockouts: Sequence[Knockout]) -> list[dict[str, Any]]:
+    """Make a record per ban, changes in points; in order of role, then of Δ."""
     order = list(ROLES)
     found = []
-    for own in sorted(knockouts, key=lambda own: (order.index(own["ban"]["role"]), _place(own))):
-        low, high = own["interval"] or (None, None)
+    for own in sorted(knockouts, key=lambda own: (order.index(own.ban.role), own.delta or 0.0)):
+        low, high = own.interval or (None, None)
+        delta_points, low, high = (None if end is None else 100 * end for end in (own.delta, low, high))
         found.append(
             {
-                "role": ROLES[own["ban"]["role"]],
-                "banned": ban_name(own["ban"]),
-                "ids": " ".join(map(str, own["ban"]["ids"])),
-                "category": own["ban"]["category"],
-                "delta_points": _points(own["delta"]),
-                "low": _points(low),
-                "high": _points(high),
-                "p": own["p"],
-                "q": own["q"],
-                "verdict": own["verdict"],
-                "paper_verdict": own["paper_verdict"],
+                "role": ROLES[own.ban.role],
+                "banned": ban_name(own.ban),
+                "ids": " ".join(map(str, own.ban.ids)),
+                "category": own.ban.category,
+                "delta_points": delta_points,
+                "low": low,
+                "high": high,
+                "p": own.p,
+                "q": own.q,
+                "verdict": own.verdict,
+                "paper_verdict": own.paper_verdict,
             }
         )
     return found
 
 
 def forest_chart(records: Records, margin: float, subtitle: str = "", level: str = "95 %") -> Chart:
-    """Changes of accuracy with their intervals, a row a ban.
+    """Draw changes of accuracy with their intervals, a row per ban.
 
     Args:
         records: as ``forest_records`` makes them.
@@ -112,7 +113,7 @@ def forest_chart(records: Records, margin: float, subtitle: str = "", level: str
 
 
 def _shown(known: Records) -> list[dict[str, Any]]:
-    """What is drawn of each role, in the order given."""
+    """Choose what is drawn of each role, in the order given."""
     shown = []
     for role, limit in MOST.items():
         own = [row for row in known if row["role"] == role]
@@ -122,12 +123,12 @@ def _shown(known: Records) -> list[dict[str, Any]]:
 
 
 def _interest(row: dict[str, Any]) -> tuple[bool, float]:
-    """Types with a verdict first, then the largest changes."""
+    """Rank types with a verdict first, then the largest changes."""
     return row["verdict"] not in ("pillar", "stumbling"), -abs(row["delta_points"])
 
 
 def _in_rows(shown: Records) -> list[dict[str, Any]]:
-    """A numbered row with a label for each ban, one left free between roles; what never occurs shares rows."""
+    """Give each ban a numbered row and a label, one row free between roles; what never occurs shares rows."""
     rows: list[dict[str, Any]] = []
     alike: dict[tuple[Any, ...], int] = {}
     for own in shown:
@@ -149,11 +150,3 @@ def _left_out(records: Records, known: Records, shown: Records) -> str:
     if fewer := len(known) - len(shown):
         parts.append(f"{fewer} that change least")
     return f"Not drawn: {' and '.join(parts)}." if parts else ""
-
-
-def _place(own: dict[str, Any]) -> float:
-    return 0.0 if own["delta"] is None else own["delta"]
-
-
-def _points(change: float | None) -> float | None:
-    return None if change is None else 100 * change

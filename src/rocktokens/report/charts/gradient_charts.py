@@ -1,4 +1,4 @@
-"""The figures of ``rocktokens gradients``, from the content of gradients.json.
+"""The figures of ``rocktokens gradients``.
 
 1. ``gradient_norm``: how large the gradients of each type are, by group.
 2. ``gradient_alignment``: whether a type's occurrences push one way, whether it points where the types point that
@@ -7,11 +7,13 @@
 4. ``gradient_blocks``: the rocks' signed share of the gradient, and of Adam's step, in each block of the student.
 """
 
+from dataclasses import asdict
 from typing import Any
 
 import altair as alt
 
 from rocktokens.display.text import visible
+from rocktokens.gradients.records import CONTROL, RARE, REST, ROCKS, GradientsRecord
 from rocktokens.report.charts.theme import (
     BLUE,
     FAINT,
@@ -31,10 +33,10 @@ from rocktokens.report.charts.theme import (
 )
 
 GROUP_LOOKS = {
-    "rocks": (VERMILLION, "diamond"),
-    "rare high-kl": (BLUE, "triangle-up"),
-    "control": (GREEN, "square"),
-    "rest": (GREY, "circle"),
+    ROCKS: (VERMILLION, "diamond"),
+    RARE: (BLUE, "triangle-up"),
+    CONTROL: (GREEN, "square"),
+    REST: (GREY, "circle"),
 }
 NORM_PANELS = {"mean_norm": "mean ‖g‖ of an occurrence", "norm": "‖mean gradient‖ of the type"}
 ALIGNMENT_PANELS = {
@@ -47,10 +49,10 @@ MOST_MARKS = 1000
 SOURCES = {"gradient": ("gradient", VERMILLION), "update": ("Adam's step", BLUE)}
 
 
-def gradient_charts(record: dict[str, Any], run: str) -> dict[str, Chart]:
-    """All figures by name; ``record`` is the content of gradients.json."""
-    settings = record["settings"]
-    where = f"{run}, checkpoint {settings['reference']}, {settings['measured_on']}, {settings['n_prompts']} prompts"
+def gradient_charts(record: GradientsRecord, run: str) -> dict[str, Chart]:
+    """Make all figures of ``rocktokens gradients`` by name."""
+    settings = record.settings
+    where = f"{run}, checkpoint {settings.reference}, {settings.measured_on}, {settings.n_prompts} prompts"
     return {
         "gradient_norm": types_chart(
             "How large the gradients are: each mark is a token type (logit space)",
@@ -62,18 +64,18 @@ def gradient_charts(record: dict[str, Any], run: str) -> dict[str, Chart]:
             type_records(record, ALIGNMENT_PANELS),
             where,
         ),
-        "gradient_kl": kl_chart(kl_records(record), f"{where}, baseline {settings['baseline']}"),
-        "gradient_blocks": blocks_chart(block_records(record), record["parameter"]["token_share"]["rocks"], where),
+        "gradient_kl": kl_chart(kl_records(record), f"{where}, baseline {settings.baseline}"),
+        "gradient_blocks": blocks_chart(block_records(record), record.parameter.token_share[ROCKS], where),
     }
 
 
-def type_records(record: dict[str, Any], panels: dict[str, str]) -> list[dict[str, Any]]:
-    """A record per type and panel: what it is, its group, and its value in vocabulary space."""
-    known = _columns(record["trace"]["types"], ("group", "text"))
-    change = record["logit"]["persistence"]
-    tables = [record["logit"]["reference"]["vocabulary"]["types"], change["vocabulary"]["types"] if change else {}]
+def type_records(record: GradientsRecord, panels: dict[str, str]) -> list[dict[str, Any]]:
+    """Make a record per type and panel: what it is, its group, and its value in vocabulary space."""
+    types, change = record.trace.types, record.logit.persistence
+    known = {own[0]: own[1:] for own in zip(types.token_id, types.group, types.text, strict=True)}
+    tables = [asdict(record.logit.reference.vocabulary.types), asdict(change.vocabulary.types) if change else {}]
     return [
-        {"panel": title, "group": known[token_id]["group"], "token": visible(known[token_id]["text"]), "value": value}
+        {"panel": title, "group": known[token_id][0], "token": visible(known[token_id][1]), "value": value}
         for column, title in panels.items()
         for table in tables
         if column in table
@@ -82,26 +84,30 @@ def type_records(record: dict[str, Any], panels: dict[str, str]) -> list[dict[st
     ]
 
 
-def kl_records(record: dict[str, Any]) -> list[dict[str, Any]]:
-    """A record per type: its group, and its mean kl before and after."""
-    types = _columns(record["trace"]["types"], ("group", "text", "freq", "kl_before", "kl"))
-    return [{**own, "text": visible(own["text"])} for own in types.values()]
+def kl_records(record: GradientsRecord) -> list[dict[str, Any]]:
+    """Make a record per type: its group, and its mean kl before and after."""
+    types = record.trace.types
+    rows = zip(types.group, types.text, types.freq, types.kl_before, types.kl, strict=True)
+    return [
+        {"group": group, "text": visible(text), "freq": freq, "kl_before": before, "kl": after}
+        for group, text, freq, before, after in rows
+    ]
 
 
-def block_records(record: dict[str, Any]) -> list[dict[str, Any]]:
-    """A record per block and source: the rocks' signed share there with its interval."""
-    shares = record["parameter"]["shares"]
+def block_records(record: GradientsRecord) -> list[dict[str, Any]]:
+    """Make a record per block and source: the rocks' signed share there with its interval."""
+    shares = record.parameter.shares
     found = []
-    for source, (label, _) in SOURCES.items():
-        for block in shares["blocks"] if shares[source] else ():
-            share = shares[source]["blocks"][block]["groups"]["rocks"]["share"]
-            low, high = share["interval"] or (None, None)
-            found.append({"block": block, "of": label, "share": share["mean"], "low": low, "high": high})
+    for source, (label, _) in zip((shares.gradient, shares.update), SOURCES.values(), strict=True):
+        for block in shares.blocks if source else ():
+            share = source.blocks[block].groups[ROCKS].share
+            low, high = share.interval or (None, None)
+            found.append({"block": block, "of": label, "share": share.mean, "low": low, "high": high})
     return found
 
 
 def types_chart(title: str, records: Records, subtitle: str = "") -> Chart:
-    """Strips of types by group, one panel a quantity, the median of each group marked.
+    """Draw strips of types by group, one panel per quantity, the median of each group marked.
 
     Args:
         title: of the figure.
@@ -126,7 +132,7 @@ def types_chart(title: str, records: Records, subtitle: str = "") -> Chart:
 
 
 def kl_chart(records: Records, subtitle: str = "") -> Chart:
-    """Mean kl of every type at the baseline against that at the reference.
+    """Draw the mean kl of every type at the baseline against that at the reference.
 
     Args:
         records: text, group, freq, kl_before, kl.
@@ -157,7 +163,7 @@ def kl_chart(records: Records, subtitle: str = "") -> Chart:
 
 
 def blocks_chart(records: Records, token_share: float | None = None, subtitle: str = "") -> Chart:
-    """The rocks' signed share by block of the student, with intervals over batches.
+    """Draw the rocks' signed share by block of the student, with intervals over batches.
 
     Args:
         records: block, of, share, low, high.
@@ -190,7 +196,7 @@ def blocks_chart(records: Records, token_share: float | None = None, subtitle: s
 
 
 def thinned(records: Records, keys: tuple[str, ...], by: str) -> list[dict[str, Any]]:
-    """Of records alike in ``keys`` at most ``MOST_MARKS``, evenly spread in the order of ``by``, both ends included."""
+    """Keep at most ``MOST_MARKS`` of the records alike in ``keys``, evenly spread in the order of ``by``."""
     alike: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for record in records:
         alike.setdefault(tuple(record[key] for key in keys), []).append(record)
@@ -200,12 +206,6 @@ def thinned(records: Records, keys: tuple[str, ...], by: str) -> list[dict[str, 
         last, count = len(ordered) - 1, min(len(ordered), MOST_MARKS)
         kept += [ordered[round(place * last / max(count - 1, 1))] for place in range(count)]
     return kept
-
-
-def _columns(table: dict[str, list[Any]], names: tuple[str, ...]) -> dict[int, dict[str, Any]]:
-    """Rows of a table of types by token id."""
-    rows = zip(*(table[name] for name in names), strict=True)
-    return {token_id: dict(zip(names, row, strict=True)) for token_id, row in zip(table["token_id"], rows, strict=True)}
 
 
 def _left_out(records: Records, shown: Records) -> str:

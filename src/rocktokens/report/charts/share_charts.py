@@ -4,11 +4,12 @@
 2. ``categories_chart``: what each category of tokens holds of the same, rocks and others stacked.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import altair as alt
 
-from rocktokens.display.numbers import hundredths, percent, with_interval
+from rocktokens.display.numbers import with_interval
 from rocktokens.report.charts.theme import (
     FAINT,
     GREY,
@@ -24,6 +25,7 @@ from rocktokens.report.charts.theme import (
     scale_of,
     sentence_chart,
 )
+from rocktokens.rocks.records import CategoryShares
 
 SHARES = {
     "vocab_share": "token types used",
@@ -73,14 +75,15 @@ def shares_chart(records: Records, subtitle: str = "") -> Chart:
     return finished(drawn, title, [subtitle, "Black: 95 % intervals over prompts." if has_intervals else ""])
 
 
-def category_records(categories: Records) -> list[dict[str, Any]]:
-    """A record per category, share and kind of type, from the categories in find.json."""
+def category_records(categories: Sequence[CategoryShares]) -> list[dict[str, Any]]:
+    """Make a record per category, share and kind of type."""
     found = []
     for own in categories:
         for name, label in CATEGORY_SHARES.items():
-            rocks = own[f"rock_{name}"]
-            for types, share in ((ROCKS, rocks), (OTHERS, own[name] - rocks)):
-                found.append({"category": own["category"], "of": label, "types": types, "share": share})
+            whole, rocks = getattr(own, name), getattr(own, f"rock_{name}")
+            rest = None if whole is None or rocks is None else whole - rocks
+            for types, share in ((ROCKS, rocks), (OTHERS, rest)):
+                found.append({"category": own.category, "of": label, "types": types, "share": share})
     return found
 
 
@@ -116,5 +119,5 @@ def categories_chart(records: Records, subtitle: str = "") -> Chart:
 
 
 def _label(bar: dict[str, Any]) -> str:
-    interval = None if bar["low"] is None or bar["high"] is None else (bar["low"], bar["high"])
-    return with_interval(percent(bar["share"]), hundredths(interval))
+    ends = None if bar["low"] is None or bar["high"] is None else (bar["low"], bar["high"])
+    return with_interval(bar["share"], ends)

@@ -1,4 +1,4 @@
-"""The figures of ``rocktokens study``, from the content of study.json.
+"""The figures of ``rocktokens study``.
 
 1. ``study_curves``: accuracy over the steps, a panel for every arm beside the baseline, with bands over seeds and
    prompts and a thin line for every run.
@@ -9,6 +9,7 @@ from typing import Any
 
 import altair as alt
 
+from rocktokens.display.numbers import counted, level
 from rocktokens.display.text import printable
 from rocktokens.report.charts.theme import (
     BLUE,
@@ -27,6 +28,7 @@ from rocktokens.report.charts.theme import (
     scale_of,
     sentence_chart,
 )
+from rocktokens.studies.records import StudyResult
 
 THIS_ARM, BASELINE = "this arm", "baseline"
 PANELS = {
@@ -45,72 +47,77 @@ VERDICT_LOOKS = {
 PANEL_WIDTH, PANEL_HEIGHT = 220, 190
 
 
-def study_charts(record: dict[str, Any], study: str) -> dict[str, Chart]:
-    """All figures by name; ``record`` is the content of study.json."""
-    n_seeds = len(record["seeds"])
-    sizes = f"{n_seeds} seed{'s' if n_seeds > 1 else ''}, {record['n_prompts']} prompts"
-    where = f"{study}, {sizes}, denominator {record.get('denominator', 'all')}"
-    level = f"{100 * (1 - record['alpha']):g} %"
+def study_charts(study: StudyResult, name: str) -> dict[str, Chart]:
+    """Make all figures of a study by name."""
+    sizes = f"{counted(len(study.seeds), 'seed')}, {counted(study.n_prompts, 'prompt')}"
+    where = f"{name}, {sizes}, denominator {study.denominator}"
+    curves = f"{where}; the baseline is {study.baseline}"
     return {
-        "study_curves": curves_chart(
-            *curve_records(record), subtitle=f"{where}; the baseline is {record['baseline']}", level=level
+        "study_curves": curves_chart(*curve_records(study), subtitle=curves, interval_level=level(study.alpha)),
+        "study_comparisons": comparisons_chart(
+            comparison_records(study), subtitle=where, interval_level=level(study.alpha)
         ),
-        "study_comparisons": comparisons_chart(comparison_records(record), subtitle=where, level=level),
     }
 
 
-def curve_records(record: dict[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """A record per panel, arm and evaluated step, and one per panel, run and evaluated step.
+def curve_records(study: StudyResult) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Make a record per panel, arm and evaluated step, and one per panel, run and evaluated step.
 
     A study of the baseline alone has one panel, its own.
     """
-    arms = {arm["name"]: arm for arm in record["arms"]}
-    others = [name for name in arms if name != record["baseline"]]
+    others = [arm.name for arm in study.arms if arm.name != study.baseline]
     means, runs = [], []
-    for panel in others or [record["baseline"]]:
-        for name in dict.fromkeys((record["baseline"], panel)):
-            look = {"panel": printable(panel), "line": BASELINE if name == record["baseline"] else THIS_ARM}
-            means += [_point(look, point) for point in arms[name]["points"]]
-            runs += [point for run in arms[name]["runs"] for point in _run_points(look, run)]
+    for panel in others or [study.baseline]:
+        for name in dict.fromkeys((study.baseline, panel)):
+            line = BASELINE if name == study.baseline else THIS_ARM
+            look = {"panel": printable(panel), "line": line}
+            arm = study.arm(name)
+            for point in arm.points:
+                low, high = point.interval
+                means.append({**look, "step": point.step, "accuracy": point.accuracy, "low": low, "high": high})
+            runs += [
+                {**look, "run": f"{line} {run.seed} {run.draw}", "step": step, "accuracy": accuracy}
+                for run in arm.runs
+                for step, accuracy in zip(run.steps, run.accuracy, strict=True)
+            ]
     return means, runs
 
 
-def comparison_records(record: dict[str, Any]) -> list[dict[str, Any]]:
-    """A record per comparison: pair, panel, difference with its interval in the unit of the panel, verdict.
+def comparison_records(study: StudyResult) -> list[dict[str, Any]]:
+    """Make a record per comparison: pair, panel, difference with its interval in the unit of the panel, verdict.
 
     ``low_end`` and ``high_end`` are the ends that are estimates, None for one that was cut. Where an arm never reached
     the accuracy there is nothing to draw.
     """
     found = []
-    for own in record["comparisons"]:
-        if own["interval"] is None:
+    for own in study.comparisons:
+        if own.interval is None or own.difference is None:
             continue
-        title, scale, unit = PANELS[own["kind"]]
-        low, high = (scale * end for end in own["interval"])
-        low_cut, high_cut = own.get("cut", (False, False))
+        title, scale, unit = PANELS[own.kind]
+        low, high = (scale * end for end in own.interval)
         found.append(
             {
-                "pair": printable(f"{own['first']} vs {own['second']}"),
+                "pair": printable(f"{own.first} vs {own.second}"),
                 "panel": f"{title} ({unit})",
-                "difference": scale * own["difference"],
+                "difference": scale * own.difference,
                 "low": low,
                 "high": high,
-                "low_end": None if low_cut else low,
-                "high_end": None if high_cut else high,
-                "verdict": own["verdict"],
+                "low_end": None if own.cut[0] else low,
+                "high_end": None if own.cut[1] else high,
+                "verdict": own.verdict,
             }
         )
     return found
 
 
-def curves_chart(means: Records, runs: Records, subtitle: str = "", level: str = "95 %") -> Chart:
-    """Accuracy over training, each arm beside the baseline.
+def curves_chart(means: Records, runs: Records, subtitle: str = "", interval_level: str = "95 %") -> Chart:
+    """Draw accuracy over training, each arm beside the baseline.
 
     Args:
         means: panel, line ("this arm" or "baseline"), step, accuracy, low, high.
         runs: panel, line, run (what tells runs of a panel apart), step, accuracy.
         subtitle: the study, its seeds and prompts.
-        level: of the bands.
+        interval_level: of the bands.
     """
     title = "Accuracy as the arms train, each beside the baseline"
     points = finite(means, ("step", "accuracy"))
@@ -136,16 +143,17 @@ def curves_chart(means: Records, runs: Records, subtitle: str = "", level: str =
     ).properties(width=PANEL_WIDTH, height=PANEL_HEIGHT)
     order = list(dict.fromkeys(point["panel"] for point in points))
     panels = layers.facet(alt.Facet("panel:N", title=None, sort=order), columns=3)
-    return finished(panels, title, [subtitle, f"Bands: {level} intervals over seeds and prompts. Thin: single runs."])
+    note = f"Bands: {interval_level} intervals over seeds and prompts. Thin lines: single runs."
+    return finished(panels, title, [subtitle, note])
 
 
-def comparisons_chart(records: Records, subtitle: str = "", level: str = "95 %") -> Chart:
-    """The differences of all pairs with their intervals, a row a pair, a panel a kind.
+def comparisons_chart(records: Records, subtitle: str = "", interval_level: str = "95 %") -> Chart:
+    """Draw the differences of all pairs with their intervals, a row per pair, a panel per kind.
 
     Args:
         records: as ``comparison_records`` makes them.
         subtitle: the study, its seeds and prompts.
-        level: of the intervals, for all pairs of a panel together.
+        interval_level: of the intervals, for all pairs of a panel together.
     """
     title = "Who is better: first arm minus second"
     points = finite(records, ("difference", "low", "high"))
@@ -178,21 +186,8 @@ def comparisons_chart(records: Records, subtitle: str = "", level: str = "95 %")
     kinds = list(dict.fromkeys(point["panel"] for point in points))
     panels = layers.facet(alt.Facet("panel:N", title=None, sort=kinds), columns=2).resolve_scale(x="independent")
     notes = [
-        f"Lines: {level} intervals for all pairs of a panel together; without an end where they go on beyond what is "
-        "possible.",
-        "Fewer steps to an accuracy are better; an arm of which no run reaches it is not shown there.",
+        f"Lines: {interval_level} intervals for all pairs of a panel together; without an end where they go beyond "
+        "what is possible.",
+        "Fewer steps to an accuracy are better; an arm whose runs never reach it is not shown there.",
     ]
     return finished(panels, title, [subtitle, *notes])
-
-
-def _point(look: dict[str, str], point: dict[str, Any]) -> dict[str, Any]:
-    low, high = point["interval"]
-    return {**look, "step": point["step"], "accuracy": point["accuracy"], "low": low, "high": high}
-
-
-def _run_points(look: dict[str, str], run: dict[str, Any]) -> list[dict[str, Any]]:
-    name = f"{look['line']} {run['seed']} {run['draw']}"
-    return [
-        {**look, "run": name, "step": step, "accuracy": accuracy}
-        for step, accuracy in zip(run["steps"], run["accuracy"], strict=True)
-    ]

@@ -5,6 +5,7 @@ Colours are those of Okabe and Ito, told apart with any colour vision: https://j
 
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import altair as alt
@@ -52,6 +53,11 @@ def _plain(value: Any) -> Any:
     """A value as JSON has it."""
     value = value.item() if isinstance(value, np.generic) else value
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def plain(records: Sequence[Any]) -> list[dict[str, Any]]:
+    """Turn typed records into the data of a chart."""
+    return [asdict(record) for record in records]
 
 
 def scale_of(domain: Sequence[str], values: Sequence[Any]) -> alt.Scale:

@@ -1,6 +1,6 @@
 """The explorer's server: one page and the JSON it asks for, read-only, over the same views as the report.
 
-1. The page is one document; its scripts and styles are inlined and allowed by their hash (inlined.py).
+1. The page is one document; its scripts and styles are inlined and allowed by their hash (csp.py).
 2. A route has a query, the model of everything a client may say there, path and search alike, checked by type and
    range, and a view that answers it. Runs are named by their index: no path of a client reaches the file system.
 3. What goes wrong is one sentence of JSON, never a traceback.
@@ -25,13 +25,17 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Mount, Route
 
+from rocktokens.display.rocks import rock_table
 from rocktokens.display.text import legible
 from rocktokens.errors import RocktokensError
 from rocktokens.report.csp import asset, page_policy
 from rocktokens.report.explorer.security import CSP, LOOPBACK, NO_FRAMES, Guard, refused
-from rocktokens.report.views import browse
+from rocktokens.report.views.knockout_pairs import knockout_pairs, knockouts
+from rocktokens.report.views.live import live
+from rocktokens.report.views.rollout_list import SORTS, Filters, compare, rollouts, warm
 from rocktokens.report.views.run_view import RunView, to_json
 from rocktokens.report.views.strips import MAX_TOKEN_TEXT, rollout_strip
+from rocktokens.report.views.type_card import history, type_card
 from rocktokens.types import Category
 
 STYLES = ("base.css", "explorer.css")
@@ -82,7 +86,7 @@ class RolloutsQuery(RunQuery):
     text: Annotated[str, Field(max_length=200)] | None = None
     correct: bool | None = None
     banned: bool | None = None
-    sort: Annotated[str, Field(pattern=rf"^-?({'|'.join(browse.SORTS)})$")] = "rollout_id"
+    sort: Annotated[str, Field(pattern=rf"^-?({'|'.join(SORTS)})$")] = "rollout_id"
     page: Index = 0
 
 
@@ -124,13 +128,13 @@ class CompareQuery(Query):
 
 
 def _rollouts(runs: Runs, asked: RolloutsQuery) -> Any:
-    filters = browse.Filters(**asked.model_dump(exclude={"run", "page"}))
-    return browse.rollouts(_run(runs, asked.run), filters, asked.page)
+    filters = Filters(**asked.model_dump(exclude={"run", "page"}))
+    return rollouts(_run(runs, asked.run), filters, asked.page)
 
 
 def _compare(runs: Runs, asked: CompareQuery) -> Any:
     run_a, run_b = _run(runs, asked.run_a), _run(runs, asked.run_b)
-    return browse.compare(run_a, asked.checkpoint_a, run_b, asked.checkpoint_b, asked.rollout)
+    return compare(run_a, asked.checkpoint_a, run_b, asked.checkpoint_b, asked.rollout)
 
 
 Answer = Callable[[Runs, Any], Any]
@@ -144,18 +148,18 @@ ANSWERS: dict[str, tuple[type[Query], Answer]] = {
     ),
     "/api/runs/{run}/rollouts/{rollout}/positions/{position}": (
         HistoryQuery,
-        lambda runs, asked: browse.history(_run(runs, asked.run), asked.rollout, asked.position),
+        lambda runs, asked: history(_run(runs, asked.run), asked.rollout, asked.position),
     ),
     "/api/runs/{run}/types/{token_id}": (
         TypeQuery,
-        lambda runs, asked: browse.type_card(_run(runs, asked.run), asked.token_id),
+        lambda runs, asked: type_card(_run(runs, asked.run), asked.token_id),
     ),
     "/api/runs/{run}/knockouts": (RunQuery, lambda runs, asked: _bans(_run(runs, asked.run))),
     "/api/runs/{run}/knockouts/{token_id}": (
         PairsQuery,
-        lambda runs, asked: browse.knockout_pairs(_run(runs, asked.run), asked.token_id, asked.page),
+        lambda runs, asked: knockout_pairs(_run(runs, asked.run), asked.token_id, asked.page),
     ),
-    "/api/runs/{run}/live": (RunQuery, lambda runs, asked: browse.live(_run(runs, asked.run))),
+    "/api/runs/{run}/live": (RunQuery, lambda runs, asked: live(_run(runs, asked.run))),
 }
 """What a client may ask for: the path, what it may say, and the view that answers."""
 
@@ -188,7 +192,7 @@ async def _warming(runs: Runs) -> AsyncIterator[None]:
     def work() -> None:
         for run in runs:
             with suppress(Exception):  # who asks for what cannot be read is told so
-                browse.warm(run, lambda: not ended.is_set())
+                warm(run, lambda: not ended.is_set())
 
     thread = threading.Thread(target=work, name="warming")
     thread.start()
@@ -244,7 +248,7 @@ def _run(runs: Runs, index: int) -> RunView:
 
 def _bans(run: RunView) -> dict[str, Any]:
     """The bans, and what their intervals leave out."""
-    return {"alpha": run.knockout and run.knockout["settings"]["alpha"], "bans": browse.knockouts(run)}
+    return {"alpha": run.knockout and run.knockout.settings["alpha"], "bans": knockouts(run)}
 
 
 def _overview(run: RunView) -> dict[str, Any]:
@@ -254,8 +258,7 @@ def _overview(run: RunView) -> dict[str, Any]:
         "checkpoints": run.checkpoints,
         "reference": run.reference,
         "summary": run.summary,
-        "is_split": run.rocks is not None and run.rocks.is_split,
-        "rule": run.rocks and run.rocks.source.get("verdicts", {}).get("rule"),
+        "table": run.rocks and rock_table(run.rocks),
         "rocks": [replace(rock, text=legible(rock.text, MAX_TOKEN_TEXT)) for rock in rocks],
     }
 

@@ -1,4 +1,4 @@
-"""The answer in five sentences, made from the numbers a run holds.
+"""Five short answers, made from the numbers a run holds.
 
 1. Which tokens are rocks, and how much of everything are they?
 2. How sure is that?
@@ -6,35 +6,42 @@
 4. Do they matter for the answers?
 5. What is gained by leaving them out of the loss?
 
-Each sentence has its intervals and names the files it is made from; where a part was not run, it says so and names the
-command that runs it.
+Each starts with its conclusion; numbers with their intervals follow, and the files it is made from. Where a part was
+not run, the answer says so and names the command that runs it.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from rocktokens.display.numbers import (
-    as_a_set,
     counted,
     decimal,
-    hundredths,
+    interval,
+    level,
     listed,
     percent,
     points,
     quoted,
-    signed_hundredths,
     signed_percent,
     with_interval,
 )
+from rocktokens.display.rocks import movement_sentence
 from rocktokens.display.text import printable, visible
-from rocktokens.report.page.ban_answer import matter
-from rocktokens.report.views.run_view import RunView
+from rocktokens.knockout.records import Ban, Knockout, KnockoutSweep
+from rocktokens.report.tables import ban_name, detectable
 from rocktokens.rocks.cutoff import BAND
+from rocktokens.rocks.records import Cutoff, FindRecord, SensitivityRow
+from rocktokens.studies.records import Arm, Comparison, StudyResult
 from rocktokens.types import KEPT, SURE, RockSet
 
-NAMED, NAMED_ARMS = 6, 3
-"""How many tokens and arms a sentence names."""
+if TYPE_CHECKING:
+    from rocktokens.report.views.run_view import RunView
+
+NAMED, NAMED_BANS, NAMED_ARMS = 6, 4, 3
+"""How many tokens, bans and arms an answer names."""
+EFFECTS = {"pillar": ("costs", "cost"), "stumbling": ("improves", "improve")}
+TURNED = {"better": "worse", "worse": "better"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +50,7 @@ class Answer:
 
     question: str
     sentence: str
+    """The conclusion, then what it rests on."""
     sources: tuple[str, ...]
     """Empty where nothing is known."""
 
@@ -52,184 +60,274 @@ class Answer:
         return bool(self.sources)
 
 
-def five_answers(run: RunView) -> tuple[Answer, ...]:
-    """The answers for one run, in the order a reader asks."""
-    return (
-        _answer("Which tokens?", which(run.rocks) if run.rocks else "", ("rocks.json",), "find"),
-        _answer("How sure is that?", *_sureness(run), "find"),
-        _answer("Did training move them?", moved(run.rocks) if run.rocks else "", ("rocks.json",), "find"),
-        _answer("Do they matter?", *_mattering(run)),
-        _answer("What do I gain?", gain(run.study) if run.study else "", ("study.json",), "study"),
+def five_answers(run: "RunView") -> tuple[Answer, ...]:
+    """Answer the five questions for one run, in the order a reader asks."""
+    rocks, find, knockout, study = run.rocks, run.find, run.knockout, run.study
+    sure_of = ("rocks.json", "find.json") if find else ("rocks.json",)
+    asked = (
+        ("Which tokens?", which(rocks) if rocks else "", ("rocks.json",), "find"),
+        ("How sure is that?", sure(rocks, find) if rocks else "", sure_of, "find"),
+        ("Did training move them?", moved(rocks) if rocks else "", ("rocks.json",), "find"),
+        (
+            "Do they matter?",
+            matter(knockout, rocks) if knockout and rocks else "",
+            ("knockout.json", "rocks.json"),
+            "find" if knockout else "knockout",
+        ),
+        ("What do I gain?", gain(study) if study else "", ("study.json",), "study"),
+    )
+    return tuple(
+        Answer(question, sentence, sources)
+        if sentence
+        else Answer(question, f"Not known yet: run `rocktokens {verb}`.", ())
+        for question, sentence, sources, verb in asked
     )
 
 
+# Which tokens, how sure, did training move them
+
+
 def which(rocks: RockSet) -> str:
-    """The rocks by name, and their shares with intervals."""
+    """Name the rocks and give their shares."""
     summary, checkpoint = rocks.summary, rocks.criterion["reference"]
     if not rocks.tokens:
         return f"No token type is a rock at checkpoint {checkpoint}: none passes the criterion."
     names = [quoted(visible(token.text)) for token in rocks.tokens[:NAMED]]
     rest = len(rocks.tokens) - len(names)
     named = listed([*names, f"{rest} more"] if rest else names)
+    are, make, hold = ("is a rock", "It makes", "holds") if len(names) == 1 else ("are rocks", "They make", "hold")
+    intervals = summary.get("intervals") or {}
+    tokens, kl = (with_interval(summary.get(name), intervals.get(name)) for name in ("token_share", "kl_share"))
     return (
-        f"{len(rocks.tokens):,} of the {summary['n_types']:,} token types used at checkpoint {checkpoint} are rocks "
-        f"({named}): {_share(summary, 'token_share')} of the tokens, which hold {_share(summary, 'kl_share')} of the "
-        f"loss that is left ({summary['measured_on']}, {counted(summary['n_prompts'], 'prompt')}, 95 % intervals)."
+        f"{len(rocks.tokens):,} of {counted(summary['n_types'], 'token type')} {are} at checkpoint {checkpoint}: "
+        f"{named}. {make} up {tokens} of the tokens and {hold} {kl} of the loss that is left "
+        f"({summary['measured_on']}, {counted(summary['n_prompts'], 'prompt')}, 95 % intervals)."
     )
 
 
-def sure(rocks: RockSet, found: dict[str, Any] | None) -> str:
-    """How often the same rocks come up with other prompts and other settings."""
+def sure(rocks: RockSet, found: FindRecord | None) -> str:
+    """Say how often the same rocks come up with other prompts and other settings."""
     if not rocks.tokens:
         return "There are no rocks whose place could be in doubt."
     known = [token.p_in_top_k for token in rocks.tokens if token.p_in_top_k is not None]
     parts = []
     if known:
-        certain = sum(p >= SURE for p in known)
-        share = percent(SURE, 0)
-        parts.append(f"{certain} of the {len(rocks.tokens)} stay rocks in at least {share} of resamples of the prompts")
+        stable = sum(p >= SURE for p in known)
+        parts.append(
+            f"{stable} of {counted(len(rocks.tokens), 'rock')} {'is' if stable == 1 else 'are'} stable: "
+            f"in at least {percent(SURE, 0)} of resamples of the prompts."
+        )
     if found:
-        parts += [*_uncut(rocks, found["cutoff"]), *_repeats(found["cutoff"]), *_depends(found["sensitivity"])]
-    if not parts:
-        return "Not known: the prompts were too few to resample."
-    sentence = "; ".join(parts)
-    return f"{sentence[0].upper()}{sentence[1:]}."
+        parts += [*_stability(rocks, found.cutoff), *_sensitivity(found.sensitivity)]
+    return " ".join(parts) or "Not known: the prompts were too few to resample."
+
+
+def _stability(rocks: RockSet, cutoff: Cutoff) -> Iterator[str]:
+    """Say that no cut-off was found where one was wanted, and how far halves of the prompts agree with the set."""
+    crossing = cutoff.auto
+    if rocks.criterion["k"] == "auto" and crossing is not None and not crossing.crossed:
+        yield "No cut-off was found: K is all types with a score, so it takes little to stay a rock."
+    for point in cutoff.curve:
+        if point.k == cutoff.k and point.stability is not None:
+            yield (
+                "Random halves of the prompts that selected them agree with the set to "
+                f"{decimal(point.stability, 2)} (Jaccard; {percent(BAND[1] - BAND[0], 0)} of halves between "
+                f"{decimal(point.stability_low, 2)} and {decimal(point.stability_high, 2)})."
+            )
+
+
+def _sensitivity(sensitivity: Sequence[SensitivityRow]) -> list[str]:
+    """Name the setting that changes the set most."""
+    others = [own for own in sensitivity if not own.default and own.jaccard is not None]
+    if not others:
+        return []
+    most = min(others, key=lambda own: own.jaccard or 0.0)
+    return [
+        f"The setting that changes the set most is {most.parameter} = {most.value} (Jaccard "
+        f"{decimal(most.jaccard, 2)})."
+    ]
 
 
 def moved(rocks: RockSet) -> str:
-    """The paired change of the kl of rocks and of the rest, together and one by one."""
+    """Give the paired change of the kl of rocks and of other tokens, together and one by one."""
     summary, criterion = rocks.summary, rocks.criterion
     if not rocks.tokens:
         return "There are no rocks to follow through training."
     if summary.get("kl_change_rocks") is None:
         return "Not known: no earlier checkpoint scored the same tokens, so there is no before and after."
-    changes = {name: _change(summary, f"kl_change_{name}") for name in ("rocks", "rest")}
-    whole = (
-        f"From checkpoint {criterion['baseline']} to {criterion['reference']}, on the same tokens, the loss of the "
-        f"rocks changed by {changes['rocks']} to {decimal(summary['mean_kl_rocks'], 3)} nats a token and that of all "
-        f"others by {changes['rest']} to {decimal(summary['mean_kl_rest'], 3)}"
+    intervals = summary.get("intervals") or {}
+    own, rest = (
+        with_interval(summary.get(name), intervals.get(name), signed_percent)
+        for name in ("kl_change_rocks", "kl_change_rest")
     )
-    verdict = as_a_set(summary.get("intervals") or {})
-    return f"{'; '.join(filter(None, (whole, verdict, _kept_part(rocks))))}."
+    whole = (
+        f"From checkpoint {criterion['baseline']} to {criterion['reference']}, on the same tokens, the loss of rocks "
+        f"changed by {own} to {decimal(summary['mean_kl_rocks'], 3)} nats per token, that of other tokens by {rest} to "
+        f"{decimal(summary['mean_kl_rest'], 3)}."
+    )
+    kept = [token.kept for token in rocks.tokens if token.kept is not None]
+    if kept:
+        whose = counted(len(kept), "rock") + ("" if len(kept) == len(rocks.tokens) else " that could be measured")
+        each = f"{sum(kept)} of {whose} kept more than {percent(KEPT, 0)} of the loss."
+    else:
+        each = "Single rocks were not measured."
+    return " ".join(filter(None, (movement_sentence(rocks), whole, each)))
 
 
-def gain(study: dict[str, Any]) -> str:
-    """What other weights did to accuracy at equal steps, and what they saved."""
-    at_equal_steps = [own for own in study["comparisons"] if own["kind"] == "equal_steps"]
-    compared = [own for pair in at_equal_steps if (own := _against(study["baseline"], pair)) is not None]
+# Do they matter: what banning the rocks did
+#
+# 1. Only bans of rocks count, and placebos as frequent as a rock: a sweep may have banned other types too.
+# 2. Of the verdicts that claim an effect, the answer says how many are left when p is corrected for the number of bans
+#    (Benjamini-Hochberg, ``q`` of knockout.json).
+# 3. Sets that were banned together stand by themselves.
+
+
+def matter(sweep: KnockoutSweep, rocks: RockSet) -> str:
+    """Say what bans of rocks did, one by one and together, beside what placebos did."""
+    if not rocks.tokens:
+        return "There are no rocks to ban."
+    rock_ids = {token.id for token in rocks.tokens}
+    bans = [own for own in sweep.knockouts if _is_about(own.ban, rock_ids)]
+    sets = [own for own in bans if len(own.ban.ids) > 1]
+    alone, placebos = (
+        [own for own in bans if own.ban.role == role and len(own.ban.ids) == 1] for role in ("tested", "matched")
+    )
+    if not alone and not sets:
+        return f"Not known: none of {counted(len(rock_ids), 'rock')} was banned, only other types."
+    baseline, alpha = sweep.baseline, sweep.settings["alpha"]
+    right = with_interval(baseline["accuracy"], baseline["interval"])
+    answers = counted(baseline["n_prompts"] * baseline["num_samples"], "answer")
+    parts = [
+        *(_alone_parts(alone, sweep.settings) if alone else ["No rock was banned by itself."]),
+        *([_placebo_part(placebos, alpha)] if alone else []),
+        *([_sets_part(sets, alpha)] if sets else []),
+        f"Without a ban, {right} of {answers} are right (95 % interval).",
+    ]
+    if alone and len(alone) < len(rock_ids):
+        parts.append(f"{len(alone)} of {counted(len(rock_ids), 'rock')} {'was' if len(alone) == 1 else 'were'} banned.")
+    return " ".join(parts)
+
+
+def _is_about(ban: Ban, rock_ids: set[int]) -> bool:
+    """Tell whether it bans rocks alone, or what is as frequent as rocks."""
+    if ban.role == "tested":
+        return rock_ids.issuperset(ban.ids)
+    return ban.role == "matched" and (ban.beside is None or ban.beside in rock_ids)
+
+
+def _alone_parts(alone: list[Knockout], settings: dict[str, Any]) -> Iterator[str]:
+    alpha = settings["alpha"]
+    by_verdict = {
+        kind: [own for own in alone if own.verdict == kind] for kind in ("pillar", "stumbling", "neutral", "undecided")
+    }
+    claimed = [
+        f"{len(own)} {verbs[len(own) != 1]} accuracy ({kind}; {_corrected(own, alpha)} for the number of bans"
+        f"{_largest(own, alpha)})"
+        for kind, verbs in EFFECTS.items()
+        if (own := by_verdict[kind])
+    ]
+    banned = f"Of {counted(len(alone), 'rock')} banned one at a time"
+    yield f"{banned}, {listed(claimed)}." if claimed else f"{banned}, none is shown to change accuracy."
+    if count := len(by_verdict["neutral"]):
+        margin = f"less than {100 * settings['margin']:g} points either way"
+        yield f"{count} {'is' if count == 1 else 'are'} neutral: banning changes accuracy by {margin}."
+    if count := len(by_verdict["undecided"]):
+        yield f"{count} {'is' if count == 1 else 'are'} undecided on these prompts."
+
+
+def _corrected(effects: list[Knockout], alpha: float) -> str:
+    """Count the bans that keep their effect after correction; a sweep that stopped early has no p to correct."""
+    qs = [own.q for own in effects]
+    return "not corrected" if None in qs else f"{sum(q <= alpha for q in qs if q is not None)} after correction"
+
+
+def _largest(effects: list[Knockout], alpha: float) -> str:
+    """Name the bans with the largest effects, with what they did."""
+    known = sorted((own for own in effects if own.delta is not None), key=lambda own: -abs(own.delta or 0.0))
+    if not known:
+        return ""
+    names = [f"{quoted(ban_name(own.ban))} {_change(own)}" for own in known[:NAMED_BANS]]
+    rest = len(effects) - len(names)
+    return f"; points, {level(alpha)} intervals: {', '.join([*names, f'{rest} more'] if rest else names)}"
+
+
+def _placebo_part(placebos: list[Knockout], alpha: float) -> str:
+    if not placebos:
+        return "No other type as frequent was banned to compare with."
+    pillars = [own for own in placebos if own.verdict == "pillar"]
+    correction = f" ({_corrected(pillars, alpha)})" if pillars else ""
+    verb = "costs" if len(pillars) == 1 else "cost"
+    return f"Of {counted(len(placebos), 'placebo')} as frequent, {len(pillars)} {verb} accuracy{correction}."
+
+
+def _sets_part(sets: list[Knockout], alpha: float) -> str:
+    said = [f"{ban_name(own.ban)} {_change(own)}, {own.verdict}" for own in sets]
+    return f"Banned together (points, {level(alpha)} intervals): {'; '.join(said)}."
+
+
+def _change(own: Knockout) -> str:
+    return with_interval(own.delta, own.interval, points)
+
+
+# What do I gain
+
+
+def gain(study: StudyResult) -> str:
+    """Say what other weights did to accuracy at equal steps, and what they saved."""
+    compared = _against_baseline(study)
+    conclusion = gain_conclusion(study)
+    if not compared:
+        return conclusion
+    end = study.arm(study.baseline).end
+    parts = [
+        conclusion,
+        f"{printable(study.baseline)} reaches {with_interval(end.accuracy, end.interval)} after {end.step:,} steps "
+        f"({level(study.alpha)} intervals, {counted(len(study.seeds), 'seed')}).",
+        *(_arm_part(own, study.arm(own.first)) for own in compared[:NAMED_ARMS]),
+    ]
+    if len(compared) > NAMED_ARMS:
+        parts.append(f"{len(compared) - NAMED_ARMS} more below.")
+    return " ".join(parts)
+
+
+def gain_conclusion(study: StudyResult) -> str:
+    """Name the arms that beat the baseline at equal steps."""
+    compared = _against_baseline(study)
     if not compared:
         return "Not known: the study compared no arm with its baseline at equal steps."
-    arms = {arm["name"]: arm for arm in study["arms"]}
-    parts = [_arm_part(own, arms[own["first"]]) for own in compared[:NAMED_ARMS]]
-    if more := len(compared) - len(parts):
-        parts.append(f"{more} more below")
-    end = arms[study["baseline"]]["points"][-1]
-    level = percent(1 - study["alpha"], 0)
-    better = [printable(own["first"]) for own in compared if own["verdict"] == "better"]
-    return (
-        f"{f'A gain with {listed(better)}' if better else 'No sure gain'}: against "
-        f"{printable(study['baseline'])}, which reaches "
-        f"{with_interval(percent(end['accuracy']), hundredths(end['interval']))} after {end['step']:,} steps, "
-        f"{'; '.join(parts)} (points of accuracy, {level} intervals, {counted(len(study['seeds']), 'seed')})."
-    )
+    better = [printable(own.first) for own in compared if own.verdict == "better"]
+    baseline = printable(study.baseline)
+    if better:
+        return f"{listed(better)} {'is' if len(better) == 1 else 'are'} better than {baseline} at equal steps."
+    return f"No arm is shown to be better than {baseline} at equal steps."
 
 
-TURNED = {"better": "worse", "worse": "better"}
+def _against_baseline(study: StudyResult) -> list[Comparison]:
+    """Return the comparisons of other arms with the baseline at equal steps, whichever of the two came first."""
+    found = []
+    for pair in study.of_kind("equal_steps"):
+        if pair.second == study.baseline:
+            found.append(pair)
+        elif pair.first == study.baseline and pair.difference is not None and pair.interval is not None:
+            low, high = pair.interval
+            found.append(
+                replace(
+                    pair,
+                    first=pair.second,
+                    second=study.baseline,
+                    difference=-pair.difference,
+                    interval=(-high, -low),
+                    verdict=TURNED.get(pair.verdict, pair.verdict),
+                )
+            )
+    return found
 
 
-def _answer(question: str, sentence: str, sources: tuple[str, ...], verb: str) -> Answer:
-    if sentence:
-        return Answer(question, sentence, sources)
-    return Answer(question, f"Not known yet: this part was not run (rocktokens {verb}).", ())
-
-
-def _sureness(run: RunView) -> tuple[str, tuple[str, ...]]:
-    if run.rocks is None:
-        return "", ()
-    return sure(run.rocks, run.find), ("rocks.json", "find.json") if run.find else ("rocks.json",)
-
-
-def _mattering(run: RunView) -> tuple[str, tuple[str, ...], str]:
-    if run.knockout and run.rocks:
-        return matter(run.knockout, run.rocks), ("knockout.json", "rocks.json"), ""
-    return "", (), "find" if run.knockout else "knockout"
-
-
-def _share(summary: dict[str, Any], name: str) -> str:
-    return with_interval(percent(summary.get(name)), hundredths((summary.get("intervals") or {}).get(name)))
-
-
-def _change(summary: dict[str, Any], name: str) -> str:
-    interval = signed_hundredths((summary.get("intervals") or {}).get(name))
-    return with_interval(signed_percent(summary.get(name)), interval)
-
-
-def _kept_part(rocks: RockSet) -> str:
-    measured = [token.kept for token in rocks.tokens if token.kept is not None]
-    if not measured:
-        return "what each of them did was not measured"
-    rest = len(rocks.tokens) - len(measured)
-    whose = f"the {len(rocks.tokens)} rocks" if not rest else f"the {len(measured)} rocks that could be measured"
-    return f"{sum(measured)} of {whose} kept more than {percent(KEPT, 0)} of theirs"
-
-
-def _uncut(rocks: RockSet, cutoff: dict[str, Any]) -> list[str]:
-    """That K was to be found and was not."""
-    crossing = cutoff["auto"]
-    if rocks.criterion["k"] != "auto" or crossing is None or crossing["crossed"]:
-        return []
-    return [
-        "K is all types with a score: no cut-off was found, so that it takes little more than a score to stay a rock"
-    ]
-
-
-def _repeats(cutoff: dict[str, Any]) -> list[str]:
-    """How much of the set random subsets of the prompts have in common with it."""
-    at_k = [point for point in cutoff["curve"] if point["k"] == cutoff["k"]]
-    share = percent(BAND[1] - BAND[0], 0)
-    return [
-        f"random halves of the prompts that selected them agree with the set to {decimal(point['stability'], 2)} "
-        f"(Jaccard; {share} of halves between {decimal(point['stability_low'], 2)} and "
-        f"{decimal(point['stability_high'], 2)})"
-        for point in at_k
-        if point.get("stability") is not None
-    ]
-
-
-def _depends(sensitivity: Sequence[dict[str, Any]]) -> list[str]:
-    """The setting that changes the set most."""
-    moved_ones = [own for own in sensitivity if not own["default"] and own["jaccard"] is not None]
-    if not moved_ones:
-        return []
-    most = min(moved_ones, key=lambda own: own["jaccard"])
-    return [
-        f"of all settings, moved one at a time, {most['parameter']} = {most['value']} changes the set most "
-        f"({decimal(most['jaccard'], 2)})"
-    ]
-
-
-def _against(baseline: str, pair: dict[str, Any]) -> dict[str, Any] | None:
-    """A comparison as that of another arm with the baseline, whichever of them came first; None without baseline."""
-    if pair["second"] == baseline:
-        return pair
-    if pair["first"] != baseline:
-        return None
-    low, high = pair["interval"]
-    return {
-        **pair,
-        "first": pair["second"],
-        "second": baseline,
-        "difference": -pair["difference"],
-        "interval": [-high, -low],
-        "verdict": TURNED.get(pair["verdict"], pair["verdict"]),
-    }
-
-
-def _arm_part(own: dict[str, Any], arm: dict[str, Any]) -> str:
-    change = with_interval(points(own["difference"]), signed_hundredths(own["interval"]))
-    verdict = own["verdict"]
-    if verdict == "undecided" and own["detectable"] is not None:
-        verdict = f"undecided, ±{100 * own['detectable']:.1f} could have been seen"
-    saved = arm["facts"].get("head_compute_saved")
-    cost = f", with {percent(saved)} of the head's work saved" if saved else ""
-    return f"{printable(own['first'])} {change}, {verdict}{cost}"
+def _arm_part(own: Comparison, arm: Arm) -> str:
+    parts = [f"{points(own.difference)} points {interval(own.interval, points)}", own.verdict]
+    saved = arm.facts.get("head_compute_saved")
+    parts += [f"{percent(saved)} of the LM head's work saved"] if saved else []
+    sentence = f"{printable(own.first)}: {', '.join(parts)}."
+    if own.verdict == "undecided" and own.detectable is not None:
+        sentence += f" Smallest effect this study could detect: {detectable(own)}."
+    return sentence

@@ -1,4 +1,4 @@
-"""A run in training: its curves and the types it has frozen so far, from the log alone."""
+"""A run in training: its curves, and the types it leaves out of the loss now, from the log alone."""
 
 import tomllib
 from dataclasses import dataclass
@@ -8,7 +8,8 @@ import numpy as np
 
 from rocktokens.display.text import legible
 from rocktokens.policies.online_rocks import freezes
-from rocktokens.report.views.run_view import Record, RunView
+from rocktokens.report.views.log_tail import LogLine
+from rocktokens.report.views.run_view import RunView
 from rocktokens.report.views.strips import MAX_TOKEN_TEXT
 
 MAX_POINTS = 500
@@ -16,7 +17,7 @@ MAX_POINTS = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class LogCurve:
     """One number of the log through training; long curves are thinned evenly, first and last point kept."""
 
     name: str
@@ -43,15 +44,16 @@ class LiveView:
     """The last finished step; None before the first."""
     max_steps: int | None
     """None where the config does not say."""
-    curves: tuple[Curve, ...]
+    curves: tuple[LogCurve, ...]
     rocks: tuple[LiveRock, ...]
     """Longest frozen first; empty where the policy is another one."""
 
 
 def live(run: RunView) -> LiveView:
-    """What the log says now."""
+    """Show what the log says now."""
     log = [line for line in run.logs if isinstance(line.get("step"), int)]
-    thinned = [log[place] for place in _thinned(len(log))]
+    kept = np.unique(np.linspace(0, len(log) - 1, min(len(log), MAX_POINTS)).round().astype(int)) if log else []
+    thinned = [log[place] for place in kept]
     names = dict.fromkeys(name for line in thinned for name, value in line.items() if _is_number(value))
     frozen = [own for own in freezes(log) if own.until is None]
     return LiveView(
@@ -73,13 +75,9 @@ def _max_steps(run: RunView) -> int | None:
         return None
 
 
-def _thinned(count: int) -> list[int]:
-    return np.unique(np.linspace(0, count - 1, min(count, MAX_POINTS)).round().astype(int)).tolist() if count else []
-
-
-def _curve(name: str, log: list[Record]) -> Curve:
-    values = [line.get(name) for line in log]
-    return Curve(name, tuple(line["step"] for line in log), tuple(v if _is_number(v) else None for v in values))
+def _curve(name: str, log: list[LogLine]) -> LogCurve:
+    values = (line.get(name) for line in log)
+    return LogCurve(name, tuple(line["step"] for line in log), tuple(v if _is_number(v) else None for v in values))
 
 
 def _is_number(value: Any) -> bool:

@@ -6,11 +6,12 @@
 3. ``to_json`` turns any view into JSON that is safe inside a script element.
 """
 
+import hashlib
 import json
 import math
 import threading
-from collections.abc import Callable, Iterable
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -20,18 +21,29 @@ import pyarrow as pa
 
 from rocktokens.errors import RocktokensError
 from rocktokens.evaluation.records import EvaluationRecord, Ledger
+from rocktokens.gradients.records import GradientsRecord
+from rocktokens.knockout.journal import Decoded, Key, RunJournal
+from rocktokens.knockout.records import KnockoutSweep
 from rocktokens.report.views.grades import Grades
-from rocktokens.report.views.knockout_answers import Sweep, read_sweep
-from rocktokens.report.views.logs import LogTail
+from rocktokens.report.views.log_tail import LogLine, LogTail
 from rocktokens.report.views.token_index import TokenIndex
 from rocktokens.rocks.categories import store_categories
+from rocktokens.rocks.records import FindRecord
 from rocktokens.rollouts.store import read_rollouts
 from rocktokens.run_dir import RunDir
+from rocktokens.studies.records import StudyResult
 from rocktokens.traces.store import TraceStore
-from rocktokens.types import RockSet, Rollout, read_record
+from rocktokens.types import RockSet, Rollout
 
-RECORD_VERSION = 1
-Record = dict[str, Any]
+
+@dataclass(frozen=True, slots=True)
+class KnockoutAnswers:
+    """Answers with and without bans, kept in ``knockout/<digest of the conditions in knockout.json>/``."""
+
+    free: list[Rollout]
+    decoded: Mapping[Key, Decoded]
+    """By what was banned and the place of the free rollout it continues."""
+    grades: Grades
 
 
 class RunView:
@@ -44,14 +56,15 @@ class RunView:
         run = RunDir(path).require()
         self.run, self.path = run, path
         self.name = path.resolve().name
-        self.manifest: Record = run.manifest()
+        self.manifest: dict[str, Any] = run.manifest()
         self.config_text = _if_there(run.config, lambda file: file.read_text(encoding="utf-8", errors="replace")) or ""
         self.rocks: RockSet | None = _if_there(run.rocks, RockSet.load)
-        self.find: Record | None = _record(path / "find.json", "`rocktokens find`")
-        self.gradients: Record | None = _record(run.gradients, "`rocktokens gradients`")
-        self.knockout: Record | None = _record(run.knockout, "`rocktokens knockout`")
+        self.find: FindRecord | None = _if_there(path / "find.json", FindRecord.load)
+        self.gradients: GradientsRecord | None = _if_there(run.gradients, GradientsRecord.load)
+        self.knockout: KnockoutSweep | None = _if_there(run.knockout, KnockoutSweep.load)
         self.evaluations: list[EvaluationRecord] = Ledger.load(run.evaluations).evaluations
-        self.study: Record | None = _study(path)
+        studies = (_if_there(path / name, StudyResult.load) for name in ("study.json", "study/study.json"))
+        self.study: StudyResult | None = next(filter(None, studies), None)
         self._traces = TraceStore(run)
         self._log = LogTail(run.logs)
         self._lock = threading.RLock()
@@ -68,13 +81,13 @@ class RunView:
     # Records
 
     @property
-    def summary(self) -> Record | None:
+    def summary(self) -> dict[str, Any] | None:
         """The summary of rocks.json."""
         return self.rocks.summary if self.rocks else None
 
     @property
-    def logs(self) -> list[Record]:
-        """The log lines there are now, one a training step."""
+    def logs(self) -> list[LogLine]:
+        """The log lines there are now, one per training step."""
         with self._lock:
             return self._log.lines()
 
@@ -128,7 +141,7 @@ class RunView:
     # Texts
 
     def text_of(self, token_id: int) -> str:
-        """What a token reads, as it is: hostile until it is shown by ``report.text``."""
+        """What a token reads, as it is: hostile until it is shown by ``display.text``."""
         return self._traces.vocabulary.text(token_id)
 
     def category_of(self, token_id: int) -> str | None:
@@ -182,9 +195,22 @@ class RunView:
         return self.read([rollout.prompt_ids.tolist()])[0]
 
     @cached_property
-    def sweep(self) -> Sweep | None:
-        """The answers of the last knock-out; None where there was none."""
-        return read_sweep(self.run, self.knockout) if self.knockout else None
+    def banned_ids(self) -> np.ndarray:
+        """int64: every type that was banned because it was asked for, alone or in a set; placebos are not."""
+        tested = self.knockout.of_role("tested") if self.knockout else []
+        return np.array(sorted({token_id for own in tested for token_id in own.ban.ids}), dtype=np.int64)
+
+    @cached_property
+    def knockout_answers(self) -> KnockoutAnswers | None:
+        """The answers of the last knock-out; None where there was none, or its answers are not kept."""
+        if self.knockout is None:
+            return None
+        conditions = self.knockout.settings.get("conditions", {})
+        digest = hashlib.sha256(json.dumps(conditions, sort_keys=True).encode()).hexdigest()
+        journal = RunJournal(self.run, digest)
+        free = journal.free()
+        grades = Grades(conditions, "evaluation prompts")
+        return None if free is None else KnockoutAnswers(free, journal.finished, grades)
 
     @cached_property
     def _probe(self) -> dict[int, Rollout]:
@@ -217,12 +243,3 @@ def _plain(value: Any) -> Any:
 
 def _if_there(path: Path, read: Callable[[Path], Any]) -> Any:
     return read(path) if path.exists() else None
-
-
-def _record(path: Path, maker: str) -> Record | None:
-    return _if_there(path, lambda file: read_record(file, file.name, maker, RECORD_VERSION))
-
-
-def _study(path: Path) -> Record | None:
-    maker = "`rocktokens study`"
-    return _record(path / "study.json", maker) or _record(path / "study" / "study.json", maker)

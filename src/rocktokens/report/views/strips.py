@@ -1,6 +1,6 @@
 """Token strips: one rollout with everything a checkpoint says of each of its tokens.
 
-Texts are made legible here (``report.text``): spaces, tabs and line ends as they are, every other character that
+Texts are made legible here (``display.text``): spaces, tabs and line ends as they are, every other character that
 cannot be seen written as its code point, long ones cut. Scores are the float32 numbers of the trace in their shortest
 form; a token that was not scored has None.
 """
@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from rocktokens.display.text import legible
+from rocktokens.display.strip import Piece, strip_html
+from rocktokens.display.text import legible, visible
 from rocktokens.errors import RocktokensError
-from rocktokens.report.views.notebook import rollout_html
 from rocktokens.report.views.run_view import RunView
 from rocktokens.report.views.token_index import TokenIndex
 
@@ -73,8 +73,10 @@ class Strip:
         return replace(self, tokens=kept, more=self.more + len(self.tokens) - len(kept))
 
     def _repr_html_(self) -> str:
-        """The strip in a notebook."""
-        return rollout_html(self)
+        """Show the strip in a notebook, coloured by kl."""
+        grade = {True: ", right", False: ", wrong", None: ""}[self.correct]
+        title = f"{visible(self.run)}: rollout {self.rollout_id}, checkpoint {self.checkpoint}{grade}; coloured by kl"
+        return strip_html(title, [Piece(own.token_id, own.text, own.kl, own.rock_rank) for own in self.tokens])
 
 
 def rollout_strip(run: RunView, rollout_id: int, checkpoint: int | None = None) -> Strip:

@@ -1,0 +1,88 @@
+"""The rocks as a table, and whether training moved them in one sentence: for commands, notebooks and pages."""
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from rocktokens.display.numbers import counted, fixed, points, signed_percent, significant
+from rocktokens.display.table import Column, Table, ends, flat, number, text, token, verdict
+from rocktokens.display.text import visible
+
+if TYPE_CHECKING:
+    from rocktokens.types import RockSet, RockToken
+
+VERDICT_RULES = {
+    "method": "Verdicts by our rule.",
+    "paper": "Verdicts by the paper's rule, which calls neutral whatever is inconclusive.",
+}
+
+
+def rock_table(rocks: "RockSet", show: int | None = None) -> Table:
+    """Make the table of the first ``show`` rocks: what selected them, what held-out prompts say, and their verdicts."""
+    is_context = rocks.criterion.get("stage") == "context"
+    is_tested = any(own.verdict != "untested" for own in rocks.tokens)
+    score = "min R" if rocks.criterion.get("joint") else "R"
+    columns: list[Column[RockToken]] = [
+        Column("rank", lambda own: number(own.rank)),
+        Column("token", lambda own: token(own.text)),
+        Column("category", lambda own: text(own.category), wide=True),
+        Column("freq", lambda own: number(own.freq)),
+        Column("in", lambda own: number(own.n_prompts), wide=True),
+        Column("mean kl", lambda own: number(own.mean_kl, fixed(3)), wide=True),
+        Column("held out" if rocks.is_split else "again", lambda own: number(own.held_out_mean_kl, fixed(3))),
+        Column("change", lambda own: number(own.held_out_change, signed_percent)),
+        Column(score, lambda own: number(own.score, significant)),
+        Column("95 %", lambda own: ends(own.score_interval, significant), wide=True),
+    ]
+    if is_context:
+        columns += [
+            Column("CCR", lambda own: number(own.ccr, fixed(2))),
+            Column(f"{score}·CCR", lambda own: number(own.score_ctx, significant)),
+        ]
+    columns += [Column("P(K)", lambda own: number(own.p_in_top_k, fixed(2)))]
+    if is_tested:
+        columns += [
+            Column("ban, points", lambda own: number(own.delta, points, own.delta_interval)),
+            Column("verdict", lambda own: verdict(own.verdict)),
+        ]
+    shown = rocks.tokens[:show]
+    title = f"{counted(len(shown), 'rock')} at checkpoint {rocks.criterion.get('reference')}."
+    records = [flat({**asdict(own), "text": visible(own.text)}) for own in shown]
+    return Table.of("rocks", columns, shown, title, _notes(rocks, score), records)
+
+
+def _notes(rocks: "RockSet", score: str) -> list[str]:
+    """Say what the columns are, and which prompts they were measured on."""
+    notes = [
+        f"In: prompts the type occurs in. {score}: occurrences × mean kl in nats, with its 95 % interval. P(K): how "
+        "often the type is among the first K when prompts are resampled."
+    ]
+    if rocks.criterion.get("stage") == "context":
+        notes.append(
+            "CCR: share of the occurrences that are hard before and after training in contexts that recur; these are "
+            f"taken as found. Ranked by {score}·CCR."
+        )
+    if rocks.is_split:
+        notes.append(
+            "Held out: mean kl on prompts that did not select the rocks. Change: of that kl over training. All other "
+            "columns are of the prompts that selected the rocks."
+        )
+    else:
+        notes.append(
+            "All prompts selected the rocks, so every number is of prompts that selected them, which flatters it. "
+            "Change: of the kl over training."
+        )
+    rule = VERDICT_RULES.get(rocks.source.get("verdicts", {}).get("rule"))
+    return [*notes, rule] if rule else notes
+
+
+def movement_sentence(rocks: "RockSet") -> str:
+    """Say whether the rocks, as a set, moved less than other tokens; by intervals, empty where there are none."""
+    intervals = rocks.summary.get("intervals") or {}
+    own, rest = intervals.get("kl_change_rocks"), intervals.get("kl_change_rest")
+    if own is None or rest is None:
+        return ""
+    if own[0] > rest[1]:
+        return "Rocks moved less than other tokens."
+    if own[1] < rest[0]:
+        return "Rocks moved more than other tokens; the table shows each one."
+    return "No evidence that rocks moved less than other tokens."

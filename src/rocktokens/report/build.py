@@ -1,0 +1,85 @@
+"""Write a report: one page of one or several runs, and their figures as PDF with the data as CSV."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rocktokens.display.table import csv_text
+from rocktokens.errors import RocktokensError
+from rocktokens.progress import SILENT, Progress
+from rocktokens.report.charts.figures import all_figures
+from rocktokens.report.charts.save import save_chart
+from rocktokens.report.charts.theme import finite
+from rocktokens.report.page.answers import Answer, five_answers
+from rocktokens.report.page.render import file_name, report_html
+from rocktokens.report.views.run_view import RunView
+from rocktokens.run_dir import write_atomically
+
+Written = TypeVar("Written")
+
+
+@dataclass(frozen=True, slots=True)
+class RunAnswers:
+    """What the report says of one run."""
+
+    name: str
+    answers: tuple[Answer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReportSummary:
+    """What was written, and what it answers."""
+
+    report: Path
+    bytes: int
+    figures: tuple[Path, ...]
+    runs: tuple[RunAnswers, ...]
+
+    def to_record(self) -> dict[str, Any]:
+        """Return plain values, as ``rocktokens report --json`` prints them."""
+        return {**asdict(self), "report": str(self.report), "figures": [str(path) for path in self.figures]}
+
+
+def build_report(
+    runs: Sequence[str | Path], out: str | Path, figures: str | Path | None = None, progress: Progress = SILENT
+) -> ReportSummary:
+    """Write the page, and the figures if wanted.
+
+    Args:
+        runs: folders of runs or studies; several are compared.
+        out: the page to write.
+        figures: a folder for every figure as PDF and its data as CSV; None writes none.
+        progress: where to report what is going on.
+
+    Example: ``build_report(["runs/demo"], "report.html").runs[0].answers[0].sentence``.
+    """
+    out, views = Path(out), [RunView.open(path) for path in runs]
+    with progress.status("drawing"):
+        html = report_html(views).encode()
+        _write("--out", out, lambda: write_atomically(out, lambda temporary: temporary.write_bytes(html)))
+        folder = None if figures is None else Path(figures)
+        written = () if folder is None else _write("--figures", folder, lambda: tuple(_figures(views, folder)))
+    answered = tuple(RunAnswers(view.name, five_answers(view)) for view in views)
+    return ReportSummary(out, len(html), written, answered)
+
+
+def _figures(views: Sequence[RunView], directory: Path) -> Iterator[Path]:
+    """Write every figure as PDF with its data as CSV; of several runs, a folder each."""
+    for number, view in enumerate(views, start=1):
+        folder = directory if len(views) == 1 else directory / f"{number}-{file_name(view.name)}"
+        for figure in all_figures(view):
+            chart, data = (folder / f"{figure.name}.{ending}" for ending in ("pdf", "csv"))
+            save_chart(figure.chart, chart)
+            content = csv_text(finite(figure.records)).encode()
+            write_atomically(data, lambda temporary, content=content: temporary.write_bytes(content))
+            yield from (chart, data)
+
+
+def _write(option: str, path: Path, write: Callable[[], Written]) -> Written:
+    """Return what ``write`` returns; one sentence where the place cannot be written."""
+    try:
+        return write()
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise RocktokensError(f"{option} {path} cannot be written ({reason}): give another place") from None

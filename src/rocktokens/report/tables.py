@@ -1,0 +1,190 @@
+"""The tables that both commands and pages show, each made once from typed records; rocks are in ``display.rocks``."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from rocktokens.display.numbers import count, counted, decimal, fixed, level, percent, points, signed, signed_percent
+from rocktokens.display.table import Cell, Column, Table, ends, flat, number, text, verdict
+from rocktokens.display.text import printable, visible
+from rocktokens.gradients.records import Claim
+from rocktokens.knockout.records import Ban, KnockoutSweep, Role
+from rocktokens.studies.records import Arm, Comparison, Kind, StudyResult
+from rocktokens.types import KEPT, RockSet, Verdict
+
+if TYPE_CHECKING:
+    from rocktokens.report.views.run_view import RunView
+
+KINDS: tuple[Verdict, ...] = ("pillar", "stumbling", "neutral", "undecided")
+ROLES: dict[Role, str] = {"tested": "tested", "matched": "placebo, as frequent", "never": "placebo, never written"}
+RULES = {"method": "ours", "corrected": "ours, corrected", "paper": "the paper's"}
+COMPARED: dict[Kind, str] = {
+    "equal_steps": "equal steps",
+    "equal_tokens": "equal tokens",
+    "equal_seconds": "equal time",
+    "steps_to_accuracy": "steps to an accuracy",
+}
+
+
+def ban_name(ban: Ban) -> str:
+    """Name what a knock-out banned: a token with its spaces visible, a set by its name."""
+    return visible(ban.name) if len(ban.ids) == 1 else printable(ban.name)
+
+
+def claim_table(claims: Sequence[Claim]) -> Table:
+    """Make the table of the paper's claims about gradients: the verdict on each, and why."""
+    columns: list[Column[Claim]] = [
+        Column("claim", lambda own: text(own.claim)),
+        Column("verdict", lambda own: verdict(own.verdict)),
+        Column("because", lambda own: text(own.because)),
+    ]
+    title = "The paper's claims about gradients, tested on this run."
+    records = [{"name": own.name, "claim": own.claim, "verdict": own.verdict, "because": own.because} for own in claims]
+    return Table.of("claims", columns, claims, title, (), records)
+
+
+def verdict_table(sweep: KnockoutSweep) -> Table:
+    """Count the verdicts by what was banned and by rule; a dash where a rule could not be applied."""
+    rows = [
+        {"banned": who, "rule": rule, **{kind: (sweep.counts[role][name] or {}).get(kind) for kind in KINDS}}
+        for role, who in ROLES.items()
+        for name, rule in RULES.items()
+        if sweep.of_role(role)
+    ]
+    columns: list[Column[dict[str, Any]]] = [
+        Column("banned", lambda own: text(own["banned"])),
+        Column("rule", lambda own: text(own["rule"])),
+        *(Column(kind, lambda own, kind=kind: number(own[kind])) for kind in KINDS),
+    ]
+    return Table.of(
+        "verdicts",
+        columns,
+        rows,
+        "Verdicts on the tested bans, beside those on placebos. Corrected: for the number of bans.",
+        (),
+        rows,
+    )
+
+
+def arm_table(study: StudyResult) -> Table:
+    """Make the table of a study's arms: accuracy before and after, and what training took."""
+    columns: list[Column[Arm]] = [
+        Column("arm", lambda own: text(own.name)),
+        Column("runs", lambda own: number(len(own.runs)), wide=True),
+        Column("start", lambda own: number(own.start.accuracy, percent)),
+        Column("end", lambda own: number(own.end.accuracy, percent)),
+        Column(level(study.alpha), lambda own: ends(own.end.interval, percent)),
+        Column("tokens", lambda own: number(own.end.tokens)),
+        Column("seconds", lambda own: number(own.end.seconds)),
+        Column("length", lambda own: number(own.facts.get("mean_response_length")), wide=True),
+        Column("not trained", lambda own: number(own.facts.get("weight_dropped_share"), percent), wide=True),
+        Column("head saved", lambda own: number(own.facts.get("head_compute_saved"), percent)),
+    ]
+    records = [
+        flat(
+            {
+                "arm": printable(arm.name),
+                "runs": len(arm.runs),
+                "start": arm.start.accuracy,
+                "end": arm.end.accuracy,
+                "interval": arm.end.interval,
+                "tokens": arm.end.tokens,
+                "seconds": arm.end.seconds,
+                "length": arm.facts.get("mean_response_length"),
+                "not_trained": arm.facts.get("weight_dropped_share"),
+                "head_saved": arm.facts.get("head_compute_saved"),
+            }
+        )
+        for arm in study.arms
+    ]
+    last = max(arm.end.step for arm in study.arms)
+    title = f"Accuracy after {counted(last, 'step')} on {counted(study.n_prompts, 'prompt')}, means over "
+    title += f"{counted(len(study.seeds), 'seed')} with {level(study.alpha)} intervals."
+    notes = (
+        f"Tokens and seconds of training per run. Not trained: share of the loss weight that was dropped. Head saved: "
+        f"share of the LM head's work. Denominator: {study.denominator}.",
+    )
+    return Table.of("arms", columns, study.arms, title, notes, records)
+
+
+def comparison_table(study: StudyResult) -> Table:
+    """Make the table of comparisons: a verdict for every pair of arms and way to compare."""
+    columns: list[Column[Comparison]] = [
+        Column("pair", lambda own: text(f"{own.first} vs {own.second}")),
+        Column("compared at", lambda own: text(COMPARED[own.kind])),
+        Column("difference", _difference),
+        Column("verdict", lambda own: verdict(own.verdict)),
+        Column("remark", lambda own: text(_remark(own))),
+    ]
+    names = ("first", "second", "kind", "at", "difference", "interval", "p", "p_holm", "detectable", "verdict")
+    records = [flat({name: own[name] for name in names}) for own in map(asdict, study.comparisons)]
+    title = (
+        f"First arm minus second, in points of accuracy or in steps, with {level(study.alpha)} intervals for all pairs "
+        "together."
+    )
+    return Table.of("comparisons", columns, study.comparisons, title, (), records)
+
+
+def _difference(own: Comparison) -> Cell:
+    show = (lambda value: signed(value, 0)) if own.kind == "steps_to_accuracy" else points
+    return number(own.difference, show, own.interval)
+
+
+def _remark(own: Comparison) -> str:
+    """Say what a verdict rests on, where it is not the interval alone."""
+    if own.kind == "steps_to_accuracy" and any(own.never):
+        runs = zip((own.first, own.second), own.never, strict=True)
+        return f"{percent(own.at)} not reached by {' and '.join(f'{never} of {name}' for name, never in runs if never)}"
+    if own.verdict == "undecided" and own.detectable is not None:
+        return f"smallest detectable effect: {detectable(own)}"
+    return ""
+
+
+def detectable(own: Comparison) -> str:
+    """Show the smallest effect that a comparison could detect, with its unit."""
+    if own.kind == "steps_to_accuracy":
+        return f"{count(own.detectable)} steps"
+    return f"{decimal(None if own.detectable is None else 100 * own.detectable, 1)} points"
+
+
+def runs_table(runs: Sequence["RunView"]) -> Table:
+    """Make the table that compares runs, a row each."""
+    columns: list[Column[dict[str, Any]]] = [
+        Column("run", lambda own: text(own["run"])),
+        Column("rocks", lambda own: number(own["rocks"])),
+        Column("Jaccard with the first", lambda own: number(own["jaccard"], fixed(2))),
+        Column("of the tokens", lambda own: number(own["token_share"], percent)),
+        Column("of the kl", lambda own: number(own["kl_share"], percent)),
+        Column("of the gradient", lambda own: number(own["grad_share"], percent)),
+        Column("change of kl", lambda own: number(own["kl_change"], signed_percent)),
+        Column(f"kept {percent(KEPT, 0)}", lambda own: number(own["kept"])),
+        *(Column(kind, lambda own, kind=kind: number(own[kind])) for kind in KINDS),
+        Column("last accuracy", lambda own: number(own["accuracy"], percent)),
+    ]
+    records = [_run_record(run, runs[0]) for run in runs]
+    title = "The runs side by side. Pillar, stumbling, neutral, undecided: verdicts on their rocks."
+    return Table.of("runs", columns, records, title, (), records)
+
+
+def _run_record(run: "RunView", first: "RunView") -> dict[str, Any]:
+    tokens, summary = run.rocks.tokens if run.rocks else None, run.summary or {}
+    return {
+        "run": printable(run.name),
+        "rocks": None if tokens is None else len(tokens),
+        "jaccard": _jaccard(run.rocks, first.rocks),
+        "token_share": summary.get("token_share"),
+        "kl_share": summary.get("kl_share"),
+        "grad_share": summary.get("grad_share"),
+        "kl_change": summary.get("kl_change_rocks"),
+        "kept": None if tokens is None else sum(own.kept is True for own in tokens),
+        **{kind: None if tokens is None else sum(own.verdict == kind for own in tokens) for kind in KINDS},
+        "accuracy": run.evaluations[-1].accuracy if run.evaluations else None,
+    }
+
+
+def _jaccard(own: RockSet | None, other: RockSet | None) -> float | None:
+    """Compare two sets of rocks; None where their token ids mean different things."""
+    if own is None or other is None or own.tokenizer_sha256 != other.tokenizer_sha256:
+        return None
+    a, b = ({token.id for token in rocks.tokens} for rocks in (own, other))
+    return len(a & b) / len(a | b) if a | b else None

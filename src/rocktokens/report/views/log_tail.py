@@ -1,0 +1,49 @@
+"""The log of a run that may still be written: each reading takes in what was added since the last one.
+
+A line that is not finished yet is left for the next reading. A log that was replaced, as a resumed run does to cut it
+back to its checkpoint, is read from its start.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+LogLine = dict[str, Any]
+"""One training step, whatever its policy logs."""
+
+
+class LogTail:
+    """The finished lines of a file of JSON objects."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: tuple[int, int] | None = None
+        self._read_to = 0
+        self._lines: list[LogLine] = []
+
+    def lines(self) -> list[LogLine]:
+        """Return all lines there are now; none where there is no log."""
+        try:
+            with self._path.open("rb") as file:
+                status = os.fstat(file.fileno())
+                identity = (status.st_dev, status.st_ino)
+                if identity != self._file or status.st_size < self._read_to:
+                    self._file, self._read_to, self._lines = identity, 0, []
+                file.seek(self._read_to)
+                added = file.read()
+        except OSError:
+            return []
+        finished = added[: added.rfind(b"\n") + 1]
+        self._read_to += len(finished)
+        self._lines += [line for text in finished.splitlines() if (line := _parsed(text)) is not None]
+        return list(self._lines)
+
+
+def _parsed(text: bytes) -> LogLine | None:
+    """Parse the object on a line; None where a killed process left half of one."""
+    try:
+        line = json.loads(text)
+    except ValueError:
+        return None
+    return line if isinstance(line, dict) else None
