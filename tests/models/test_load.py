@@ -132,7 +132,7 @@ def test_the_context_length_is_that_of_the_config(saved):
 
 @pytest.mark.parametrize("name", ["./no-such-directory", "/no/such/directory"])
 def test_a_path_that_leads_nowhere_is_never_looked_for_on_the_hub(name):
-    with pytest.raises(RocktokensError, match=f"model '{name}' is no directory"):
+    with pytest.raises(RocktokensError, match=f"model '{name}' is neither a directory"):
         load_model(name, device="cpu")
 
 
