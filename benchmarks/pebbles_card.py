@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from rocktokens.cli.demo import run_demo
 from rocktokens.config import parse_config
+from rocktokens.demo import run_demo
 from rocktokens.models import pebbles
 from rocktokens.models.load import load_model
 from rocktokens.models.pebbles.train import STUDENT, TEACHER
@@ -44,7 +44,7 @@ def measure() -> dict[str, Any]:
     demo = shipped("demo")
     with tempfile.TemporaryDirectory() as folder:
         overrides = [f"run.directory={json.dumps(folder + '/run')}", f"evaluation.num_prompts={PROMPTS}"]
-        result = run_demo(parse_config(demo, overrides), quiet=True)
+        result = run_demo(parse_config(demo, overrides)).to_record()
     models = {"teacher": TEACHER, "student": STUDENT}
     return {
         "measured": datetime.date.today().isoformat(),

@@ -37,9 +37,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"traces", "rocks", "tasks", "rollouts.store", "knockout.journal", "knockout.records", "policies.online_rocks"}
     | {"gradients.records", "studies.records", "evaluation.records"},
 }
-REACHES_ACROSS = {"cli", "integrations", "__init__"}
-"""The command line and the adapters to other trainers join the stages; the package's own namespace names the public
-functions, resolved on first use."""
+REACHES_ACROSS = {"cli", "integrations", "pipeline", "demo", "__init__"}
+"""The command line, the adapters to other trainers, the pipeline and the demo join the stages; the package's own
+namespace names the public functions, resolved on first use."""
 EXCEPTIONS = {
     "models.pebbles.train": {"tasks.wordmath"},
 }

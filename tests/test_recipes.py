@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from rocktokens.cli.demo import bypass_study
 from rocktokens.config import dump_config, parse_config
 from rocktokens.config.policies import OnlineRocksSection
+from rocktokens.demo import bypass_study
 from rocktokens.policies import POLICIES
 from rocktokens.recipes import recipes
 from rocktokens.run_dir import RunDir

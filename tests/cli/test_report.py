@@ -70,4 +70,4 @@ def test_a_run_must_be_named():
 @pytest.mark.parametrize("name", ["knockout.json", "gradients.json", "study.json"])
 def test_a_record_that_lacks_a_field_is_refused(tmp_path: Path, name: str):
     RunDir(tmp_path / "run").commit_text(name, '{"schema_version": 1, "alpha": 0.05}')
-    refuse("report", tmp_path / "run", "-o", tmp_path / "x.html", naming=("lacks the field", "run the command"))
+    refuse("report", tmp_path / "run", "-o", tmp_path / "x.html", naming=(name, "with `rocktokens"))

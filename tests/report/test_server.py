@@ -277,7 +277,8 @@ def test_rocks_come_with_what_their_numbers_rest_on(tmp_path: Path):
     paths = (make_run(tmp_path / "run"), make_other_run(tmp_path / "other"))
     client = TestClient(make_app([RunView.open(path) for path in paths], TOKEN), base_url=ORIGIN)
     overviews = client.get(f"/{TOKEN}/api/runs").json()
-    assert [(run["is_split"], run["rule"]) for run in overviews] == [(False, None), (True, "paper")]
+    assert ["held out" in run["table"]["titles"] for run in overviews] == [False, True]
+    assert ["paper's rule" in run["table"]["notes"][-1] for run in overviews] == [False, True]
     assert overviews[1]["summary"]["measured_on"] == "held-out half"
     assert overviews[1]["rocks"][0]["held_out_mean_kl"] == 1.25
     assert client.get(f"/{TOKEN}/api/runs/1/knockouts").json()["alpha"] == 0.1
@@ -289,7 +290,7 @@ def test_a_run_without_rocks_or_bans(tmp_path: Path):
         (path / name).unlink()
     client = TestClient(make_app([RunView.open(path)], TOKEN), base_url=ORIGIN)
     [run] = client.get(f"/{TOKEN}/api/runs").json()
-    assert (run["summary"], run["rocks"], run["is_split"], run["rule"]) == (None, [], False, None)
+    assert (run["summary"], run["rocks"], run["table"]) == (None, [], None)
     assert client.get(f"/{TOKEN}/api/runs/0/knockouts").json() == {"alpha": None, "bans": []}
 
 

@@ -8,8 +8,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from sample_curves import make_curve, make_study
 
+from rocktokens.display.numbers import signed
 from rocktokens.studies.comparison import compare
-from rocktokens.studies.decisions import DecisionRule, StudySize, decide, signed, study_notes, verdict_lines
+from rocktokens.studies.decisions import DecisionRule, StudySize, decide, study_notes, verdict_lines
 from rocktokens.studies.records import Comparison, Kind, StudyResult, StudyVerdict
 
 OPEN = DecisionRule(alpha=0.025, margin=None, n_prompts=500)

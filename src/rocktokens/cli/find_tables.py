@@ -87,9 +87,9 @@ def print_summary(rocks: RockSet) -> None:
         lines.append(f"{verdict} On the same tokens, {change}." if verdict else f"On the same tokens, {change}.")
     print_lines(
         *lines,
-        f"Selected at checkpoint {criterion['reference']}{_in_contexts(criterion)} on {percent(criterion['split'])} of "
-        f"the prompts; measured on the {summary['measured_on']} ({summary['n_prompts']} prompts), with 95 % intervals "
-        "over prompts.",
+        f"Rocks are the token types that hold the most loss at checkpoint {criterion['reference']}"
+        f"{_in_contexts(criterion)}. They were selected on {percent(criterion['split'])} of the prompts and measured "
+        f"on the {summary['measured_on']} ({summary['n_prompts']} prompts), with 95 % intervals over prompts.",
     )
 
 
@@ -97,8 +97,8 @@ def _in_contexts(criterion: Record) -> str:
     if criterion["stage"] != "context":
         return ""
     if criterion["baseline"] == criterion["reference"]:
-        return ", at hard places in contexts that recur,"
-    return f", at places that were already hard at checkpoint {criterion['baseline']}, in contexts that recur,"
+        return ", at hard places in contexts that recur"
+    return f", at places that were already hard at checkpoint {criterion['baseline']}, in contexts that recur"
 
 
 def _doubts(rocks: RockSet) -> Iterator[str]:

@@ -51,5 +51,5 @@ def run_gradients(
     with run.lock():
         record = measure_gradients(run, config, checkpoint, baseline, terminal)
         with notes.status("drawing"):
-            commit_charts(run, gradient_charts(record.to_record(), run.path.name))
+            commit_charts(run, gradient_charts(record, run.path.name))
     return record

@@ -11,9 +11,8 @@ from rocktokens.cli.tables import print_table
 from rocktokens.display.numbers import byte_size, duration
 from rocktokens.display.table import Column, Table, number, text
 from rocktokens.run_dir import RunDir
-from rocktokens.studies.config import StudyConfig, load_study
+from rocktokens.studies.config import load_study
 from rocktokens.studies.forecast import Forecast, RunForecast, forecast
-from rocktokens.studies.records import StudyResult
 
 StudyPath = Annotated[
     Path,
@@ -39,28 +38,20 @@ def study(
     if plan:
         planned = forecast(config, terminal)
         return print_json(planned.to_record()) if as_json else print_forecast(planned)
-    result = study_with_figures(config)
-    if as_json:
-        return print_json({"directory": config.study.directory, **result.to_record()})
-    from rocktokens.cli.study_tables import print_study
-
-    print_study(result)
-    output.print(f"everything: {config.study.directory}/study.json", soft_wrap=True, markup=False)
-    output.print(f"figures: {config.study.directory}/figures", soft_wrap=True, markup=False)
-
-
-def study_with_figures(config: StudyConfig) -> StudyResult:
-    """Run the study and commit its figures."""
     with terminal.status("loading"):
+        from rocktokens.cli.study_tables import print_study
         from rocktokens.report.charts.save import commit_charts
         from rocktokens.report.charts.study_charts import study_charts
         from rocktokens.studies.study import run_study
-
     run = RunDir(config.study.directory)
     result = run_study(config, terminal)
     with terminal.status("drawing"):
         commit_charts(run, study_charts(result, run.path.name))
-    return result
+    if as_json:
+        return print_json({"directory": config.study.directory, **result.to_record()})
+    print_study(result)
+    output.print(f"everything: {config.study.directory}/study.json", soft_wrap=True, markup=False)
+    output.print(f"figures: {config.study.directory}/figures", soft_wrap=True, markup=False)
 
 
 def print_forecast(planned: Forecast) -> None:

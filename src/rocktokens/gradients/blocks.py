@@ -41,7 +41,7 @@ Rows = Callable[[slice], torch.Tensor]
 
 
 def block_of(name: str) -> str:
-    """The block of a parameter by its name alone, such as ``model.layers.3.self_attn.q_proj.weight``."""
+    """Name the block of a parameter by its name alone, such as ``model.layers.3.self_attn.q_proj.weight``."""
     if _NORM.search(name):
         return "norms"
     layer = _LAYER.search(name)
@@ -55,7 +55,7 @@ def block_of(name: str) -> str:
 
 
 def trainable_blocks(student: Any) -> dict[str, str]:
-    """The block of every trainable parameter, by the parameter's name, in the order of the model.
+    """Name the block of every trainable parameter, by the parameter's name, in the order of the model.
 
     Args:
         student: a transformers causal LM, PEFT-wrapped or not.
@@ -71,7 +71,7 @@ def trainable_blocks(student: Any) -> dict[str, str]:
 
 
 def ordered(blocks: set[str]) -> list[str]:
-    """Blocks in the order of a forward pass; norms and what is left over come last."""
+    """Sort blocks in the order of a forward pass; norms and what is left over come last."""
     return sorted(blocks, key=_place)
 
 
@@ -102,7 +102,7 @@ class BlockGrams:
             sums_BPP[self._index[block]] += rows_Pn @ rows_Pn.T
 
     def total(self) -> np.ndarray:
-        """float64 (B, P, P): over all parameters and processes, the same on every process."""
+        """Return float64 (B, P, P): over all parameters and processes, the same on every process."""
         total_BPP = np.zeros((len(self._index), self._n_tensors, self._n_tensors))
         for groups, sums_BPP in self._sums.items():
             for group in groups:
@@ -112,13 +112,13 @@ class BlockGrams:
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements that this process holds, flattened."""
+    """Return the elements that this process holds, flattened."""
     own = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     return own.detach().flatten()
 
 
 def local_like(whole: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """The elements of a whole tensor that belong to this process's shard of ``parameter``, flattened."""
+    """Return the elements of a whole tensor that belong to this process's shard of ``parameter``, flattened."""
     whole = whole.to(parameter.device)
     if isinstance(parameter, DTensor) and not isinstance(whole, DTensor):
         whole = distribute_tensor(whole, parameter.device_mesh, parameter.placements)
@@ -126,7 +126,7 @@ def local_like(whole: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
 
 
 def sharded_over(parameter: torch.Tensor) -> tuple[dist.ProcessGroup, ...]:
-    """The process groups whose members hold different shards; none where the parameter is whole."""
+    """Return the process groups whose members hold different shards; none where the parameter is whole."""
     if not isinstance(parameter, DTensor):
         return ()
     mesh = parameter.device_mesh
@@ -134,7 +134,7 @@ def sharded_over(parameter: torch.Tensor) -> tuple[dist.ProcessGroup, ...]:
 
 
 def place_among(parameter: torch.Tensor) -> tuple[int, int]:
-    """This process's number and how many share the work, by the mesh of a parameter; 0 of 1 where it has none."""
+    """Return this process's number and how many share the work, by a parameter's mesh; (0, 1) where it has none."""
     if not isinstance(parameter, DTensor):
         return 0, 1
     ranks = parameter.device_mesh.mesh.flatten().tolist()

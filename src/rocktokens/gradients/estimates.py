@@ -31,40 +31,40 @@ class Estimate(NamedTuple):
     error: Any
 
     def scaled(self, factor: Any) -> "Estimate":
-        """Times a number that is known exactly."""
+        """Multiply by a number that is known exactly."""
         return Estimate(self.value * factor, self.error * np.abs(factor))
 
     def to_record(self) -> WithError:
-        """The estimate of a single number as it is written."""
+        """Return the estimate of a single number as it is written."""
         return WithError(defined(self.value), defined(self.error))
 
 
 def norm(square: Any, width: float) -> Estimate:
-    """‖x‖ from ‖s(x)‖²."""
+    """Estimate ‖x‖ from ‖s(x)‖²."""
     length = np.sqrt(square)
     return Estimate(length * (1 + 1 / (4 * width)), length / np.sqrt(2 * width))
 
 
 def cosine(product: Any, square_x: Any, square_y: Any, width: float) -> Estimate:
-    """cos(x, y) from ⟨s(x), s(y)⟩ and both squares."""
+    """Estimate cos(x, y) from ⟨s(x), s(y)⟩ and both squares."""
     value = ratio(product, np.sqrt(square_x * square_y))
     return Estimate(value, (1 - value**2) / np.sqrt(width))
 
 
 def projection(product: Any, square_x: Any, square_y: Any, width: float) -> Estimate:
-    """‖x‖ cos(x, y), the length of x along y."""
+    """Estimate ‖x‖ cos(x, y), the length of x along y."""
     c = ratio(product, np.sqrt(square_x * square_y))
     return Estimate(ratio(product, np.sqrt(square_y)), np.sqrt(square_x * (1 - c**2 / 2) / width))
 
 
 def signed_share(product: Any, square_x: Any, square_y: Any, width: float) -> Estimate:
-    """⟨x, y⟩ / ‖y‖², the part of y that its summand x makes up."""
+    """Estimate ⟨x, y⟩ / ‖y‖², the part of y that its summand x makes up."""
     c = ratio(product, np.sqrt(square_x * square_y))
     return Estimate(ratio(product, square_y), np.sqrt(ratio(square_x, square_y) * (1 - c**2).clip(0) / width))
 
 
 def coherence(square: Any, squares: Any, length: Any, width: float) -> Estimate:
-    """(‖Σ g‖² − Σ‖g‖²) / ((Σ‖g‖)² − Σ‖g‖²): the mean cosine of two of the vectors, weighted by ‖g_i‖ ‖g_j‖.
+    """Estimate (‖Σ g‖² − Σ‖g‖²) / ((Σ‖g‖)² − Σ‖g‖²), the mean cosine of two vectors weighted by ‖g_i‖ ‖g_j‖.
 
     Args:
         square: ‖s(Σ g)‖², the only part that is sketched.
@@ -78,22 +78,22 @@ def coherence(square: Any, squares: Any, length: Any, width: float) -> Estimate:
 
 
 def ratio(numerator: Any, denominator: Any) -> np.ndarray:
-    """The quotient in float64, NaN where the denominator is 0."""
+    """Divide in float64; NaN where the denominator is 0."""
     numerator, denominator = np.broadcast_arrays(np.float64(numerator), np.float64(denominator))
     return np.divide(numerator, denominator, out=np.full(numerator.shape, np.nan), where=denominator != 0)
 
 
 def median(values: np.ndarray) -> float | None:
-    """Of those that are defined; None if none is."""
+    """Return the median of the numbers that are defined; None if none is."""
     known = values[~np.isnan(values)]
     return float(np.median(known)) if len(known) else None
 
 
 def defined(value: Any) -> float | None:
-    """A number as it is written: None for NaN."""
+    """Return a number as it is written: None for NaN."""
     return None if np.isnan(value) else float(value)
 
 
 def column(values: np.ndarray) -> Column:
-    """Numbers as they are written: None for NaN."""
+    """Return numbers as they are written: None for NaN."""
     return [None if np.isnan(value) else value for value in values.tolist()]

@@ -142,7 +142,7 @@ def _measured_on(evidence: Evidence) -> str:
 
 
 def _probe(run: RunDir, reference: int) -> list[Rollout]:
-    """The probe rollouts; where every checkpoint wrote its own, those of the reference."""
+    """Read the probe rollouts; where every checkpoint wrote its own, those of the reference."""
     probes = [entry.path for entry in run.files("rollouts/probe/")]
     own = f"rollouts/probe/checkpoint={reference}.parquet"
     if not probes or (len(probes) > 1 and own not in probes):
@@ -153,7 +153,7 @@ def _probe(run: RunDir, reference: int) -> list[Rollout]:
 
 
 def _groups(store: TraceStore, rocks: RockSet, evidence: Evidence) -> tuple[Groups, np.ndarray, ControlGroup]:
-    """The groups by name, all rare high-kl types, and how the control was matched."""
+    """Return the groups by name, all rare high-kl types, and how the control was matched."""
     token_ids, criterion = evidence.selection.token_ids, rocks.criterion
     rock_columns = np.flatnonzero(np.isin(token_ids, rocks.ids))
     columns = persistence.type_groups(
@@ -175,7 +175,7 @@ def _groups(store: TraceStore, rocks: RockSet, evidence: Evidence) -> tuple[Grou
 
 
 def _control(store: TraceStore, rocks: RockSet) -> tuple[np.ndarray, dict[str, Any]]:
-    """Types as frequent as the rocks: for all of them as ``match_controls`` has it, else for as many as possible."""
+    """Match types as frequent as the rocks: all of them by ``match_controls`` if it can, else as many as possible."""
     sums = type_sums(occurrences(store.table(rocks.criterion["reference"])))
 
     def described(ids: np.ndarray, matched: np.ndarray, **facts: Any) -> tuple[np.ndarray, dict[str, Any]]:
@@ -197,7 +197,7 @@ def _control(store: TraceStore, rocks: RockSet) -> tuple[np.ndarray, dict[str, A
 
 
 def category_ids(store: TraceStore, token_ids: np.ndarray) -> Groups:
-    """The types by category."""
+    """Group the types by category."""
     categories = np.array(store_categories(store, token_ids))
     return {str(name): token_ids[categories == name] for name in np.unique(categories)}
 
@@ -231,9 +231,9 @@ def describe_trace(held_out: HeldOut) -> TraceSummary:
 
 
 def norm_ratio(sample: Sample, first_U: np.ndarray, second_U: np.ndarray, seed: int, draws: int = 1000) -> NormRatio:
-    """Mean ‖g‖ of an occurrence of the first types over that of the second, with its bootstrap interval over prompts.
+    """Divide the mean ‖g‖ of an occurrence of the first types by that of the second; bootstrap interval over prompts.
 
-    Against all types, that is the first ones' share of Σ‖g‖ over their share of the tokens.
+    Against all types, this is the first types' share of Σ‖g‖ over their share of the tokens.
     """
     weights_BC = np.vstack([np.ones(sample.n_clusters), bootstrap_counts(sample.n_clusters, draws, seed)])
     norm_first, freq_first, norm_second, freq_second = (
@@ -268,13 +268,13 @@ def _describe_group(held_out: HeldOut, chosen_U: np.ndarray) -> TraceGroup:
 
 
 def _kept(sample: Sample, chosen_U: np.ndarray) -> KeptKl:
-    """The share of its kl that each of the types kept, None where it had none."""
+    """Return the share of its kl that each of the types kept, None where it had none."""
     after, before = (sample.totals(name)[chosen_U] for name in ("kl", "kl_before"))
     return KeptKl(sample.token_ids[chosen_U].tolist(), column(ratio(after, before)))
 
 
 def _types(held_out: HeldOut, members: Groups) -> TraceTypes:
-    """Every type that occurs, column by column."""
+    """List every type that occurs, column by column."""
     sample, store = held_out.sample, held_out.store
     used = np.flatnonzero(sample.totals("freq"))
     ids, freq = sample.token_ids[used], sample.totals("freq")[used]

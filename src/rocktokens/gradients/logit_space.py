@@ -105,7 +105,7 @@ class TypeRows:
 
     @classmethod
     def of(cls, token_ids_T: np.ndarray, halves_T: np.ndarray, max_split: int) -> "TypeRows":
-        """Rows for these occurrences; of the types in both halves, the ``max_split`` best covered are split."""
+        """Assign rows to these occurrences; of the types in both halves, split the ``max_split`` best covered."""
         token_ids_U, type_T = np.unique(token_ids_T, return_inverse=True)
         freq_U = np.bincount(type_T)
         second_U = np.bincount(type_T[halves_T], minlength=len(freq_U))
@@ -122,7 +122,7 @@ class TypeRows:
         return len(self.token_ids_U) + int((self.second_row_U >= 0).sum())
 
     def locate(self, token_ids_T: np.ndarray, halves_T: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The type and the row (T,) of each occurrence."""
+        """Return the type and the row (T,) of each occurrence."""
         type_T = np.searchsorted(self.token_ids_U, token_ids_T)
         if not np.array_equal(self.token_ids_U.take(type_T, mode="clip"), token_ids_T):
             raise ValueError("token_ids_T holds a type that no row was made for")
@@ -131,7 +131,7 @@ class TypeRows:
 
 
 def second_half(rollouts: Sequence[Rollout], seed: int) -> set[str]:
-    """Ids of the prompts of the second of two random halves."""
+    """Draw the ids of the prompts of the second of two random halves."""
     prompt_ids = sorted({rollout.prompt_id for rollout in rollouts})
     generator = np.random.Generator(np.random.PCG64(derive_seed(seed, "gradient-halves")))
     order = generator.permutation(len(prompt_ids))
@@ -139,7 +139,7 @@ def second_half(rollouts: Sequence[Rollout], seed: int) -> set[str]:
 
 
 def halves(rollout: Rollout, in_second_half: set[str]) -> np.ndarray:
-    """Bool (T,): whether the tokens of a rollout are of the second half."""
+    """Return bool (T,): whether the tokens of a rollout are in the second half."""
     return np.full(len(rollout.token_ids), rollout.prompt_id in in_second_half)
 
 
@@ -172,7 +172,7 @@ class GradientSums:
         memory: int = MEMORY,
         seed: int = 0,
     ) -> "GradientSums":
-        """Sums for all the occurrences that will be added, within ``memory``.
+        """Allocate sums for all the occurrences that will be added, within ``memory``.
 
         Args:
             token_ids_T: The predicted tokens of all positions.
@@ -224,7 +224,7 @@ class GradientSums:
             del chunk  # before the next one is made: two of them are never in memory
 
     def finish(self, rollouts_sha256: str = "") -> TypeGradients:
-        """The sums as they are now, in numpy; ``rollouts_sha256`` names what they were taken over."""
+        """Return the sums as they are now, in numpy; ``rollouts_sha256`` names what they were taken over."""
         sketches = {"hidden": None, "vocabulary": self.sketch and (self.sketch.width, self.sketch.seed)}
         spaces = {
             space: SpaceSums(_numpy(self.vectors[space]), *_numpy(self.lengths[space]), sketch=sketch)
@@ -252,7 +252,7 @@ class GradientSums:
     def _add_vectors(
         self, space: str, vectors_nW: torch.Tensor, norm_n: torch.Tensor, types_n: torch.Tensor, rows_n: torch.Tensor
     ) -> None:
-        """The chunk is summed on its own first: a frequent type then adds few numbers to a large one, not many."""
+        """Sum the chunk on its own first: a frequent type then adds few numbers to a large one, not many."""
         present, place_n = torch.unique(rows_n, return_inverse=True)
         sums_uW = vectors_nW.new_zeros(len(present), vectors_nW.shape[1]).index_add_(0, place_n, vectors_nW)
         self.vectors[space].index_add_(0, present, sums_uW)
@@ -264,12 +264,12 @@ class GradientSums:
 
 
 def _rows_within(memory: int, vocab_size: int, row_bytes: int) -> int:
-    """Rows of sums that fit beside what is kept once for every vocabulary id: G, G_bal, bucket and sign."""
+    """Return how many rows of sums fit beside what is kept once for every vocabulary id: G, G_bal, bucket and sign."""
     return (memory - (8 + 8 + 8 + 4) * vocab_size) // row_bytes
 
 
 def _digest(rollouts: Sequence[Rollout]) -> str:
-    """A name for the rollouts, whatever their order."""
+    """Name the rollouts, whatever their order."""
     digest = hashlib.sha256()
     for rollout in sorted(rollouts, key=lambda rollout: rollout.rollout_id):
         for part in (np.array([rollout.rollout_id]), rollout.prompt_ids, rollout.token_ids):

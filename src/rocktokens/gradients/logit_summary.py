@@ -73,7 +73,7 @@ Groups = Mapping[str, Collection[int] | np.ndarray]
 
 
 def describe_checkpoint(gradients: TypeGradients, groups: Groups, categories: Groups) -> CheckpointGradients:
-    """Everything logit space says of one checkpoint.
+    """Describe one checkpoint in logit space.
 
     Args:
         gradients: of ``logit_gradients``.
@@ -114,7 +114,7 @@ def _describe_space(gradients: TypeGradients, space: Space, groups: Groups, cate
 
 
 def describe_groups(gradients: TypeGradients, table: TypeTable, groups: Groups) -> dict[str, GroupGradient]:
-    """What each group amounts to, in the space of ``table``, which is ``describe_types`` of ``gradients``."""
+    """Describe each group in the space of ``table``, which is ``describe_types`` of ``gradients``."""
     pooled_W, balanced_W = gradients.pooled(table.space), gradients.balanced(table.space)
     found = {}
     for name, token_ids in groups.items():
@@ -166,7 +166,7 @@ def compare_groups(table: TypeTable, groups: Groups, columns: Sequence[str] = CO
 
 
 def rank_test(first: np.ndarray, second: np.ndarray) -> RankTest:
-    """Mann–Whitney's test, two-sided, of numbers of which some may not be defined."""
+    """Run a two-sided Mann–Whitney test on numbers of which some may be NaN."""
     first, second = (values[~np.isnan(values)] for values in (first, second))
     superiority = p = None
     if len(first) and len(second):
@@ -176,7 +176,7 @@ def rank_test(first: np.ndarray, second: np.ndarray) -> RankTest:
 
 
 def cosine_with_others(gradients: TypeGradients, space: Space, is_rock_U: np.ndarray) -> Estimate:
-    """(U,): the cosine of ḡ_v with the balanced sum of the types that are not rocks, v left out; NaN of zeros."""
+    """Estimate (U,): the cosine of ḡ_v with the balanced sum of the types that are not rocks, v itself left out."""
     others_W = gradients.weighted_sum(space, ~is_rock_U / gradients.freq)
     square, (square_U, product_U) = others_W @ others_W, gradients.products(space, others_W)
     own_U, product_U = square_U / gradients.freq**2, product_U / gradients.freq
@@ -187,7 +187,7 @@ def cosine_with_others(gradients: TypeGradients, space: Space, is_rock_U: np.nda
 
 
 def largest_part(gradients: TypeGradients, space: Space, is_rock_U: np.ndarray) -> LargestPart:
-    """The type with the largest signed share of the balanced sum of the types that are not rocks."""
+    """Find the type with the largest signed share of the balanced sum of the types that are not rocks."""
     others_W = gradients.weighted_sum(space, ~is_rock_U / gradients.freq)
     _, product_U = gradients.products(space, others_W)
     share_U = np.where(is_rock_U, np.nan, ratio(product_U / gradients.freq, others_W @ others_W))
@@ -214,7 +214,7 @@ class Persistence:
 
 
 def describe_change(before: TypeGradients, after: TypeGradients, groups: Groups) -> LogitPersistence:
-    """How directions changed between two checkpoints."""
+    """Describe how directions changed between two checkpoints."""
     vocabulary, hidden = (
         _describe_change(persistence(before, after, space), groups) for space in ("vocabulary", "hidden")
     )
@@ -239,7 +239,7 @@ def _describe_change(found: Persistence, groups: Groups) -> SpacePersistence:
 
 
 def persistence(before: TypeGradients, after: TypeGradients, space: Space) -> Persistence:
-    """How the direction of each type changed between two passes over the same rollouts, with the same seed."""
+    """Measure how the direction of each type changed between two passes over the same rollouts, with the same seed."""
     _require_comparable(before, after, space)
     ways = half_cosine(before, after, space), half_cosine(after, before, space)
     return Persistence(
@@ -255,7 +255,7 @@ def persistence(before: TypeGradients, after: TypeGradients, space: Space) -> Pe
 
 
 def corrected_cosine(found: Persistence) -> np.ndarray:
-    """float64 (U,): the cosine between checkpoints, corrected for the noise of the sample; NaN where halves disagree.
+    """Correct the cosine between checkpoints for the noise of the sample: float64 (U,), NaN where halves disagree.
 
     What is divided by must not be noise itself: both split halves have to reach ``RELIABLE``.
     """
@@ -266,7 +266,7 @@ def corrected_cosine(found: Persistence) -> np.ndarray:
 
 
 def describe_persistence(found: Persistence, groups: Groups) -> dict[str, GroupPersistence]:
-    """The medians of each group of types."""
+    """Take the medians over each group of types."""
     corrected_U, described = corrected_cosine(found), {}
     for name, token_ids in groups.items():
         chosen_U = np.isin(found.token_ids, np.fromiter(token_ids, dtype=np.int64))

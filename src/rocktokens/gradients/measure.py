@@ -58,7 +58,7 @@ class Session:
     progress: Progress = SILENT
 
     def student_name(self, step: int) -> str:
-        """What to load for a checkpoint, if it is still the student that was traced."""
+        """Return what to load for a checkpoint, if it is still the student that was traced."""
         return traced_student(self.run, self.held_out.store.replay, step)
 
 
@@ -165,7 +165,7 @@ def _settings(config: Config, held_out: HeldOut) -> GradientsSettings:
 
 
 def _logit_space(session: Session) -> LogitSummary:
-    """Both checkpoints, and what changed between them; None where there is one only."""
+    """Measure both checkpoints, and what changed between them; None where there is one only."""
     evidence, groups, categories = session.held_out.evidence, session.held_out.groups, session.categories
     now = _type_gradients(session, evidence.reference)
     reference = describe_checkpoint(now, groups, categories)
@@ -200,7 +200,7 @@ def _type_gradients(session: Session, step: int) -> TypeGradients:
 
 
 def _parameter_space(session: Session) -> ParameterSummary:
-    """The partition into groups, and the one into categories."""
+    """Measure the partition into groups, and the one into categories."""
     with session.progress.status("loading"):
         trainee = _load_trainee(session)
     by_group = _shares(session, trainee, session.held_out.groups, "groups")

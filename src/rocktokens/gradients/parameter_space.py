@@ -46,7 +46,7 @@ def gradient_shares(
     autocast_dtype: torch.dtype | None = None,
     on_done: Callable[[int], None] | None = None,
 ) -> GradientShares:
-    """How much of the gradient, and of Adam's next step, comes from each group of positions.
+    """Measure how much of the gradient, and of Adam's next step, comes from each group of positions.
 
     Example: ``gradient_shares(student, teacher, rollouts, {"rocks": rocks.ids}).gradient().groups["rocks"].share``.
 
@@ -117,7 +117,7 @@ class _Trainable:
     def grams(
         self, gradients: list[Gradients], adam: AdamSettings | None, state: Mapping[str, torch.Tensor]
     ) -> tuple[np.ndarray, np.ndarray | None]:
-        """Inner products of the groups' gradients, and of the parts of Adam's next step if there is one."""
+        """Return inner products of the groups' gradients, and of the parts of Adam's next step if there is one."""
         gradient_gram = self._gradient_gram(gradients)
         squared_norm = float(gradient_gram.sum())
         if not math.isfinite(squared_norm):
@@ -154,7 +154,7 @@ class _Trainable:
     def _with_gradients(
         self, gradients: list[Gradients]
     ) -> Iterator[tuple[str, torch.Tensor, list[torch.Tensor | None]]]:
-        """Each parameter with its local gradients by group; without any, an optimizer leaves it alone and so do we."""
+        """Yield each parameter with its local gradients by group; skip those without, as optimizers do."""
         for (name, parameter), *own in zip(self.parameters.items(), *gradients, strict=True):
             if any(gradient is not None for gradient in own):
                 yield name, parameter, [None if gradient is None else local(gradient) for gradient in own]

@@ -19,11 +19,17 @@ How the numbers are defined: docs/method.md, section 5.
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
 
 from pydantic import BeforeValidator
 
+from rocktokens.display import table
 from rocktokens.types import Record, load_record, write_record
+
+if TYPE_CHECKING:
+    import altair as alt
+
+    Chart = alt.Chart | alt.LayerChart | alt.FacetChart
 
 GRADIENTS_SCHEMA_VERSION = 1
 ROCKS, RARE, CONTROL, REST = "rocks", "rare high-kl", "control", "rest"
@@ -43,7 +49,8 @@ _FORMER_WORDS = {
     "cannot be told": INCONCLUSIVE,
 }
 _current_word = BeforeValidator(lambda word: _FORMER_WORDS.get(word, word) if isinstance(word, str) else word)
-ClaimVerdict = Annotated[Literal["supported", "contradicted", "inconclusive"], _current_word]
+ClaimWord = Literal["supported", "contradicted", "inconclusive"]
+ClaimVerdict = Annotated[ClaimWord, _current_word]
 AdamVerdict = Annotated[Literal["suppresses", "amplifies", "inconclusive"], _current_word]
 """What Adam does to a group's share."""
 
@@ -550,9 +557,12 @@ class Claim(Record):
         return asdict(self)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class GradientsRecord(Record):
-    """Everything in gradients.json."""
+    """Everything in gradients.json.
+
+    Example: ``GradientsRecord(checkpoint 64 against 0, 11,243 tokens of 192 prompts; supported: total, kept; …)``.
+    """
 
     criterion: dict[str, Any]
     """Of the rocks."""
@@ -582,3 +592,46 @@ class GradientsRecord(Record):
     def to_record(self) -> dict[str, Any]:
         """Return the JSON object of the file."""
         return asdict(self)
+
+    def __repr__(self) -> str:
+        found = {word: [own.name for own in self.claims if own.verdict == word] for word in get_args(ClaimWord)}
+        verdicts = "; ".join(f"{word}: {', '.join(names)}" for word, names in found.items() if names)
+        return f"GradientsRecord({self._where()}; {verdicts})"
+
+    def _repr_html_(self) -> str:
+        columns: list[table.Column[Claim]] = [
+            table.Column("claim", lambda own: table.text(own.claim)),
+            table.Column("verdict", lambda own: table.verdict(own.verdict)),
+            table.Column("because", lambda own: table.text(own.because)),
+        ]
+        title = f"The paper's claims about gradients, {self._where()}."
+        return table.Table.of("claims", columns, self.claims, title).to_html()
+
+    def plot_norms(self, run: str = "this run") -> "Chart":
+        """Draw how large the gradients of each type are, by group."""
+        from rocktokens.report.charts.gradient_charts import gradient_charts
+
+        return gradient_charts(self, run)["gradient_norm"]
+
+    def plot_alignment(self, run: str = "this run") -> "Chart":
+        """Draw which way the gradients of each type point, by group."""
+        from rocktokens.report.charts.gradient_charts import gradient_charts
+
+        return gradient_charts(self, run)["gradient_alignment"]
+
+    def plot_kl(self, run: str = "this run") -> "Chart":
+        """Draw the kl of each type at the baseline against that at the reference."""
+        from rocktokens.report.charts.gradient_charts import gradient_charts
+
+        return gradient_charts(self, run)["gradient_kl"]
+
+    def plot_blocks(self, run: str = "this run") -> "Chart":
+        """Draw the rocks' signed share of the gradient, and of Adam's step, in each block of the student."""
+        from rocktokens.report.charts.gradient_charts import gradient_charts
+
+        return gradient_charts(self, run)["gradient_blocks"]
+
+    def _where(self) -> str:
+        own = self.settings
+        against = "" if own.baseline == own.reference else f" against {own.baseline}"
+        return f"checkpoint {own.reference}{against}, {own.n_tokens:,} tokens of {own.n_prompts} prompts"

@@ -79,37 +79,37 @@ class TypeGradients:
     """Of the rollouts they were taken over; "" where there is no name for them."""
 
     def sums(self, space: Space) -> SpaceSums:
-        """Those of one space."""
+        """Return the sums of one space."""
         return self.hidden if space == "hidden" else self.vocabulary
 
     def members(self, token_ids: Collection[int] | np.ndarray) -> np.ndarray:
-        """Bool (U,): which types are among the ids; ids that do not occur are ignored."""
+        """Return bool (U,): which types are among the ids; ids that do not occur are ignored."""
         return np.isin(self.token_ids, np.fromiter(token_ids, dtype=np.int64))
 
     def totals(self, space: Space, types_n: np.ndarray) -> np.ndarray:
-        """float64 (n, W): the sums S_v of a few types, given by index."""
+        """Return float64 (n, W): the sums S_v of a few types, given by index."""
         vectors_RW, second_n = self.sums(space).vectors_RW, self.second_row[types_n]
         totals_nW = vectors_RW[types_n].astype(np.float64)
         totals_nW[second_n >= 0] += vectors_RW[second_n[second_n >= 0]]
         return totals_nW
 
     def weighted_sum(self, space: Space, weights_U: np.ndarray) -> np.ndarray:
-        """float64 (W,): Σ_v weight_v · S_v."""
+        """Return float64 (W,): Σ_v weight_v · S_v."""
         total_W = np.zeros(self.sums(space).vectors_RW.shape[1])
         for types_n in _a_few_at_a_time(np.flatnonzero(weights_U)):
             total_W += weights_U[types_n] @ self.totals(space, types_n)
         return total_W
 
     def pooled(self, space: Space) -> np.ndarray:
-        """float64 (W,): G, sketched where the space is."""
+        """Return float64 (W,): G, sketched where the space is."""
         return self.weighted_sum(space, np.ones(len(self.freq)))
 
     def balanced(self, space: Space) -> np.ndarray:
-        """float64 (W,): G_bal, sketched where the space is."""
+        """Return float64 (W,): G_bal, sketched where the space is."""
         return self.weighted_sum(space, 1 / self.freq)
 
     def products(self, space: Space, *others_W: np.ndarray) -> list[np.ndarray]:
-        """‖S_v‖² and the products of S_v with each of the others, (U,)."""
+        """Return ‖S_v‖² and the products of S_v with each of the others, (U,)."""
         found = []
         for types_n in _a_few_at_a_time(np.arange(len(self.freq))):
             x_nW = self.totals(space, types_n)
@@ -139,12 +139,12 @@ class TypeTable:
     """contrib(v)."""
 
     def value(self, name: str) -> np.ndarray:
-        """One of ``COLUMNS``, without its errors."""
+        """Return one of ``COLUMNS``, without its errors."""
         column = getattr(self, name)
         return column.value if isinstance(column, Estimate) else column
 
     def columns(self) -> dict[str, np.ndarray]:
-        """Every one of ``COLUMNS`` by name; errors in columns of their own."""
+        """Return every one of ``COLUMNS`` by name; errors in columns of their own."""
         found: dict[str, np.ndarray] = {}
         for name in COLUMNS:
             found[name] = self.value(name)
@@ -153,14 +153,14 @@ class TypeTable:
         return found
 
     def to_frame(self) -> "pd.DataFrame":
-        """A pandas frame with one row per type."""
+        """Return a pandas frame with one row per type."""
         import pandas as pd
 
         return pd.DataFrame({"token_id": self.token_ids, "freq": self.freq, **self.columns()})
 
 
 def describe_types(gradients: TypeGradients, space: Space) -> TypeTable:
-    """Sizes, cancellation and directions of every type in one space."""
+    """Describe sizes, cancellation and directions of every type in one space."""
     sums, freq_U = gradients.sums(space), gradients.freq.astype(np.float64)
     width = sums.sketch_width
     balanced_W, pooled_W = gradients.balanced(space), gradients.pooled(space)
@@ -183,7 +183,7 @@ def describe_types(gradients: TypeGradients, space: Space) -> TypeTable:
 
 
 def describe_whole(gradients: TypeGradients, space: Space) -> WholeGradient:
-    """The pooled and the balanced gradient in one space."""
+    """Describe the pooled and the balanced gradient in one space."""
     exact = space == "vocabulary"
     pooled_W = gradients.pooled_V if exact else gradients.pooled(space)
     balanced_W = gradients.balanced_V if exact else gradients.balanced(space)
@@ -198,12 +198,12 @@ def describe_whole(gradients: TypeGradients, space: Space) -> WholeGradient:
 
 
 def split_half(gradients: TypeGradients, space: Space) -> Estimate:
-    """The cosine of each type's mean gradients over the two halves of the prompts, (U,); NaN where it has no halves."""
+    """Estimate (U,) the cosine of a type's mean gradients over the two halves of the prompts; NaN without halves."""
     return half_cosine(gradients, gradients, space)
 
 
 def half_cosine(first: TypeGradients, second: TypeGradients, space: Space) -> Estimate:
-    """The cosine (U,) of a type's first half in one pass with its second half in another over the same rollouts."""
+    """Estimate (U,) the cosine of a type's first half in one pass with its second half in another."""
     split_S = np.flatnonzero(first.second_row >= 0)
     a, b = first.sums(space), second.sums(space)
     found = [
@@ -216,7 +216,7 @@ def half_cosine(first: TypeGradients, second: TypeGradients, space: Space) -> Es
 
 
 def total_cosine(first: TypeGradients, second: TypeGradients, space: Space) -> Estimate:
-    """The cosine (U,) of a type's mean gradients in two passes over the same rollouts."""
+    """Estimate (U,) the cosine of a type's mean gradients in two passes over the same rollouts."""
     types_U, width = np.arange(len(first.freq)), first.sums(space).sketch_width
     found = [
         _row_cosine(first.totals(space, types_n), second.totals(space, types_n), width)

@@ -57,7 +57,7 @@ def left_padded(prompts: Sequence[np.ndarray], pad_id: int) -> tuple[torch.Tenso
     return input_ids_RL, attention_mask_RL
 
 
-def require_finite(name: str, start: int, logprobs_n: np.ndarray) -> None:
+def require_logprobs(name: str, start: int, logprobs_n: np.ndarray) -> None:
     """Refuse the response to a prompt, whose log-probabilities these are from position ``start`` on."""
     bad = np.flatnonzero(~np.isfinite(logprobs_n))
     if len(bad):

@@ -14,13 +14,14 @@ differs either.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
-from rocktokens.rollouts.decoding import ROW_BLOCK, DecodingSettings, choose, left_padded, require_finite, round_up
+from rocktokens.models.head import causal_lm
+from rocktokens.rollouts.decoding import ROW_BLOCK, DecodingSettings, choose, left_padded, require_logprobs, round_up
 from rocktokens.rollouts.stream import Ended, StreamRequest
 
 
@@ -57,13 +58,13 @@ def _generate_batch(model: Any, requests: Sequence[StreamRequest], settings: Dec
         room = settings.max_new_tokens - len(request.known)
         ends = np.flatnonzero(np.isin(token_ids_T[:room], list(settings.eos_ids)))
         length = int(ends[0]) + 1 if len(ends) else room
-        require_finite(request.name, len(request.known), logprobs_T[:length])
+        require_logprobs(request.name, len(request.known), logprobs_T[:length])
         yield request.index, token_ids_T[:length].copy(), logprobs_T[:length].copy(), bool(len(ends))
 
 
 def _generate(model: Any, config: GenerationConfig, **inputs: Any) -> torch.Tensor:
     """Generate without the model's own generation config, which would fill in whatever ``config`` leaves open."""
-    bare = model.get_base_model() if hasattr(model, "get_base_model") else model
+    bare: Any = causal_lm(model)
     own, bare.generation_config = bare.generation_config, GenerationConfig()
     try:
         return bare.generate(generation_config=config, **inputs)
@@ -92,13 +93,13 @@ class _ChooseToken(LogitsProcessor):
         """Return the response position that each row gets next."""
         return self.starts_R + (input_ids_RL.shape[1] - self.width)
 
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
         logits_RV = scores[:, : self.settings.vocab_size].float()
         chosen_R, logprobs_R = choose(
             logits_RV, self.banned_RV, self.stream_keys_R, self.positions(input_ids), self.settings.temperature
         )
         self.logprobs.append(logprobs_R)
-        return torch.full_like(scores, -torch.inf).scatter_(1, chosen_R[:, None], 0.0)
+        return cast(torch.FloatTensor, torch.full_like(scores, -torch.inf).scatter_(1, chosen_R[:, None], 0.0))
 
 
 class _EndRows(StoppingCriteria):
@@ -108,5 +109,6 @@ class _EndRows(StoppingCriteria):
         self.processor = processor
         self.idle_R = torch.arange(len(processor.starts_R), device=processor.starts_R.device) >= count
 
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        return self.idle_R | (self.processor.positions(input_ids) >= self.processor.settings.max_new_tokens)
+    def __call__(self, input_ids: torch.LongTensor, scores: Any, **kwargs: Any) -> torch.BoolTensor:
+        is_full_R = self.processor.positions(input_ids) >= self.processor.settings.max_new_tokens
+        return cast(torch.BoolTensor, self.idle_R | is_full_R)

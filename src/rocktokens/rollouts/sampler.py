@@ -1,13 +1,13 @@
 """Sampling completions: the request, the completion, and the sampler over a transformers model in memory.
 
 Requests are checked, sorted by prompt length so that batches need little padding, decoded together (see ``stream``; see
-``generate`` for models whose cache cannot be refilled), and given back in the order they came. What a request gets does
-not depend on its batch mates. A branch leaves a rollout that was sampled before, where that first has an id that is now
+``generate`` for models whose cache cannot be refilled), and returned in the order they came. What a request gets does
+not depend on the others in its batch. A branch leaves a rollout that was sampled before, at the first id that is now
 banned: it has the noise of that rollout, and only what follows is decoded.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
@@ -46,10 +46,10 @@ class SampleRequest:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """What a rollout would have been with some ids banned: the same up to the first of them, then decoded anew."""
+    """What a rollout would have been with some ids banned: the same up to the first of them, then decoded again."""
 
     trunk: int
-    """Place of the rollout in the list it comes with."""
+    """Index of the rollout in the list of trunks."""
     start: int
     """Response tokens that both have in common."""
     banned: frozenset[int]
@@ -71,7 +71,7 @@ class Completion:
 
 
 class Sampler(Protocol):
-    """Anything that can complete prompts."""
+    """Completes prompts."""
 
     @property
     def eos_ids(self) -> frozenset[int]:
@@ -210,7 +210,12 @@ class TransformersSampler:
             trunk = trunks[branch.trunk]
             request = SampleRequest(trunk.prompt_id, trunk.prompt_ids, trunk.sample, branch.banned)
             self._check(request, max_new_tokens)
-            _check_start(trunk, branch, max_new_tokens)
+            if not 0 <= branch.start < min(len(trunk.token_ids), max_new_tokens):
+                raise RocktokensError(
+                    f"prompt {trunk.prompt_id!r}: a branch leaves it at token {branch.start} of "
+                    f"{len(trunk.token_ids)}, and at most {max_new_tokens} may be written: give the position of a "
+                    "token it has"
+                )
             known = trunk.token_ids[: branch.start]
             leaving.setdefault(branch.trunk, []).append(_stream_request(index, request, seed, known))
         self._decode([_trunk(own) for own in leaving.values()], temperature, max_new_tokens, on_done)
@@ -229,7 +234,7 @@ class TransformersSampler:
         settings = DecodingSettings(
             self.eos_ids, self.pad_id, self.vocab_size, self.batch_size, temperature, max_new_tokens
         )
-        with torch.no_grad(), evaluation_mode(self.model), self._on_threads():
+        with torch.no_grad(), evaluation_mode(self.model), cpu_threads(self.threads):
             decode = self._stream if fits(self.model) else partial(generate_batches, self.model)
             for index, token_ids, logprobs, finished in decode(requests, settings):
                 on_done(index, Completion(token_ids, logprobs, finished))
@@ -240,9 +245,6 @@ class TransformersSampler:
         yield from Stream(rows, requests, TRUNK_MEMORY).run()
         if self.model.device.type == "cuda":
             self._rows = rows
-
-    def _on_threads(self) -> AbstractContextManager[None]:
-        return nullcontext() if self.threads is None else cpu_threads(self.threads)
 
     def _check(self, request: SampleRequest, max_new_tokens: int) -> None:
         name, length = f"prompt {request.prompt_id!r}", len(request.prompt_ids)
@@ -277,10 +279,10 @@ def evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def cpu_threads(count: int) -> Iterator[None]:
-    """So many threads for torch's operators on the CPU, and then as many as before."""
+def cpu_threads(count: int | None) -> Iterator[None]:
+    """Use this many threads for torch's operators on the CPU, None for as many as now; afterwards as many as before."""
     before = torch.get_num_threads()
-    torch.set_num_threads(count)
+    torch.set_num_threads(before if count is None else count)
     try:
         yield
     finally:
@@ -296,14 +298,6 @@ def _stream_request(index: int, request: SampleRequest, seed: int, known: np.nda
         banned=request.banned,
         known=np.empty(0, np.int32) if known is None else known,
     )
-
-
-def _check_start(trunk: Rollout, branch: Branch, max_new_tokens: int) -> None:
-    if not 0 <= branch.start < min(len(trunk.token_ids), max_new_tokens):
-        raise RocktokensError(
-            f"prompt {trunk.prompt_id!r}: a branch leaves it at token {branch.start} of {len(trunk.token_ids)}, and at "
-            f"most {max_new_tokens} may be written: give the position of a token it has"
-        )
 
 
 def _trunk(branches: list[StreamRequest]) -> StreamRequest:

@@ -1,8 +1,8 @@
-// What the views of the explorer share: the choice, which lives in the address (after #), and questions to the server.
+// What the views of the explorer share: the state, which lives in the address (after #), and requests to the server.
 //
-// 1. `go` changes the choice and the address; `read` takes over what the address says, after back, forward or a pasted
+// 1. `go` changes the state and the address; `read` takes over what the address says, after back, forward or a pasted
 //    link. Both end in `draw`, which shows the chosen view.
-// 2. A part is drawn anew only when what it depends on has `changed`; an answer that comes too late is dropped.
+// 2. A part is drawn again only when what it depends on has `changed`; an answer that comes too late is dropped.
 // 3. A view registers itself in `views`: its name, what draws it, and what stops when it is left.
 
 "use strict";
@@ -51,7 +51,7 @@ const Explorer = (() => {
   const state = { ...DEFAULTS };
   const views = {};
 
-  // The choice and the address
+  // The state and the address
 
   function readAddress() {
     const said = new URLSearchParams(location.hash.slice(1));
@@ -92,7 +92,7 @@ const Explorer = (() => {
   const checkpointOf = (own, chosen) =>
     chosen !== "" && own.checkpoints.includes(Number(chosen)) ? Number(chosen) : own.reference;
 
-  // Questions to the server; of two about the same place only the later one is answered.
+  // Requests to the server; of two for the same place only the later one is answered.
 
   class Refusal extends Error {}
 
@@ -108,7 +108,7 @@ const Explorer = (() => {
     asked.set(place, abort);
     const said = new URLSearchParams(Object.entries(parameters).filter(([, value]) => value !== "" && value !== null));
     const response = await fetch(`api/${path}?${said}`, { signal: abort.signal }).catch((error) => {
-      throw error.name === "AbortError" ? error : new Refusal("The explorer does not answer: is it still running?");
+      throw error.name === "AbortError" ? error : new Refusal("The explorer does not answer. Is it still running?");
     });
     const record = await response.json();
     if (!response.ok) throw new Refusal(record.error);
@@ -205,20 +205,14 @@ const Explorer = (() => {
 
   const position = () => (state.position === "" ? null : Number(state.position));
 
-  function points(delta) {
-    return Number.isFinite(delta) ? `${hundredths(delta)} points` : "—";
-  }
-
-  function change(share) {
-    return Number.isFinite(share) ? `${hundredths(share)} %` : "—";
-  }
-
   // With its sign, unless it rounds to 0.
-  function hundredths(share) {
-    const text = (100 * share).toFixed(1);
-    if (Number(text) === 0) return "0.0";
-    return share > 0 ? `+${text}` : text.replace("-", "−");
+  function points(delta) {
+    if (!Number.isFinite(delta)) return "—";
+    const text = (100 * delta).toFixed(1);
+    if (Number(text) === 0) return "0.0 points";
+    return `${delta > 0 ? "+" : ""}${text.replace("-", "−")} points`;
   }
+
 
   function intervalText(ends) {
     return ends ? ` [${number(100 * ends[0], 1)}, ${number(100 * ends[1], 1)}]` : "";
@@ -238,7 +232,6 @@ const Explorer = (() => {
     address,
     ask,
     attempt,
-    change,
     changed,
     checkpointOf,
     cleared,

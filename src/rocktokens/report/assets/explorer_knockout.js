@@ -12,7 +12,7 @@
     }
     if (!bans.length) {
       $("bans").replaceChildren();
-      return void $("pairs").replaceChildren(hint("No token was banned yet: run `rocktokens knockout`."));
+      return void $("pairs").replaceChildren(hint("No token has been banned yet: run `rocktokens knockout`."));
     }
     drawBans();
     const chosen = state.ban || String(keyOf(bans[0]));
@@ -61,7 +61,7 @@
       element(
         "p",
         { class: "side-note" },
-        "Change in accuracy, in points, when a token is banned at every step of decoding, with its " +
+        "Change in accuracy, in points, when a token is banned at every decoding step, with its " +
           `${Number((100 * (1 - alpha)).toPrecision(4))} % interval.`,
       ),
       ...rows,
@@ -86,8 +86,8 @@
       ),
       hint(
         total
-          ? `${COUNT.format(total)} answers held it, those that changed sides first; the others are the same.`
-          : "No answer held it: all are the same under the ban.",
+          ? `${COUNT.format(total)} answers contain it, those whose grade changed first; all others stay the same.`
+          : "No answer contains it: all stay the same under the ban.",
       ),
       ...pairs.map(pairBlock),
       pages > 1 ? pager(page, pages) : element("p"),

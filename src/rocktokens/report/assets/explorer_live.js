@@ -1,4 +1,4 @@
-// A run in training: its curves, and what the online policy leaves out now; asked for again while it is shown.
+// A run in training: its curves, and what the online policy leaves out now; polled while it is shown.
 
 "use strict";
 
@@ -55,11 +55,11 @@
   }
 
   function progress({ step, max_steps: goal }) {
-    if (step === null) return "No step is finished yet; steps appear here by themselves.";
+    if (step === null) return "No step is finished yet. This page updates itself.";
     const done = step + 1;
     if (done >= goal && goal !== null) return `All ${COUNT.format(goal)} steps are finished.`;
     const share = goal === null ? COUNT.format(done) : `${COUNT.format(done)} of ${COUNT.format(goal)}`;
-    return `${share} steps are finished; more appear here by themselves.`;
+    return `${share} steps are finished. This page updates itself.`;
   }
 
   Explorer.views.live = { name: "Live", draw: watch, leave };

@@ -80,9 +80,9 @@
     const { rock, knockout } = card;
     if (!rock && !knockout) return [];
     const effect = knockout && points(knockout.delta) + intervalText(knockout.interval);
-    const ban = knockout ? `${knockout.verdict}: banning it changes accuracy by ${effect}` : "banning it was not tried";
+    const ban = knockout ? `${knockout.verdict}: banning it changes accuracy by ${effect}` : "it was not banned";
     const place = rock
-      ? `Rock ${rock.rank}, among the top ${run().rocks.length} in ${percent(rock.p_in_top_k)} of resamples`
+      ? `Rock ${rock.rank}, among the top ${run().rocks.length} in ${percent(rock.p_in_top_k)} of resamples of the prompts`
       : "Not a rock";
     return [element("p", {}, `${place}; ${ban}.`)];
   }

@@ -79,7 +79,7 @@ const RockList = (() => {
       else if (top + ROW > offset + host.clientHeight) host.scrollTop = (top + ROW - host.clientHeight) / stretch();
     }
 
-    // The row so many further on than the chosen one, brought into sight; undefined where there are no rows.
+    // The row this many places after the chosen one, brought into sight; undefined where there are no rows.
     async function step(by) {
       if (!first.total) return undefined;
       const index = Math.min(first.total - 1, Math.max(0, chosenIndex() + by));

@@ -21,7 +21,7 @@ const RockStrip = (() => {
   const LONGEST = 48;
   const MARKS = { " ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍" };
   // Control and format characters, lone surrogates, odd spaces, fillers, variation selectors, and what would be taken
-  // for a mark: report/text.py, which has written carriage returns as their mark already.
+  // for a mark: display/text.py, which has already written carriage returns as their mark.
   const UNSEEN = new RegExp(
     "[\\p{C}\\p{Zl}\\p{Zp}\\u00a0\\u1680\\u2000-\\u200a\\u202f\\u205f\\u3000" +
       "\\u034f\\u115f\\u1160\\u17b4\\u17b5\\u2800\\u3164\\uffa0" +
@@ -254,7 +254,7 @@ const RockStrip = (() => {
     return element("span", { class: "chip" }, visible(text));
   }
 
-  // The numbers of one token, and what student and teacher would have said.
+  // The numbers of one token, and what student and teacher would have written.
   function panel(host, token) {
     const facts = [
       ["position", String(token.position)],
@@ -262,8 +262,8 @@ const RockStrip = (() => {
       ["category", token.category ? token.category.replace(/_/g, " ") : "—"],
       ["rock", token.rock_rank === null ? "no" : `rank ${token.rock_rank}`],
       ...Object.keys(MEASURES).map((measure) => [MEASURES[measure].label, number(valueOf(token, measure))]),
-      ["student gave it", percent(Math.exp(token.logp_student))],
-      ["teacher gave it", percent(Math.exp(token.logp_teacher))],
+      ["student probability", percent(Math.exp(token.logp_student))],
+      ["teacher probability", percent(Math.exp(token.logp_teacher))],
     ];
     host.replaceChildren(
       element("h3", {}, chip(token.text)),
@@ -274,7 +274,7 @@ const RockStrip = (() => {
             topTable("Student", token.student_top, token),
             topTable("Teacher", token.teacher_top, token),
           )
-        : element("p", { class: "muted" }, "What else the models would have said was not traced (trace.top_k)."),
+        : element("p", { class: "muted" }, "What else the models would have written was not traced (set trace.top_k)."),
       element(
         "dl",
         { class: "facts" },

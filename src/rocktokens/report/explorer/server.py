@@ -25,6 +25,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Mount, Route
 
+from rocktokens.display.rocks import rock_table
 from rocktokens.display.text import legible
 from rocktokens.errors import RocktokensError
 from rocktokens.report.csp import asset, page_policy
@@ -257,8 +258,7 @@ def _overview(run: RunView) -> dict[str, Any]:
         "checkpoints": run.checkpoints,
         "reference": run.reference,
         "summary": run.summary,
-        "is_split": run.rocks is not None and run.rocks.is_split,
-        "rule": run.rocks and run.rocks.source.get("verdicts", {}).get("rule"),
+        "table": run.rocks and rock_table(run.rocks),
         "rocks": [replace(rock, text=legible(rock.text, MAX_TOKEN_TEXT)) for rock in rocks],
     }
 

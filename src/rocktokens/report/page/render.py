@@ -1,6 +1,6 @@
 """The report: one or several runs as one HTML file that needs nothing but a browser.
 
-1. Each run is answered in five sentences, then shown section by section; several runs get a table that compares them.
+1. Each run has five short answers, then is shown section by section; several runs get a table that compares them.
 2. Charts are drawn here and embedded as SVG images; their data lie once, as CSV, in a data block, from which the page's
    script makes downloads. Without the script everything can still be read.
 3. Model output is hostile: the template escapes all text, the data block holds no ``<``, and the policy of the page
@@ -46,15 +46,15 @@ VERDICTS = frozenset(
     )
 )
 METHOD = (
-    "kl is the divergence of the student from the teacher over the whole vocabulary, in nats, at each sampled token; "
-    "gradients are those of the kl in the logits unless said otherwise.",
+    "kl: divergence of the student from the teacher over the whole vocabulary, in nats, at each sampled token. "
+    "Gradients are those of the kl in the logits unless stated otherwise.",
     "One set of rollouts is scored at every checkpoint, so before and after are the same tokens.",
-    "A type's score R is its occurrences times its mean kl; CCR is the share of its occurrences that are hard before "
-    "and after training, in contexts that recur. Rocks are the top K by R · CCR.",
+    "R: occurrences of a type times its mean kl. CCR: share of its occurrences that are hard before and after "
+    "training, in contexts that recur. Rocks are the top K types by R · CCR.",
     "Rocks are selected on one half of the prompts and described on the other. Intervals are bootstraps over prompts.",
-    "A ban makes a token impossible at every decoding step; the random numbers stay the same, so prompts whose answer "
-    "never held it are not touched. Intervals of its effect are paired by prompt.",
-    "A study trains its arms on the same prompts in the same order; intervals are over seeds and prompts, for all "
+    "A ban makes a token impossible at every decoding step. The random numbers stay the same, so answers that do not "
+    "contain the token do not change. Intervals of the effect are paired by prompt.",
+    "A study trains its arms on the same prompts in the same order. Intervals are over seeds and prompts, for all "
     "pairs together.",
     "Rock tokens were described in arXiv 2605.09253.",
 )
@@ -90,7 +90,7 @@ class Part:
 
 
 def report_html(runs: Sequence[RunView]) -> str:
-    """The whole page."""
+    """Render the whole page."""
     require_content(runs)
     parts = [_whole_part(run, f"run-{number}") for number, run in enumerate(runs, start=1)]
     comparison = runs_table(runs) if len(runs) > 1 else None
@@ -116,7 +116,7 @@ def report_html(runs: Sequence[RunView]) -> str:
 
 
 def require_content(runs: Sequence[RunView]) -> None:
-    """Refuse a run of which there is nothing to show."""
+    """Refuse a run that has nothing to show."""
     for run in runs:
         records = (run.rocks, run.find, run.gradients, run.knockout, run.study)
         if not run.checkpoints and not run.evaluations and all(record is None for record in records):
@@ -127,12 +127,12 @@ def require_content(runs: Sequence[RunView]) -> None:
 
 
 def unbroken(sentence: str) -> str:
-    """A sentence whose lines never end between a number and its unit or interval."""
+    """Keep a number together with its unit and interval at line ends."""
     return _INSIDE_NUMBER.sub("\N{NO-BREAK SPACE}", sentence)
 
 
 def file_name(name: str) -> str:
-    """A name that any file system takes."""
+    """Make a name that any file system takes."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "run"
 
 
@@ -187,7 +187,7 @@ def _image(figure: Figure, image_id: str) -> Image:
 
 
 def with_room(svg: str) -> tuple[str, int, int]:
-    """A chart with more room at its sides, for browsers whose font is wider than the one it was drawn with."""
+    """Give a chart more room at its sides, for browsers whose font is wider than the one it was drawn with."""
     head = _SIZE.search(svg)
     if head is None:
         raise ValueError("the SVG does not begin with its size")
@@ -214,7 +214,7 @@ def _table_file(table: Table, stem: str) -> dict[str, str]:
 
 
 def _facts(run: RunView) -> dict[str, dict[str, str]]:
-    """Everything that is needed to make the numbers again."""
+    """List everything that is needed to reproduce the numbers."""
     manifest, replay = run.manifest, run.manifest.get("replay", {})
     models = {name: manifest.get(name) or replay.get(name) for name in ("student", "teacher")}
     source = run.rocks.source if run.rocks else {}

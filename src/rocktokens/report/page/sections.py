@@ -39,10 +39,10 @@ class Section:
 
 def _shares(run: RunView) -> Section:
     lead = (
-        "A rock is a token type that occurs often and whose loss, the kl of the student from the teacher, stays high "
-        "after training. Here is what share of the run the rocks are."
+        "A rock is a token type that occurs often and whose loss (the kl of the student to the teacher) stays high "
+        "after training. These are the rocks' shares of the run."
     )
-    return Section("shares", "How much the rocks are", lead, "find", figures.share_figures(run))
+    return Section("shares", "How much of the run the rocks are", lead, "find", figures.share_figures(run))
 
 
 def _funnel(run: RunView) -> Section:
@@ -51,7 +51,7 @@ def _funnel(run: RunView) -> Section:
 
 
 def _categories(run: RunView) -> Section:
-    lead = "What the rocks are made of: layout and discourse, or the content of the answer?"
+    lead = "Are rocks layout and discourse, or the content of the answer?"
     return Section("categories", "Rocks by category", lead, "find", figures.category_figures(run))
 
 
@@ -62,18 +62,18 @@ def _rocks(run: RunView) -> Section:
 
 
 def _sureness(run: RunView) -> Section:
-    lead = "How many types to call rocks, whether other prompts give the same ones, and which settings matter."
-    return Section("sureness", "How sure the set is", lead, "find", figures.sureness_figures(run))
+    lead = "How many types are rocks, whether other prompts give the same ones, and which settings matter."
+    return Section("sureness", "How stable the set is", lead, "find", figures.sureness_figures(run))
 
 
 def _loss(run: RunView) -> Section:
-    lead = "The same tokens, scored at every checkpoint: what learns falls, what does not stays where it was."
+    lead = "The same tokens, scored at every checkpoint: the loss of what is learned falls, the rest stays."
     tables = [accuracy_table(run.evaluations)] if run.evaluations else []
     return Section("loss", "What training did", lead, "find", figures.loss_figures(run), tables)
 
 
 def _gradients(run: RunView) -> Section:
-    lead = "Who moves the student: the size and direction of the gradients of rocks and of other types."
+    lead = "Which types move the student: size and direction of the gradients of rocks and of other types."
     tables = [claim_table(run.gradients.claims)] if run.gradients else []
     notes = _printable(run.gradients.warnings) if run.gradients else ()
     return Section(
@@ -84,8 +84,8 @@ def _gradients(run: RunView) -> Section:
 def _knockout(run: RunView) -> Section:
     lead = (
         "Each token is banned at every decoding step, with the same random numbers, and the answers are graded again. "
-        "Pillar: the ban costs accuracy. Stumbling: it helps. Neutral: it surely changes little. Placebos are types "
-        "that are no rocks."
+        "Pillar: the ban costs accuracy. Stumbling: it improves accuracy. Neutral: the change is within the margin. "
+        "Placebos are types that are not rocks."
     )
     if run.knockout is None:
         return Section("knockout", "Do the rocks matter", lead, "knockout")
@@ -103,7 +103,7 @@ def _knockout(run: RunView) -> Section:
 
 
 def _study(run: RunView) -> Section:
-    lead = "Arms train alike but for the weights on their tokens, on several seeds, and are compared by pairs."
+    lead = "Arms differ only in the weights of their tokens. Each is trained on several seeds and compared in pairs."
     tables = [arm_table(run.study), comparison_table(run.study)] if run.study else []
     notes = _printable(run.study.notes) if run.study else ()
     return Section("study", "What leaving them out gains", lead, "study", figures.study_figures(run), tables, notes)
