@@ -26,7 +26,7 @@ from rich.table import Table
 from printing import machine
 from rocktokens import TraceStore
 from rocktokens.config import load_config
-from rocktokens.knockout.journal import MemoryJournal
+from rocktokens.knockout.journal import Journal
 from rocktokens.knockout.records import KnockoutSweep
 from rocktokens.knockout.sweep import Mode, SweepSettings, knockout_sweep
 from rocktokens.knockout.verdicts import VerdictRule, paired_effects, verdict
@@ -55,7 +55,7 @@ class Bench:
     temperature: float
     max_new_tokens: int
 
-    def sweep(self, tokens: Sequence[int], mode: Mode, journal: MemoryJournal) -> tuple[KnockoutSweep, float]:
+    def sweep(self, tokens: Sequence[int], mode: Mode, journal: Journal) -> tuple[KnockoutSweep, float]:
         """Ours, and its seconds."""
         began = time.perf_counter()
         found = knockout_sweep(
@@ -105,13 +105,13 @@ def main() -> None:
     bench = _bench(options)
     tokens = _tokens(options.run, bench, options.tokens)
     console.print(machine(PACKAGES, cores=1), highlight=False)
-    journals = [MemoryJournal() for _ in range(3)]
+    journals = [Journal() for _ in range(3)]
     exact = [bench.sweep(tokens, "exact", journals[0])]
     halves = [_plain(bench, tokens[: len(tokens) // 2])]
     exact.append(bench.sweep(tokens, "exact", journals[1]))
     halves.append(_plain(bench, tokens[len(tokens) // 2 :]))
     exact.append(bench.sweep(tokens, "exact", journals[2]))
-    sequential = [bench.sweep(tokens, "sequential", MemoryJournal()) for _ in range(3)]
+    sequential = [bench.sweep(tokens, "sequential", Journal()) for _ in range(3)]
     plain = Plain(*({**a, **b} for a, b in zip(_fields(halves[0]), _fields(halves[1]), strict=True)))
     free, free_right, free_seconds = bench.plain(frozenset())
     differing = _differing(plain, journals[0], tokens)
@@ -173,7 +173,7 @@ def _fields(plain: Plain) -> tuple[dict, dict, dict]:
     return plain.rollouts, plain.right, plain.seconds
 
 
-def _differing(plain: Plain, journal: MemoryJournal, tokens: Sequence[int]) -> int:
+def _differing(plain: Plain, journal: Journal, tokens: Sequence[int]) -> int:
     """Rollouts of the plain sweep that are not ours."""
     free = journal.free() or []
     count = 0

@@ -22,7 +22,6 @@ from rocktokens.knockout.journal import (
     Decoded,
     Journal,
     Key,
-    MemoryJournal,
     RunJournal,
 )
 from rocktokens.knockout.records import KnockoutSweep
@@ -234,7 +233,7 @@ def test_a_grader_that_changes_grades_everything_anew(tmp_path: Path):
         regraded = sweep(other, RunJournal(run, "here"))
         assert run.files("knockout/") == files
         assert sweep(task, RunJournal(run, "here")) == before
-    assert regraded == sweep(other, MemoryJournal())
+    assert regraded == sweep(other, Journal())
     assert regraded.baseline["accuracy"] != before.baseline["accuracy"]
     assert [own.delta for own in regraded.knockouts] != [own.delta for own in before.knockouts]
     assert any(own.changes.lost or own.changes.gained for own in regraded.knockouts)

@@ -11,7 +11,7 @@ from transformers import MistralConfig, MistralForCausalLM
 from rocktokens.config import WordmathTask
 from rocktokens.errors import RocktokensError
 from rocktokens.knockout import journal as journal_module
-from rocktokens.knockout.journal import Decoded, MemoryJournal, RunJournal
+from rocktokens.knockout.journal import Decoded, Journal, RunJournal
 from rocktokens.knockout.outcomes import NOTHING
 from rocktokens.knockout.records import Ban, KnockoutSweep
 from rocktokens.knockout.sweep import SweepSettings, knockout_sweep
@@ -59,16 +59,16 @@ def sweep(bans, journal=None, temperature=1.0, prompts=PROMPTS, **settings) -> K
     )
 
 
-def commonest(journal: MemoryJournal, count: int) -> list[int]:
+def commonest(journal: Journal, count: int) -> list[int]:
     ids, counts = np.unique(np.concatenate([own.token_ids for own in journal.free() or []]), return_counts=True)
     ordered = ids[np.argsort(-counts, kind="stable")].tolist()
     return [token for token in ordered if token not in STUDENT.eos_ids][:count]
 
 
 @pytest.fixture(scope="module")
-def free() -> dict[float, MemoryJournal]:
+def free() -> dict[float, Journal]:
     """The free rollouts, greedy and sampled, in journals that hold nothing else but their repetition."""
-    journals = {temperature: MemoryJournal() for temperature in (0.0, 1.0)}
+    journals = {temperature: Journal() for temperature in (0.0, 1.0)}
     for temperature, journal in journals.items():
         sweep([], journal, temperature=temperature)
     return journals
@@ -104,7 +104,7 @@ def test_every_rollout_and_verdict_is_that_of_the_full_sweep(free, temperature):
 
 @needs_mkl
 def test_several_samples_are_paired_by_prompt_and_sample(free):
-    journal = MemoryJournal()
+    journal = Journal()
     [token] = commonest(free[1.0], 12)[11:]
     [knockout] = sweep([token], journal, temperature=1.0, num_samples=3).knockouts
     naive = naive_rollouts(token, 1.0, num_samples=3)
@@ -163,13 +163,13 @@ def test_curtailed_verdicts_are_the_exact_ones_for_fewer_tokens(free):
 
 @needs_mkl
 def test_more_tokens_than_before_decode_only_the_new_ones(free, monkeypatch):
-    journal = MemoryJournal()
+    journal = Journal()
     journal.keep_free(free[1.0].free() or [])
     first, second = commonest(free[1.0], 8)[:5], commonest(free[1.0], 8)
     sweep(first, journal, temperature=1.0)
     before = set(journal.finished)
     added: list[tuple] = []
-    monkeypatch.setattr(journal, "add", lambda key, own: (added.append(key), MemoryJournal.add(journal, key, own)))
+    monkeypatch.setattr(journal, "add", lambda key, own: (added.append(key), Journal.add(journal, key, own)))
     grown = sweep(second, journal, temperature=1.0)
     assert added
     assert not before & set(added)
@@ -217,7 +217,7 @@ def test_the_second_time_every_never_ban_is_used_from_anywhere_and_nothing_diffe
     """Seven bans share the 50 rollouts; 50 get one each."""
     rollouts = free[1.0].free() or []
     for never in (7, 50):
-        journal = MemoryJournal()
+        journal = Journal()
         journal.keep_free(rollouts)
         found = sweep(commonest(free[1.0], 1), journal, temperature=1.0, never=never)
         idle = [knockout.ban.ids for knockout in found.of_role("never")]
@@ -280,7 +280,7 @@ def test_a_model_whose_cache_cannot_be_refilled_is_compared_too(make, differing)
 
 def test_an_engine_that_is_not_exact_is_found_out_and_widens_the_intervals(free):
     """A second free run in which the first ten rollouts end at once."""
-    journal = MemoryJournal()
+    journal = Journal()
     rollouts = free[1.0].free() or []
     journal.keep_free(rollouts)
     for place in range(50):
@@ -309,7 +309,7 @@ def test_an_engine_that_is_not_exact_is_found_out_and_widens_the_intervals(free)
     ],
 )
 def test_impossible_bans_are_refused_before_anything_is_decoded(bans, message):
-    journal = MemoryJournal()
+    journal = Journal()
     with pytest.raises(RocktokensError, match=message):
         sweep(bans, journal)
     assert journal.free() is None
@@ -325,7 +325,7 @@ def test_impossible_bans_are_refused_before_anything_is_decoded(bans, message):
     ],
 )
 def test_impossible_settings_are_refused_before_anything_is_decoded(setting, message):
-    journal = MemoryJournal()
+    journal = Journal()
     with pytest.raises(RocktokensError) as refused:
         sweep([9], journal, **setting)
     assert str(refused.value).startswith(message)

@@ -8,9 +8,8 @@ grader of today.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -49,40 +48,15 @@ class Decoded:
     finished: bool
 
 
-class Journal(Protocol):
-    """Remembers what a sweep has decoded."""
-
-    @property
-    def finished(self) -> Mapping[Key, Decoded]:
-        """Everything so far."""
-        ...
-
-    def free(self) -> list[Rollout] | None:
-        """The free rollouts, None if they have not been written."""
-        ...
-
-    def keep_free(self, rollouts: Sequence[Rollout]) -> None:
-        """Remember the free rollouts."""
-        ...
-
-    def add(self, key: Key, decoded: Decoded) -> None:
-        """Remember an entry, now or soon."""
-        ...
-
-    def flush(self) -> None:
-        """Remember everything now."""
-        ...
-
-
-class MemoryJournal:
-    """Forgets everything when the process ends."""
+class Journal:
+    """Remembers what a sweep has decoded, until the process ends."""
 
     def __init__(self) -> None:
         self.finished: dict[Key, Decoded] = {}
         self._free: list[Rollout] | None = None
 
     def free(self) -> list[Rollout] | None:
-        """The free rollouts, None if they have not been kept."""
+        """Return the free rollouts, None if they have not been kept."""
         return self._free
 
     def keep_free(self, rollouts: Sequence[Rollout]) -> None:
@@ -94,10 +68,10 @@ class MemoryJournal:
         self.finished[key] = decoded
 
     def flush(self) -> None:
-        """Nothing is ever late."""
+        """Commit what has not been committed yet; in memory nothing ever is."""
 
 
-class RunJournal:
+class RunJournal(Journal):
     """Keeps everything in a run directory, under ``knockout/<conditions>/``."""
 
     def __init__(self, run: RunDir, conditions: str) -> None:
@@ -107,17 +81,18 @@ class RunJournal:
             run: whose lock the caller holds.
             conditions: a digest of all that the rollouts depend on.
         """
+        super().__init__()
         self._run = run
         self._folder = f"knockout/{conditions}"
-        self._parts = [entry.path for entry in run.files(f"{self._folder}/part-")]
-        self.finished: dict[Key, Decoded] = {}
+        parts = run.files(f"{self._folder}/part-")
+        self._n_parts = len(parts)
         self._new: list[tuple[Key, Decoded]] = []
         self._began = self._written = time.monotonic()
-        for entry in run.files(f"{self._folder}/part-"):
+        for entry in parts:
             self.finished.update(_entries(pq.read_table(run.verify(entry))))
 
     def free(self) -> list[Rollout] | None:
-        """The free rollouts, None if they have not been written."""
+        """Read the free rollouts, None if they have not been written."""
         path = f"{self._folder}/free.parquet"
         return read_rollouts(self._run, path) if self._run.files(path) else None
 
@@ -136,9 +111,9 @@ class RunJournal:
     def flush(self) -> None:
         """Commit what has not been committed yet."""
         if self._new:
-            path, table = f"{self._folder}/part-{len(self._parts):05d}.parquet", _table(self._new)
+            path, table = f"{self._folder}/part-{self._n_parts:05d}.parquet", _table(self._new)
             self._run.commit(path, lambda target: pq.write_table(table, target, compression="zstd"), table.num_rows)
-            self._parts.append(path)
+            self._n_parts += 1
             self._new = []
         self._written = time.monotonic()
 

@@ -5,23 +5,23 @@ Accuracy changes are shares (−0.05: five points lost), intervals are [low, hig
 
 from collections import Counter
 from dataclasses import asdict, dataclass, field
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from rocktokens.display.text import visible
+from rocktokens.display.numbers import counted, level, points
+from rocktokens.display.table import Column, Table, number, text, token, verdict
+from rocktokens.display.text import printable
 from rocktokens.errors import RocktokensError
 from rocktokens.types import Verdict, read_record, write_record
 
 if TYPE_CHECKING:
-    import altair as alt
     import pandas as pd
+    from altair import Chart, FacetChart, LayerChart
 
 KNOCKOUT_SCHEMA_VERSION = 1
 Role = Literal["tested", "matched", "never"]
 """Tested: a rock or what was asked for; matched: a placebo as frequent as a rock; never: an id in no rollout."""
 Interval = tuple[float, float]
-NOTEBOOK_ROWS = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,34 +131,30 @@ class KnockoutSweep:
         return f"KnockoutSweep({self._where()}; {self._tally('tested')})"
 
     def _repr_html_(self) -> str:
-        """The tested bans as a table for a notebook."""
-        rows = [
-            (visible(own.ban.name), _points(own.delta), _points_interval(own.interval), own.verdict)
-            for own in self.of_role("tested")
+        columns: list[Column[Knockout]] = [
+            Column("banned", lambda own: token(own.ban.name)),
+            Column("category", lambda own: text(own.ban.category)),
+            Column("Δ, points", lambda own: number(own.delta, points, own.interval)),
+            Column("verdict", lambda own: verdict(own.verdict)),
         ]
-        cells = ["".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows[:NOTEBOOK_ROWS]]
-        head = "".join(f"<th>{name}</th>" for name in ("banned", "change (points)", "interval", "verdict"))
-        body = "".join(f"<tr>{row}</tr>" for row in cells)
-        more = f"<p>… and {len(rows) - NOTEBOOK_ROWS:,} more</p>" if len(rows) > NOTEBOOK_ROWS else ""
-        summary = f"{self._where()}; {self._tally('tested')}; placebos as frequent: {self._tally('matched')}"
-        return f"<p>{escape(summary)}</p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}"
+        title = f"{self._where()}; {self._tally('tested')}; placebos as frequent: {self._tally('matched')}."
+        return Table.of("bans", columns, self.of_role("tested"), printable(title)).to_html()
 
-    def plot_forest(self) -> "alt.LayerChart":
+    def plot_forest(self) -> "Chart | LayerChart | FacetChart":
         """Draw the change of accuracy under each ban with its interval, placebos below."""
         from rocktokens.report.charts.forest import forest_chart, forest_records
 
-        settings = self.settings
-        level = f"{100 * (1 - settings['alpha']):.0f} %"
-        return forest_chart(forest_records(self.knockouts), 100 * settings["margin"], self._where(), level)
+        margin, interval_level = 100 * self.settings["margin"], level(self.settings["alpha"])
+        return forest_chart(forest_records(self.knockouts), margin, self._where(), interval_level)
 
     def _where(self) -> str:
-        model, task, prompts = (self.settings.get(name, "?") for name in ("model", "task", "n_prompts"))
-        return f"{model} on {task}, {prompts} prompts"
+        model, task = (self.settings.get(name, "unknown") for name in ("model", "task"))
+        return f"{model} on {task}, {counted(self.settings.get('n_prompts', 0), 'prompt')}"
 
     def _tally(self, role: Role) -> str:
         verdicts = Counter(own.verdict for own in self.of_role(role))
         kinds = ", ".join(f"{verdicts[kind]} {kind}" for kind in ("pillar", "stumbling", "neutral", "undecided"))
-        return f"{verdicts.total()} bans: {kinds}"
+        return f"{counted(verdicts.total(), 'ban')}: {kinds}"
 
     def save(self, path: str | Path) -> None:
         """Write knockout.json, byte for byte the same for the same content."""
@@ -188,14 +184,6 @@ class KnockoutSweep:
             replaced_by = next((text for _, text, _ in changes.pop("replacements")), None)
             rows.append({**ban, **record, **changes, **counts, "replaced_by": replaced_by})
         return pd.DataFrame(rows)
-
-
-def _points(change: float | None) -> str:
-    return "—" if change is None else f"{100 * change:+.1f}"
-
-
-def _points_interval(interval: Interval | None) -> str:
-    return "—" if interval is None else f"[{', '.join(map(_points, interval))}]"
 
 
 def _knockout(entry: dict[str, Any]) -> Knockout:

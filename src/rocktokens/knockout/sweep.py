@@ -21,7 +21,7 @@ import numpy as np
 from rocktokens.errors import RocktokensError
 from rocktokens.evaluation.accuracy import require_answers
 from rocktokens.knockout.designs import Complete, Curtailed, Design
-from rocktokens.knockout.journal import Journal, MemoryJournal
+from rocktokens.knockout.journal import Journal
 from rocktokens.knockout.outcomes import Answering, SweepDecoder, free_rollouts
 from rocktokens.knockout.placebos import matched_placebos, never_emitted, token_counts
 from rocktokens.knockout.records import Ban, KnockoutSweep, Role
@@ -112,7 +112,7 @@ def knockout_sweep(
         raise RocktokensError(f"temperature is {sampling.temperature}: give 0 for greedy answers, or a number above it")
     require_answers(task, prompts)
     _require_distinct(prompts)
-    rule, journal = settings.rule or VerdictRule(seed=sampling.seed), journal or MemoryJournal()
+    rule, journal = settings.rule or VerdictRule(seed=sampling.seed), journal or Journal()
     vocabulary = Vocabulary(getattr(tokenizer, "backend_tokenizer", None))
     first_of: dict[tuple[int, ...], Ban] = {}
     for ban in (_as_ban(ban, vocabulary) for ban in bans):

@@ -186,4 +186,10 @@ def test_a_notebook_shows_the_verdicts_and_no_token_as_markup():
     hostile = replace(sweep.knockouts[0], ban=Ban((9,), "<b>\n"))
     shown = replace(named, knockouts=[hostile, *sweep.knockouts[1:]])._repr_html_()
     assert "<b>" not in shown and "&lt;b&gt;⏎" in shown
-    assert "<td>-5.0</td><td>[-9.0, -1.0]</td><td>pillar</td>" in shown and "<td>—</td>" in shown
+    assert "<td>−5.0 [−9.0, −1.0]</td><td>pillar</td>" in shown and "<td>—</td>" in shown
+
+
+def test_a_sweep_draws_itself():
+    sweep = replace(small_sweep(), settings={"model": "step 4", "task": "wordmath", "alpha": 0.05, "margin": 0.03})
+    drawn = sweep.plot_forest().to_dict()
+    assert "step 4 on wordmath" in str(drawn["title"]) and "So" in str(drawn["datasets"])
