@@ -304,7 +304,7 @@ def _shares(
 
 def _draw(run: RunDir, record: "GradientsRecord") -> None:
     """Commit the figures as PNG."""
-    from rocktokens.report.charts.gradient_charts import gradient_charts
-    from rocktokens.report.charts.save import commit_charts
+    from rocktokens.report.charts.gradient_charts import gradient_figures
+    from rocktokens.report.charts.save import commit_figures
 
-    commit_charts(run, gradient_charts(record, run.path.name))
+    commit_figures(run, gradient_figures(run.path.name, record))

@@ -49,14 +49,14 @@ def study(
 def study_with_figures(config: StudyConfig) -> StudyResult:
     """Run the study and commit its figures."""
     with terminal.status("loading"):
-        from rocktokens.report.charts.save import commit_charts
-        from rocktokens.report.charts.study_charts import study_charts
+        from rocktokens.report.charts.save import commit_figures
+        from rocktokens.report.charts.study_charts import study_figures
         from rocktokens.studies.study import run_study
 
     run = RunDir(config.study.directory)
     result = run_study(config, terminal)
     with terminal.status("drawing"):
-        commit_charts(run, study_charts(result, run.path.name))
+        commit_figures(run, study_figures(run.path.name, result))
     return result
 
 

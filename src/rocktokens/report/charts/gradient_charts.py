@@ -23,6 +23,7 @@ from rocktokens.report.charts.theme import (
     VERMILLION,
     WIDTH,
     Chart,
+    Figure,
     Records,
     finished,
     finite,
@@ -49,24 +50,39 @@ MOST_MARKS = 1000
 SOURCES = {"gradient": ("gradient", VERMILLION), "update": ("Adam's step", BLUE)}
 
 
-def gradient_charts(record: GradientsRecord, run: str) -> dict[str, Chart]:
-    """Make all figures of ``rocktokens gradients`` by name."""
+def gradient_figures(run: str, record: GradientsRecord) -> list[Figure]:
+    """Make the figures of ``rocktokens gradients``."""
     settings = record.settings
     where = f"{run}, checkpoint {settings.reference}, {settings.measured_on}, {settings.n_prompts} prompts"
-    return {
-        "gradient_norm": types_chart(
-            "How large the gradients are: each mark is a token type (logit space)",
-            type_records(record, NORM_PANELS),
-            where,
+    norms, directions = type_records(record, NORM_PANELS), type_records(record, ALIGNMENT_PANELS)
+    kl, blocks = kl_records(record), block_records(record)
+    each = "each mark is a token type (logit space)"
+    return [
+        Figure(
+            "gradient_norm",
+            "Strips of token types by group: how large their gradients are.",
+            types_chart(f"How large the gradients are: {each}", norms, where),
+            norms,
         ),
-        "gradient_alignment": types_chart(
-            "Which way the gradients point: each mark is a token type (logit space)",
-            type_records(record, ALIGNMENT_PANELS),
-            where,
+        Figure(
+            "gradient_alignment",
+            "Strips of token types by group: whether their gradients agree with each other and over training.",
+            types_chart(f"Which way the gradients point: {each}", directions, where),
+            directions,
         ),
-        "gradient_kl": kl_chart(kl_records(record), f"{where}, baseline {settings.baseline}"),
-        "gradient_blocks": blocks_chart(block_records(record), record.parameter.token_share[ROCKS], where),
-    }
+        Figure(
+            "gradient_kl",
+            "Scatter of token types: mean kl at the baseline against that at the reference.",
+            kl_chart(kl, f"{where}, baseline {settings.baseline}"),
+            kl,
+        ),
+        Figure(
+            "gradient_blocks",
+            "Bars by block of the student: the rocks' signed share of the gradient and of Adam's step.",
+            blocks_chart(blocks, record.parameter.token_share[ROCKS], where),
+            blocks,
+        ),
+    ]
 
 
 def type_records(record: GradientsRecord, panels: dict[str, str]) -> list[dict[str, Any]]:

@@ -2,21 +2,21 @@
 
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 from rocktokens.errors import RocktokensError
-from rocktokens.report.charts.theme import Chart
+from rocktokens.report.charts.theme import Chart, Figure
 from rocktokens.run_dir import RunDir, write_atomically
 
 FORMATS = ("png", "svg", "pdf", "json")
 
 
-def commit_charts(run: RunDir, charts: Mapping[str, Chart]) -> None:
-    """Draw each chart as PNG and commit it to the run as ``figures/NAME.png``."""
-    for name, chart in charts.items():
-        content = chart_bytes(chart, "png")
-        run.commit(f"figures/{name}.png", lambda path, content=content: path.write_bytes(content))
+def commit_figures(run: RunDir, figures: Iterable[Figure]) -> None:
+    """Draw each figure as PNG and commit it to the run as ``figures/NAME.png``."""
+    for figure in figures:
+        content = chart_bytes(figure.chart, "png")
+        run.commit(f"figures/{figure.name}.png", lambda path, content=content: path.write_bytes(content))
 
 
 def save_chart(chart: Chart, path: str | Path) -> None:
