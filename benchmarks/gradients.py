@@ -26,8 +26,8 @@ import psutil
 import torch
 
 from printing import machine, print_table, whole
-from rocktokens.gradients.geometry import describe_types, split_half
 from rocktokens.gradients.logit_space import GradientSums, logit_gradients
+from rocktokens.gradients.type_gradients import describe_types, split_half
 from rocktokens.models.head import LMHead
 from rocktokens.models.load import load_model
 from rocktokens.scoring.divergence import token_scores

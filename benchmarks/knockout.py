@@ -28,11 +28,11 @@ from rocktokens import TraceStore
 from rocktokens.config import load_config
 from rocktokens.knockout.journal import MemoryJournal
 from rocktokens.knockout.records import KnockoutSweep
-from rocktokens.knockout.sweep import knockout_sweep
-from rocktokens.knockout.verdicts import Rule, paired_effects, verdict
+from rocktokens.knockout.sweep import Mode, SweepSettings, knockout_sweep
+from rocktokens.knockout.verdicts import VerdictRule, paired_effects, verdict
 from rocktokens.models.load import LoadedModel, load_model
 from rocktokens.rocks.find import type_table
-from rocktokens.rollouts.encode import encode_prompt
+from rocktokens.rollouts.encode import Sampling, encode_prompt
 from rocktokens.rollouts.sampler import SampleRequest, TransformersSampler
 from rocktokens.tasks import make_task
 from rocktokens.tasks.base import Task
@@ -55,7 +55,7 @@ class Bench:
     temperature: float
     max_new_tokens: int
 
-    def sweep(self, tokens: Sequence[int], mode: str, journal: MemoryJournal) -> tuple[KnockoutSweep, float]:
+    def sweep(self, tokens: Sequence[int], mode: Mode, journal: MemoryJournal) -> tuple[KnockoutSweep, float]:
         """Ours, and its seconds."""
         began = time.perf_counter()
         found = knockout_sweep(
@@ -64,12 +64,8 @@ class Bench:
             self.task,
             self.prompts,
             list(tokens),
-            temperature=self.temperature,
-            max_new_tokens=self.max_new_tokens,
-            seed=SEED,
-            mode=mode,  # pyright: ignore[reportArgumentType]
-            matched=0,
-            never=0,
+            sampling=Sampling(self.temperature, self.max_new_tokens, SEED),
+            settings=SweepSettings(mode=mode, matched=0, never=0),
             journal=journal,
         )
         return found, time.perf_counter() - began
@@ -192,7 +188,7 @@ def _differing(plain: Plain, journal: MemoryJournal, tokens: Sequence[int]) -> i
 
 def _verdicts(plain: Plain, free_right: np.ndarray, tokens: Sequence[int]) -> list[str]:
     differences = np.array([plain.right[token].astype(int) - free_right for token in tokens])
-    rule = Rule(seed=SEED)
+    rule = VerdictRule(seed=SEED)
     return [verdict(own.delta, own.interval, rule) for own in paired_effects(differences, 1, rule)]
 
 

@@ -20,7 +20,6 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator
-from importlib import resources
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +29,7 @@ from printing import machine, print_table, whole
 from rocktokens.config import parse_config
 from rocktokens.policies.online_rocks import OnlineRocksPolicy
 from rocktokens.policies.tracker import RockTracker, StepSums
+from rocktokens.recipes import shipped
 from rocktokens.scoring.divergence import weighted_kl
 from rocktokens.traces.store import TraceStore
 from rocktokens.training.loop import distill
@@ -82,7 +82,7 @@ def main() -> None:
 def demo_row(steps: int) -> list[str]:
     """The policy beside the steps of a run."""
     with tempfile.TemporaryDirectory() as folder:
-        text = resources.files("rocktokens.cli").joinpath("demo.toml").read_text(encoding="utf-8")
+        text = shipped("demo")
         changes = [f"run.directory={json.dumps(folder)}", f"training.max_steps={steps}"]
         distill(parse_config(text, changes, name="demo"))
         lines = [json.loads(line) for line in (Path(folder) / "logs.jsonl").read_text(encoding="utf-8").splitlines()]

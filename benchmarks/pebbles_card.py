@@ -10,17 +10,17 @@ import json
 import platform
 import tempfile
 from dataclasses import asdict
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from rocktokens.cli.demo import run_demo
 from rocktokens.config import parse_config
+from rocktokens.demo import run_demo
 from rocktokens.models import pebbles
 from rocktokens.models.load import load_model
 from rocktokens.models.pebbles.train import STUDENT, TEACHER
+from rocktokens.recipes import shipped
 from rocktokens.run_dir import file_sha256
 
 PROMPTS = 2000
@@ -41,10 +41,10 @@ def main() -> None:
 
 def measure() -> dict[str, Any]:
     """Run the demo with a larger evaluation; hashes and recipes come from the package."""
-    demo = resources.files("rocktokens.cli").joinpath("demo.toml").read_text(encoding="utf-8")
+    demo = shipped("demo")
     with tempfile.TemporaryDirectory() as folder:
         overrides = [f"run.directory={json.dumps(folder + '/run')}", f"evaluation.num_prompts={PROMPTS}"]
-        result = run_demo(parse_config(demo, overrides), quiet=True)
+        result = run_demo(parse_config(demo, overrides)).to_record()
     models = {"teacher": TEACHER, "student": STUDENT}
     return {
         "measured": datetime.date.today().isoformat(),

@@ -12,9 +12,9 @@ import time
 
 import torch
 
-from rocktokens.cli.distill import run_distill
 from rocktokens.config import parse_config
 from rocktokens.replay.replay import replay
+from rocktokens.training.loop import distill
 
 CONFIG = """
 [models]
@@ -41,14 +41,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         config = parse_config(CONFIG, [f"run.directory={json.dumps(folder + '/run')}"])
         began = time.perf_counter()
-        distilled = run_distill(config, resume=False)
+        distilled = distill(config)
         between = time.perf_counter()
         traced = replay(config)
         ended = time.perf_counter()
     print(
         f"{datetime.date.today()}, {platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
     )
-    print(f"distill: {distilled['steps']} steps, {distilled['tokens_seen']} tokens in {between - began:.0f} s")
+    print(f"distill: {distilled.steps} steps, {distilled.tokens_seen} tokens in {between - began:.0f} s")
     print(f"trace:   {traced.tokens} tokens through 2 checkpoints in {ended - between:.0f} s (both with loading)")
 
 

@@ -142,7 +142,7 @@ def our_turn(setting: Setting, folder: Path, trace: bool) -> list[Step]:
         ends.append(now())
         records.append(record)
 
-    distill(our_config(setting, folder, trace), progress=progress)
+    distill(our_config(setting, folder, trace), on_step=progress)
     written = writing_out(folder) / setting.steps if trace else 0.0
     shutil.rmtree(folder)
     return [

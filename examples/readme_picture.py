@@ -10,7 +10,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.terminal_theme import DIMMED_MONOKAI
 
-from rocktokens.cli.demo import measure_movement, movement_table
+from rocktokens.cli.demo import movement_table
+from rocktokens.demo import measure_movement
 from rocktokens.run_dir import RunDir
 from rocktokens.types import RockSet
 
@@ -26,7 +27,7 @@ def main() -> None:
     console = Console(record=True, width=80, force_terminal=True)
     rocks = RockSet.load(arguments.run.rocks)
     movement, types = measure_movement(arguments.run, rocks)
-    console.print(movement_table(types, 16, movement["prompts"]))
+    console.print(movement_table(types, 16, movement.prompts))
     arguments.svg.parent.mkdir(parents=True, exist_ok=True)
     svg = console.export_svg(title="rocktokens demo", theme=DIMMED_MONOKAI)
     arguments.svg.write_text(_FONT_FROM_THE_NET.sub("", svg), encoding="utf-8")

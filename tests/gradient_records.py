@@ -10,7 +10,7 @@ from rocktokens.gradients.records import (
     AdamEffect,
     BatchMean,
     CheckpointGradients,
-    ControlMatch,
+    ControlGroup,
     DirectionTest,
     Geometry,
     GradientGeometry,
@@ -21,6 +21,7 @@ from rocktokens.gradients.records import (
     GroupPersistence,
     GroupTest,
     KeptKl,
+    KlChange,
     LargestPart,
     LogitPersistence,
     LogitSummary,
@@ -45,7 +46,6 @@ from rocktokens.gradients.records import (
     WholeGradient,
     WithError,
 )
-from rocktokens.rocks.uncertainty import PairedChange
 
 BLOCK = "layer 0 mlp"
 TEXTS = (" So", "9")
@@ -57,7 +57,7 @@ def over_batches(mean: float | None, half: float = 0.01, count: int = 4) -> Batc
 
 def rock_columns(count: int, directions: list[int] | None = None, **columns: Any) -> RockColumns:
     """Rocks that each have a direction of their own unless told otherwise."""
-    defaults = {name: [0.5] * count for name in ("alignment", "coherence", "cos_others")}
+    defaults: dict[str, Any] = {name: [0.5] * count for name in ("alignment", "coherence", "cos_others")}
     ids = list(range(count))
     return RockColumns(token_id=ids, direction=directions or ids, **(defaults | columns))
 
@@ -70,8 +70,8 @@ def direction_test(superiority: float, p: float | None, largest: float = 0.3) ->
     return DirectionTest(18, 30, 0.4, 0.1, superiority, p, largest=LargestPart(token_id=7, freq=1, share=largest))
 
 
-def kl_change(relative: float | None, interval: Any) -> PairedChange:
-    return PairedChange(100, 10, 2.0, 1.5, -0.5, None, relative, interval, None, None)
+def kl_change(relative: float | None, interval: Any) -> KlChange:
+    return KlChange(100, 10, 2.0, 1.5, -0.5, None, relative, interval, None, None)
 
 
 def adam_effect(mean: float | None, verdict: Any, below: int = 7) -> AdamEffect:
@@ -127,8 +127,8 @@ def make_gradients(
     )
 
 
-def make_control(kind: Any, *, tolerance: float = 0.1, n_matched: int = 18, n_rare_high_kl: int = 0) -> ControlMatch:
-    return ControlMatch(
+def make_control(kind: Any, *, tolerance: float = 0.1, n_matched: int = 18, n_rare_high_kl: int = 0) -> ControlGroup:
+    return ControlGroup(
         kind=kind,
         tolerance=tolerance,
         reason=None,
@@ -206,7 +206,7 @@ def _group(name: str, space: Any, n_types: int, share: float) -> GroupGradient:
 
 def _persistence(space: Any) -> SpacePersistence:
     group = GroupPersistence(ROCKS, space, 18, 18, 0.5, 0.5, 0.75, 0.75, 0.5, 0.625)
-    cosines = [[1.0, 0.5]] * 4
+    cosines: Any = [[1.0, 0.5]] * 4
     return SpacePersistence({ROCKS: group}, RockPersistence([0.9] * 10), TypePersistence([7, 9], *cosines, [1.0, None]))
 
 

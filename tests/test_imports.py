@@ -12,7 +12,7 @@ import pytest
 import rocktokens
 
 SOURCE = Path(rocktokens.__file__).parent
-BASE = {"errors", "types", "config", "run_dir", "windows", "progress", "display", "splitmix"}
+BASE = {"errors", "types", "config", "run_dir", "windows", "progress", "display", "recipes", "splitmix"}
 """Every module may import these."""
 MODELS = BASE | {"tasks", "models", "rollouts", "scoring"}
 MAY_IMPORT: dict[str, set[str]] = {
@@ -37,13 +37,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"traces", "rocks", "tasks", "rollouts.store", "knockout.journal", "knockout.records", "policies.online_rocks"}
     | {"gradients.records", "studies.records", "evaluation.records"},
 }
-REACHES_ACROSS = {"cli", "integrations", "__init__"}
-"""The command line and the adapters to other trainers join the stages; the package's own namespace names the public
-functions, resolved on first use."""
+REACHES_ACROSS = {"cli", "integrations", "pipeline", "demo", "__init__"}
+"""The command line, the adapters to other trainers, the pipeline and the demo join the stages; the package's own
+namespace names the public functions, resolved on first use."""
 EXCEPTIONS = {
     "models.pebbles.train": {"tasks.wordmath"},
 }
 """Training the embedded models needs the corpus they are made from; nothing that loads a model imports that script."""
+PLOTTING = {"report.charts"}
+"""A typed result draws itself: its methods called ``plot_…`` import these when they are called; nothing else may."""
 WITHOUT_TORCH = (*sorted(BASE), "rocks", "inference", "policies", "traces", "report", "cli")
 LIGHT_MODULES = (
     "rocktokens",
@@ -58,10 +60,11 @@ LIGHT_MODULES = (
     "rocktokens.rocks.controls",
     "rocktokens.report.views.rollout_list",
     "rocktokens.gradients.claims",
-    "rocktokens.gradients.describe",
+    "rocktokens.gradients.logit_summary",
     "rocktokens.studies.plan",
     "rocktokens.studies.study",
-    "rocktokens.gradients.subject",
+    "rocktokens.gradients.held_out",
+    "rocktokens.gradients.records",
     "rocktokens.cli.gradients_tables",
     "rocktokens.cli.main",
 )
@@ -108,9 +111,16 @@ def forbidden_imports(module: str, source: str) -> list[str]:
     """What a module imports from this package and may not."""
     package = module.split(".", maxsplit=1)[0]
     allowed = {package} | MAY_IMPORT[package] | EXCEPTIONS.get(module, set())
-    names = imported(ast.walk(ast.parse(source)))
-    own = [name for name in names if name.split(".")[0] in ("rocktokens", "")]
-    return [name for name in own if not is_within(name.removeprefix("rocktokens."), allowed)]
+    nodes = list(ast.walk(ast.parse(source)))
+    plots = [node for node in nodes if isinstance(node, ast.FunctionDef) and node.name.startswith("plot_")]
+    drawing = {id(node) for plot in plots for node in ast.walk(plot)}
+    own = [
+        (name.removeprefix("rocktokens."), allowed | PLOTTING if id(node) in drawing else allowed)
+        for node in nodes
+        for name in imported(iter([node]))
+        if name.split(".")[0] in ("rocktokens", "")
+    ]
+    return [name for name, permitted in own if not is_within(name, permitted)]
 
 
 @pytest.mark.parametrize("module", [name for name in SOURCES if name.split(".")[0] not in REACHES_ACROSS])
@@ -147,10 +157,18 @@ def test_an_exception_is_still_needed_and_stays_alone(module: str):
         ("rocks.find", "from ..models import load"),
         ("rocks.find", "from rocktokens import token_scores"),
         ("models.load", "from rocktokens.tasks.wordmath import make_problem"),
+        ("rocks.find", "def late():\n    from rocktokens.report.charts import forest"),
+        ("rocks.find", "def plot_types():\n    from rocktokens.report.page import page"),
     ],
 )
 def test_the_reader_sees_a_forbidden_import(module: str, source: str):
     assert len(forbidden_imports(module, source)) == 1
+
+
+def test_only_a_plot_method_may_draw():
+    plot = "class A:\n    def plot_types(self):\n        from rocktokens.report.charts.forest import forest_chart"
+    assert forbidden_imports("rocks.find", plot) == []
+    assert len(forbidden_imports("rocks.find", plot.replace("plot_types", "types"))) == 1
 
 
 @pytest.mark.parametrize(

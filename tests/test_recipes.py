@@ -1,22 +1,20 @@
 import tomllib
-from importlib import resources
 from pathlib import Path
 
 import pytest
 
-from rocktokens.cli.demo import bypass_study
 from rocktokens.config import dump_config, parse_config
 from rocktokens.config.policies import OnlineRocksSection
+from rocktokens.demo import bypass_study
 from rocktokens.policies import POLICIES
+from rocktokens.recipes import recipes
 from rocktokens.run_dir import RunDir
 from rocktokens.studies.config import dump_study, make_study
 from rocktokens.studies.plan import plan_jobs
 
 ROOT = Path(__file__).parents[1]
-RECIPES = {path.name: path.read_text(encoding="utf-8") for path in sorted((ROOT / "recipes").glob("*.toml"))}
-STUDIES = {name: text for name, text in RECIPES.items() if "study" in tomllib.loads(text)}
-SHIPPED = {name: text for name, text in RECIPES.items() if name not in STUDIES}
-SHIPPED["demo.toml"] = resources.files("rocktokens.cli").joinpath("demo.toml").read_text(encoding="utf-8")
+STUDIES = {name: recipe.text for name, recipe in recipes().items() if recipe.kind == "study"}
+SHIPPED = {name: recipe.text for name, recipe in recipes().items() if recipe.kind == "run"}
 NOT_ON_THE_LEADERBOARD = {"type_control", "product", "schedule"}
 """The vocabulary is too small for the first; the others are made of several."""
 
@@ -53,7 +51,7 @@ def test_shipped_studies_have_the_seeds_they_need() -> None:
 
 
 def test_the_leaderboard_has_every_policy() -> None:
-    arms = make_study(tomllib.loads(STUDIES["pebbles-leaderboard.toml"])).arm
+    arms = make_study(tomllib.loads(STUDIES["pebbles-leaderboard"])).arm
     assert {arm.policy.name for arm in arms} == POLICIES.keys() - NOT_ON_THE_LEADERBOARD
 
 
@@ -70,7 +68,7 @@ def test_shipped_studies_call_no_rock_while_the_learning_rate_runs_out() -> None
 
 def test_the_study_of_the_demo_is_no_larger_than_the_demo() -> None:
     small = ["training.max_steps=2", "training.per_device_train_batch_size=64", "run.seed=5"]
-    study = bypass_study(parse_config(SHIPPED["demo.toml"], small), RunDir("runs/demo"))
+    study = bypass_study(parse_config(SHIPPED["demo"], small), RunDir("runs/demo"))
     assert (study.base.training.max_steps, study.base.training.per_device_train_batch_size) == (2, 24)
     assert study.base.evaluation.num_prompts == 200 and study.study.seeds == [6, 7]
     assert study.study.rocks == "runs/demo/rocks.json" and len(study.arm) == 3

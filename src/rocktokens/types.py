@@ -71,7 +71,7 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True)
 class TokenScores:
-    """Per-token quantities of METHOD 2, one entry per response token, numpy or torch alike, all (T,) float32.
+    """Per-token quantities (method 2), one entry per response token, numpy or torch alike, all (T,) float32.
 
     The first six are always there; the others are None unless they were asked for.
     """

@@ -1,4 +1,4 @@
-"""The windows of rock occurrences, and random windows like them (METHOD 7).
+"""The windows of rock occurrences, and random windows like them (method 7).
 
 1. The window of an occurrence is the maximal run of positions around it whose kl is at least ``min_kl``, cut off at
    ``max_each_side`` positions to either side. The occurrence is part of that run: one whose own kl is lower, or not

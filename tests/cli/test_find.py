@@ -9,12 +9,13 @@ import pandas as pd
 import pytest
 from command_line import FinishedRun, changed, refuse, rocktokens, snapshot, succeed
 
-from rocktokens.cli.demo import KEPT, _print_answer, measure_movement, movement_table
+from rocktokens.cli.demo import movement_table, print_answer
+from rocktokens.demo import Movement, measure_movement
 from rocktokens.evaluation.records import EvaluationRecord
 from rocktokens.rocks.split import split_prompts
 from rocktokens.run_dir import RunDir, derive_seed
 from rocktokens.traces.store import TraceStore
-from rocktokens.types import RockSet
+from rocktokens.types import KEPT, RockSet
 
 
 @pytest.fixture
@@ -75,17 +76,17 @@ def test_movement_is_measured_on_prompts_that_did_not_choose_the_rocks(finished:
     assert held_out is not None and len(held_out) == 4
     frame = kept_by_type(store, held_out)
     unmoved = frame[(frame["kept"] > KEPT) & np.isin(frame.index, rocks.ids)]
-    assert movement["unmoved_rocks"] == len(unmoved) > 0
-    assert movement["unmoved_token_share"] == pytest.approx(unmoved["freq"].sum() / frame["freq"].sum())
-    assert movement["unmoved_kl_share"] == pytest.approx(unmoved["kl"].sum() / frame["kl"].sum(), rel=1e-5)
+    assert movement.unmoved_rocks == len(unmoved) > 0
+    assert movement.unmoved_token_share == pytest.approx(unmoved["freq"].sum() / frame["freq"].sum())
+    assert movement.unmoved_kl_share == pytest.approx(unmoved["kl"].sum() / frame["kl"].sum(), rel=1e-5)
     assert types["freq"].sum() == frame["freq"].sum() < kept_by_type(store, everyone)["freq"].sum()
-    assert str(movement_table(types, 3, movement["prompts"]).title).endswith("held-out prompts")
+    assert str(movement_table(types, 3, movement.prompts).title).endswith("held-out prompts")
 
 
 def test_movement_without_held_out_prompts_says_so(copy: Path):
     succeed("find", copy, "--set", "find.split=1")
     movement, types = measure_movement(RunDir(copy), RockSet.load(copy / "rocks.json"))
-    assert movement["prompts"] == "all prompts"
+    assert movement.prompts == "all prompts"
     assert types["freq"].sum() == TraceStore(copy).rows(4)
 
 
@@ -96,9 +97,8 @@ def measured(accuracy: float) -> EvaluationRecord:
 
 
 def test_the_answer_names_its_prompts_and_does_not_take_a_fall_for_granted(capsys: pytest.CaptureFixture[str]):
-    shares = dict.fromkeys(("unmoved_token_share", "unmoved_kl_share", "unmoved_digit_token_share"), 0.5)
-    movement = {"on_policy_kl_first": 0.5, "on_policy_kl_last": 0.6, "prompts": "held-out prompts", "unmoved_rocks": 3}
-    _print_answer([measured(share) for share in (0.9, 0.4, 0.5)], movement | shares, RunDir("runs/rising"))
+    movement = Movement(0.5, 0.6, "held-out prompts", 3, 0.5, 0.5, 0.5)
+    print_answer([measured(share) for share in (0.9, 0.4, 0.5)], movement, Path("runs/rising"))
     answer = " ".join(capsys.readouterr().out.split())
     assert "its on-policy kl went from 0.500 to 0.600 (+20 %)" in answer
     assert "held-out prompts: 3 of the rocks kept more than 75 % of their kl" in answer

@@ -14,15 +14,16 @@ from scipy.sparse import csr_array
 
 from rocktokens import RockSet, TraceStore, gradient_shares
 from rocktokens.gradients.adam import AdamSettings
-from rocktokens.gradients.geometry import describe_types
+from rocktokens.gradients.held_out import hold_out, norm_ratio
 from rocktokens.gradients.logit_space import logit_gradients
-from rocktokens.gradients.persistence import persistence
-from rocktokens.gradients.subject import choose_subject, norm_ratio
+from rocktokens.gradients.logit_summary import persistence
+from rocktokens.gradients.records import NormRatio
+from rocktokens.gradients.type_gradients import describe_types
+from rocktokens.inference.bootstrap import bootstrap_counts
 from rocktokens.models.load import load_model
 from rocktokens.rocks.aggregate import prompts_of
 from rocktokens.rocks.selectors import Sample
 from rocktokens.rocks.split import split_prompts
-from rocktokens.rocks.uncertainty import bootstrap_counts
 from rocktokens.rollouts.store import read_rollouts
 from rocktokens.run_dir import RunDir, derive_seed
 from rocktokens.studies.worker import drop_optimizers
@@ -100,15 +101,15 @@ def test_groups_are_disjoint_and_hold_every_token(measured: Path, record: dict[s
 
 def test_without_a_split_all_prompts_are_measured_on_and_it_says_so(copy: Path):
     succeed("find", copy, *changed("find.split=1"))
-    subject = choose_subject(RunDir(copy), RockSet.load(copy / "rocks.json"), None, None)
-    assert (subject.measured_on, subject.n_prompts, subject.warnings) == ("selection half (no split)", 8, [])
+    held_out = hold_out(RunDir(copy), RockSet.load(copy / "rocks.json"), None, None)
+    assert (held_out.measured_on, held_out.n_prompts, held_out.warnings) == ("selection half (no split)", 8, [])
 
 
 def test_rocks_of_other_traces_leave_nothing_to_hold_out(finished: FinishedRun):
     rocks = replace(RockSet.load(finished.path / "rocks.json"), source={"manifest_sha256": "0" * 64})
-    subject = choose_subject(RunDir(finished.path), rocks, None, None)
-    assert (subject.measured_on, subject.n_prompts) == ("selection half (no split)", 8)
-    assert subject.warnings[0].startswith("rocks.json was found in other traces")
+    held_out = hold_out(RunDir(finished.path), rocks, None, None)
+    assert (held_out.measured_on, held_out.n_prompts) == ("selection half (no split)", 8)
+    assert held_out.warnings[0].startswith("rocks.json was found in other traces")
 
 
 # Numbers
@@ -221,10 +222,10 @@ def test_ratios_of_norms_are_drawn_over_prompts():
 
     found = norm_ratio(sample, first_U, second_U, seed=3, draws=400)
     replicates = [ratio(np.repeat(np.arange(30), counts)) for counts in bootstrap_counts(30, 400, 3)]
-    assert found["ratio"] == pytest.approx(ratio(np.arange(30)))
-    assert found["interval"] == pytest.approx(np.quantile(replicates, [0.025, 0.975]))
+    assert found.ratio == pytest.approx(ratio(np.arange(30)))
+    assert found.interval == pytest.approx(np.quantile(replicates, [0.025, 0.975]))
     nobody_U = np.zeros(3, dtype=bool)
-    assert norm_ratio(sample, first_U, nobody_U, seed=3) == {"ratio": None, "interval": None}
+    assert norm_ratio(sample, first_U, nobody_U, seed=3) == NormRatio(None, None)
 
 
 def test_parameter_space_is_what_the_library_says(measured: Path, record: dict[str, Any]):

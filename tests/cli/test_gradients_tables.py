@@ -60,6 +60,11 @@ def test_claims_come_first_and_each_ends_in_its_verdict(monkeypatch: pytest.Monk
     assert "there is only one checkpoint" in shown
 
 
+def test_a_baseline_has_a_table_of_its_own(monkeypatch: pytest.MonkeyPatch):
+    shown = printed(make_gradients_record(paired=True), monkeypatch)
+    assert "Logit space, over the vocabulary, checkpoint 0" in shown
+
+
 def test_without_an_optimizer_there_is_no_view_of_adams(monkeypatch: pytest.MonkeyPatch):
     shown = printed(make_record(update=False), monkeypatch)
     assert "no optimizer state here" in shown

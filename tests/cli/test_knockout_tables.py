@@ -20,13 +20,13 @@ from rocktokens.cli.knockout_tables import (
 from rocktokens.display.numbers import points
 from rocktokens.display.table import Table
 from rocktokens.display.text import visible
-from rocktokens.knockout.records import Ban, Changes, Knockout, KnockoutSweep, Role
+from rocktokens.knockout.records import Ban, BanChanges, Knockout, KnockoutSweep, Role
 from rocktokens.report.tables import verdict_table
 from rocktokens.types import Verdict
 
 HOSTILE = ["[bold]", "[/]", "\\[", "[red]x", ":smile:", "\x1b[31m", "\r", "\u202e", "a[b]c\\"]
-UNTOUCHED = Changes(0, 0, None, None, None, None, [], [], [])
-TOUCHED = Changes(31, 30, -2.5, 0.0, 12.0, 0.4, [(9, " Thus", 0.75), (4, "\n", 0.25)], [("p1", 0)], [])
+UNTOUCHED = BanChanges(0, 0, None, None, None, None, [], [], [])
+TOUCHED = BanChanges(31, 30, -2.5, 0.0, 12.0, 0.4, [(9, " Thus", 0.75), (4, "\n", 0.25)], [("p1", 0)], [])
 
 
 def ban(
@@ -35,7 +35,7 @@ def ban(
     delta: float | None = 0.0,
     verdict: Verdict = "neutral",
     role: Role = "tested",
-    changes: Changes = TOUCHED,
+    changes: BanChanges = TOUCHED,
 ) -> Knockout:
     known = delta is not None
     return Knockout(

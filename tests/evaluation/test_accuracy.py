@@ -1,8 +1,6 @@
 """Accuracy and its intervals: against formulas, naive loops and a real tiny model."""
 
-import itertools
 import json
-import math
 from dataclasses import asdict, replace
 
 import numpy as np
@@ -12,8 +10,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from rocktokens.errors import RocktokensError
-from rocktokens.evaluation.accuracy import bootstrap_interval, measure_accuracy, wilson_interval
+from rocktokens.evaluation.accuracy import measure_accuracy
 from rocktokens.evaluation.records import EvaluationRecord
+from rocktokens.inference.proportions import bootstrap_interval, wilson_interval
 from rocktokens.rollouts.encode import Sampling
 from rocktokens.rollouts.sampler import SampleRequest, TransformersSampler
 from rocktokens.tasks.base import DatasetTask, Task
@@ -51,45 +50,6 @@ SAMPLING = Sampling(temperature=1.0, max_new_tokens=6, seed=5, chat_template=Fal
 def run(num_samples: int, temperature: float = 1.0, seed: int = 5, task: Task = TASK):
     sampling = replace(SAMPLING, temperature=temperature, seed=seed)
     return measure_accuracy(digits_sampler(), digits_tokenizer(), task, PROMPTS, sampling, num_samples=num_samples)
-
-
-@pytest.mark.parametrize(("right", "total"), [(0, 10), (3, 10), (10, 10), (412, 500)])
-def test_wilson_is_the_formula(right, total):
-    z, share = 1.959963984540054, right / total
-    centre = (share + z * z / (2 * total)) / (1 + z * z / total)
-    half = z * math.sqrt(share * (1 - share) / total + z * z / (4 * total * total)) / (1 + z * z / total)
-    low, high = wilson_interval(right, total)
-    assert low == pytest.approx(centre - half, abs=1e-9)
-    assert high == pytest.approx(centre + half, abs=1e-9)
-
-
-def test_bootstrap_is_that_of_a_naive_loop():
-    rng = np.random.default_rng(0)
-    correct = rng.binomial(4, rng.random(60)).tolist()
-    resampled = sorted(np.mean(rng.choice(correct, size=60)) / 4 for _ in range(10_000))
-    low, high = bootstrap_interval(correct, 4, seed=1)
-    assert low == pytest.approx(np.quantile(resampled, 0.025), abs=0.006)
-    assert high == pytest.approx(np.quantile(resampled, 0.975), abs=0.006)
-    assert bootstrap_interval(correct, 4, seed=1) == (low, high)
-
-
-def test_bootstrap_has_the_quantiles_of_all_resamples():
-    """Four prompts have 4⁴ resamples, few enough to list."""
-    correct = [0, 1, 2, 2]
-    every = [sum(resample) / 8 for resample in itertools.product(correct, repeat=4)]
-    low, high = bootstrap_interval(correct, 2, seed=0)
-    assert (low, high) == (np.quantile(every, 0.025), np.quantile(every, 0.975))
-
-
-def test_bootstrap_of_unanimous_prompts_is_a_point():
-    assert bootstrap_interval([3, 3, 3], 3, seed=0) == (1.0, 1.0)
-    assert bootstrap_interval([0, 0], 3, seed=0) == (0.0, 0.0)
-
-
-def test_clustered_answers_widen_the_bootstrap_not_the_wilson_interval():
-    clustered, spread = [4] * 50 + [0] * 50, [2] * 100
-    assert np.diff(bootstrap_interval(clustered, 4, 0))[0] > 1.5 * np.diff(wilson_interval(200, 400))[0]
-    assert np.diff(bootstrap_interval(spread, 4, 0))[0] == 0
 
 
 @pytest.mark.parametrize(("num_samples", "temperature"), [(1, 0.0), (1, 1.0), (3, 1.0)])

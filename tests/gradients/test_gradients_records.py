@@ -31,7 +31,8 @@ def test_former_words_are_read(tmp_path: Path):
     (tmp_path / "gradients.json").write_text(json.dumps(content), encoding="utf-8")
     found = GradientsRecord.load(tmp_path / "gradients.json")
     assert found.claims == record.claims
-    assert found.parameter.shares.update.effects["rest"].verdict == "inconclusive"
+    update = found.parameter.shares.update
+    assert update is not None and update.effects["rest"].verdict == "inconclusive"
 
 
 def without_trace(content: dict[str, Any]) -> None:
@@ -49,9 +50,9 @@ def with_a_list_for_settings(content: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("damage", "part"),
     [
-        (without_trace, "no valid trace "),
-        (with_words_for_numbers, "no valid logit.reference.vocabulary.groups.rocks.n_types "),
-        (with_a_list_for_settings, "no valid settings "),
+        (without_trace, "(trace: "),
+        (with_words_for_numbers, "(logit.reference.vocabulary.groups.rocks.n_types: "),
+        (with_a_list_for_settings, "(settings: "),
         (lambda content: content.update(schema_version=9), "schema_version 9"),
     ],
 )
@@ -63,3 +64,18 @@ def test_damage_is_refused_in_one_sentence(damage: Any, part: str, tmp_path: Pat
         GradientsRecord.load(tmp_path / "gradients.json")
     assert part in str(refused.value) and "`rocktokens gradients`" in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_a_notebook_shows_the_verdicts():
+    record = make_gradients(paired=True)
+    assert repr(record).startswith("GradientsRecord(checkpoint 64 against 0, 1,234 tokens of 10 prompts; supported: ")
+    shown = record._repr_html_()
+    assert [claim.claim for claim in record.claims if claim.claim not in shown] == []
+    assert "<td>inconclusive</td>" in shown
+
+
+@pytest.mark.parametrize("name", ["plot_norms", "plot_alignment", "plot_kl", "plot_blocks"])
+@pytest.mark.parametrize("update", [True, False])
+def test_a_record_draws_itself(name: str, update: bool):
+    spec = getattr(make_gradients(paired=True, update=update), name)("runs/one").to_dict()
+    assert "runs/one, checkpoint 64" in json.dumps(spec["title"])

@@ -6,11 +6,17 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from rocktokens.errors import RocktokensError
-from rocktokens.gradients.geometry import COLUMNS, describe_types, describe_whole, split_half
-from rocktokens.gradients.groups import describe_groups
-from rocktokens.gradients.logit_space import LEAST_SPLIT, SKETCH_WIDTH, GradientSums, logit_gradients
+from rocktokens.gradients.logit_space import (
+    LEAST_SPLIT,
+    SKETCH_WIDTH,
+    GradientSums,
+    TypeRows,
+    logit_gradients,
+    second_half,
+)
+from rocktokens.gradients.logit_summary import describe_groups
 from rocktokens.gradients.sketch import count_sketch
-from rocktokens.gradients.type_rows import TypeRows, second_half
+from rocktokens.gradients.type_gradients import COLUMNS, describe_types, describe_whole, split_half
 from rocktokens.models.head import LMHead
 from rocktokens.scoring.divergence import scored_chunks, token_scores
 from rocktokens.scoring.score import score_rollouts
@@ -145,7 +151,7 @@ def test_every_number_of_every_group_is_its_definition():
     for space in SPACES:
         _, pooled, balanced = oracle_types(positions, space)
         all_norms = sum(np.linalg.norm(gradient[space]) for _, _, gradient in positions)
-        for group in describe_groups(gradients, describe_types(gradients, space), groups):
+        for group in describe_groups(gradients, describe_types(gradients, space), groups).values():
             own = [gradient[space] for token, _, gradient in positions if token in groups[group.name]]
             total, norms = np.sum(own, axis=0), [np.linalg.norm(g) for g in own]
             assert group.n_occurrences == len(own)

@@ -22,7 +22,6 @@ from hypothesis.extra.numpy import arrays
 from peft import LoraConfig, get_peft_model
 
 from rocktokens.errors import NonFiniteLossError, RocktokensError
-from rocktokens.gradients import inner_products
 from rocktokens.gradients.adam import AdamSettings
 from rocktokens.gradients.backward import Objective, group_gradients
 from rocktokens.gradients.blocks import trainable_blocks
@@ -268,11 +267,11 @@ def test_batches_are_measured_one_by_one(pair):
     ]
 
 
-def test_inner_products_do_not_depend_on_the_size_of_a_slice(pair, monkeypatch):
+def test_blocks_do_not_depend_on_the_size_of_a_slice(pair, monkeypatch):
     """Parameters here are far smaller than a slice, so it is made small enough to cut them all unevenly."""
     adam = AdamSettings(0.01, 0.9, 0.95, 1e-8, {"lm_head.weight": 0.2}, max_grad_norm=0.1)
     whole = gradient_shares(*pair, ROLLOUTS, SETS, batches=1, adam=adam)
-    monkeypatch.setattr(inner_products, "SLICE", 7)
+    monkeypatch.setattr("rocktokens.gradients.blocks.SLICE", 7)
     sliced = gradient_shares(*pair, ROLLOUTS, SETS, batches=1, adam=adam)
     np.testing.assert_allclose(sliced.gradient_gram_NBAA, whole.gradient_gram_NBAA, rtol=1e-10, atol=1e-16)
     np.testing.assert_allclose(sliced.step_gram_NBPP, whole.step_gram_NBPP, rtol=1e-10, atol=1e-16)

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binomtest, bootstrap
 
-from rocktokens.inference import paired
-from rocktokens.inference.paired import percentile_interval, prompt_draws, resampled_sums, sign_flip_test
-from rocktokens.rocks.uncertainty import bootstrap_counts
+from rocktokens.inference import bootstrap as resampling
+from rocktokens.inference.bootstrap import bootstrap_counts, prompt_draws
+from rocktokens.inference.paired import percentile_interval, resampled_sums, sign_flip_test
 
 
 def drawn(n_prompts: int, resamples: int, seed: int) -> np.ndarray:
@@ -39,7 +39,7 @@ def test_sums_are_those_of_prompts_drawn_one_by_one():
 def test_draws_and_sums_do_not_depend_on_the_size_of_blocks(cells, monkeypatch):
     differences_KN = random_differences(5, 17)
     draws_BN, sums_KB = drawn(17, 60, seed=3), resampled_sums(differences_KN, prompt_draws(17, 60, seed=3))
-    monkeypatch.setattr(paired, "BLOCK_CELLS", cells)
+    monkeypatch.setattr(resampling, "BLOCK_CELLS", cells)
     blocks = list(prompt_draws(17, 60, seed=3))
     assert max(block_BN.size for block_BN in blocks) <= max(cells, 17)
     assert np.array_equal(np.concatenate(blocks), draws_BN)

@@ -157,7 +157,7 @@ def test_another_loss_than_before_is_refused(tokenizer: Any, saved: Path, extra:
 @pytest.mark.parametrize(
     ("file", "content", "sentence"),
     [
-        ("policy.safetensors", None, r"no policy\.safetensors, without which policy counting would begin anew"),
+        ("policy.safetensors", None, r"no policy\.safetensors, without which policy counting would start from nothing"),
         ("rocktokens.json", None, "has no rocktokens.json: .* delete it and resume from the one before"),
         ("rocktokens.json", '{"step": 2, "tra', "has a broken .* saving it was interrupted: delete it and resume"),
         ("rocktokens.json", '{"step": 2}', "has a broken rocktokens.json"),

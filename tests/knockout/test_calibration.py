@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 from scipy.stats import false_discovery_control
 
-from rocktokens.inference.paired import percentile_interval, prompt_draws, resampled_sums
-from rocktokens.knockout.verdicts import Rule, paired_effects, verdict
+from rocktokens.inference.bootstrap import prompt_draws
+from rocktokens.inference.paired import percentile_interval, resampled_sums
+from rocktokens.knockout.verdicts import VerdictRule, paired_effects, verdict
 
-RULE = Rule(resamples=1_000)
+RULE = VerdictRule(resamples=1_000)
 BANS = 3_000
 LIMIT = RULE.alpha + 3 * (RULE.alpha * (1 - RULE.alpha) / BANS) ** 0.5
 

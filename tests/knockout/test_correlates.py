@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from scipy.stats import spearmanr
 from trace_oracle import counted, occurrences_of, random_trace, with_column, write_trace
 
-from rocktokens.inference import paired
+from rocktokens.inference import bootstrap
+from rocktokens.inference.bootstrap import bootstrap_counts
 from rocktokens.knockout.correlates import correlate, type_columns
-from rocktokens.rocks.uncertainty import bootstrap_counts
 from rocktokens.run_dir import derive_seed
 from rocktokens.traces.store import TraceStore
 
@@ -127,7 +127,7 @@ def test_nothing_depends_on_blocks_and_everything_on_the_seed(monkeypatch):
     assert whole["rho"] == other["rho"]
     assert whole["interval"] != other["interval"]
     assert whole["p"] != other["p"]
-    monkeypatch.setattr(paired, "BLOCK_CELLS", 60)
+    monkeypatch.setattr(bootstrap, "BLOCK_CELLS", 60)
     assert one(x, y, resamples=200, seed=3) == whole
 
 

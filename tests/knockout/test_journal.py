@@ -26,8 +26,9 @@ from rocktokens.knockout.journal import (
     RunJournal,
 )
 from rocktokens.knockout.records import KnockoutSweep
-from rocktokens.knockout.sweep import knockout_sweep
+from rocktokens.knockout.sweep import SweepSettings, knockout_sweep
 from rocktokens.models.load import load_model
+from rocktokens.rollouts.encode import Sampling
 from rocktokens.rollouts.sampler import TransformersSampler
 from rocktokens.run_dir import RunDir
 from rocktokens.tasks import make_task
@@ -222,8 +223,8 @@ def test_a_grader_that_changes_grades_everything_anew(tmp_path: Path):
 
     def sweep(grader: Task, journal: Journal) -> KnockoutSweep:
         return knockout_sweep(
-            sampler, student.tokenizer, grader, task.prompts(10, 5), [the, answer], max_new_tokens=60, seed=3,
-            matched=1, never=2, journal=journal,
+            sampler, student.tokenizer, grader, task.prompts(10, 5), [the, answer], sampling=Sampling(1.0, 60, 3),
+            settings=SweepSettings(matched=1, never=2), journal=journal,
         )  # fmt: skip
 
     other: Any = OtherGrader(task)

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from scipy.stats import binom, gamma, norm
 
-from rocktokens.knockout.power import detectable_by_ban, detectable_loss
-from rocktokens.knockout.verdicts import Rule, paired_effects, verdict
+from rocktokens.knockout.summary import detectable_by_ban, detectable_loss
+from rocktokens.knockout.verdicts import VerdictRule, paired_effects, verdict
 
 
 def pillar_chance(
-    loss: float, prompts: int, rule: Rule, n_tests: int = 1, num_samples: int = 1, noise=(0.0, 0.0)
+    loss: float, prompts: int, rule: VerdictRule, n_tests: int = 1, num_samples: int = 1, noise=(0.0, 0.0)
 ) -> float:
     """By asking for the verdict of every possible number of lost prompts."""
     lost_L = np.arange(prompts + 1)
@@ -25,12 +25,12 @@ def pillar_chance(
 @pytest.mark.parametrize(
     ("prompts", "rule", "n_tests", "noise"),
     [
-        (40, Rule(), 1, (0.0, 0.0)),
-        (40, Rule(), 100, (0.0, 0.0)),
-        (40, Rule(epsilon=0.3), 1, (0.0, 0.0)),
-        (100, Rule(alpha=0.2), 7, (0.0, 0.0)),
-        (100, Rule(), 1, (-0.02, 0.05)),
-        (7, Rule(), 1, (0.0, 0.0)),
+        (40, VerdictRule(), 1, (0.0, 0.0)),
+        (40, VerdictRule(), 100, (0.0, 0.0)),
+        (40, VerdictRule(epsilon=0.3), 1, (0.0, 0.0)),
+        (100, VerdictRule(alpha=0.2), 7, (0.0, 0.0)),
+        (100, VerdictRule(), 1, (-0.02, 0.05)),
+        (7, VerdictRule(), 1, (0.0, 0.0)),
     ],
 )
 @pytest.mark.parametrize("num_samples", [1, 4])
@@ -42,39 +42,39 @@ def test_power_is_eighty_percent_at_the_detectable_loss(prompts, rule, n_tests, 
 
 
 def test_a_sample_too_small_to_show_anything_says_so():
-    assert detectable_loss(5, Rule()) == 1.0
-    assert pillar_chance(1.0, 5, Rule()) == 0
-    assert detectable_loss(6, Rule()) < 1
-    assert detectable_loss(6, Rule(), n_tests=2) == 1.0
+    assert detectable_loss(5, VerdictRule()) == 1.0
+    assert pillar_chance(1.0, 5, VerdictRule()) == 0
+    assert detectable_loss(6, VerdictRule()) < 1
+    assert detectable_loss(6, VerdictRule(), n_tests=2) == 1.0
 
 
 def test_losses_among_many_prompts_are_poisson():
     """Six losses at least (2 · 2^−6 ≤ 0.05), twelve where a hundred bans are tested (2 · 2^−12 ≤ 0.0005)."""
-    assert detectable_loss(500, Rule()) * 500 == pytest.approx(gamma.ppf(0.8, 6), rel=0.01)
-    assert detectable_loss(500, Rule(), n_tests=100) * 500 == pytest.approx(gamma.ppf(0.8, 12), rel=0.01)
+    assert detectable_loss(500, VerdictRule()) * 500 == pytest.approx(gamma.ppf(0.8, 6), rel=0.01)
+    assert detectable_loss(500, VerdictRule(), n_tests=100) * 500 == pytest.approx(gamma.ppf(0.8, 12), rel=0.01)
 
 
 def test_more_prompts_show_smaller_losses_until_epsilon():
-    losses = [detectable_loss(prompts, Rule()) for prompts in (50, 200, 1_000, 10_000)]
+    losses = [detectable_loss(prompts, VerdictRule()) for prompts in (50, 200, 1_000, 10_000)]
     assert losses == sorted(losses, reverse=True)
     assert 0.01 < losses[-1] < 0.0112
 
 
 def test_scatter_raises_what_can_be_shown():
     quiet_N, loud_N = np.zeros(400, dtype=np.int64), np.tile([2, -2, 0, 0], 100)
-    quiet, loud, whole = detectable_by_ban(np.stack([quiet_N, loud_N, np.tile([-4, 4], 200)]), 4, Rule())
-    assert quiet == detectable_loss(400, Rule())
+    quiet, loud, whole = detectable_by_ban(np.stack([quiet_N, loud_N, np.tile([-4, 4], 200)]), 4, VerdictRule())
+    assert quiet == detectable_loss(400, VerdictRule())
     standard_error = (0.5 * 0.5**2) ** 0.5 / 20
     assert loud == pytest.approx((norm.ppf(0.975) + norm.ppf(0.8)) * standard_error)
     assert whole == pytest.approx(2.8016 / 20, rel=1e-3)
-    assert detectable_by_ban(loud_N[None], 4, Rule(), noise=(0.0, 0.01)) == pytest.approx(loud + 0.01)
-    assert detectable_by_ban(np.tile([-1, 1], 3)[None], 1, Rule()) == 1.0
+    assert detectable_by_ban(loud_N[None], 4, VerdictRule(), noise=(0.0, 0.01)) == pytest.approx(loud + 0.01)
+    assert detectable_by_ban(np.tile([-1, 1], 3)[None], 1, VerdictRule()) == 1.0
 
 
 def test_a_ban_that_scatters_is_seen_four_times_of_five():
     rng = np.random.default_rng(0)
     chances = np.array([0.13, 0.06, 0.81])
-    prompts, rule = 400, Rule(resamples=1_000)
+    prompts, rule = 400, VerdictRule(resamples=1_000)
     spread = float(np.sqrt(chances[:2].sum() - (chances[1] - chances[0]) ** 2))
     loss = float((norm.ppf(0.975) + norm.ppf(0.8)) * spread / np.sqrt(prompts))
     chances[:2] = (0.19 + loss) / 2, (0.19 - loss) / 2

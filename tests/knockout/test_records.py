@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocktokens.errors import RocktokensError
-from rocktokens.knockout.records import Ban, Changes, Knockout, KnockoutSweep
+from rocktokens.knockout.records import Ban, BanChanges, Knockout, KnockoutSweep
 
 numbers = st.floats(allow_nan=False, allow_infinity=False)
 perhaps = st.none() | numbers
@@ -23,7 +23,7 @@ bans = st.builds(
     category=st.text(),
 )
 changes = st.builds(
-    Changes,
+    BanChanges,
     n_rollouts=st.integers(0),
     n_prompts=st.integers(0),
     length=perhaps,
@@ -76,8 +76,10 @@ def test_a_saved_sweep_loads_equal_and_saves_to_the_same_bytes(tmp_path_factory,
 
 
 def small_sweep() -> KnockoutSweep:
-    some = Changes(3, 2, 1.5, 0.0, 4.0, 0.25, [(9, "Thus", 0.75), (4, "\n", 0.25)], [("p1", 0), ("p2", 1)], [("p3", 0)])
-    none = Changes(0, 0, None, None, None, None, [], [], [])
+    some = BanChanges(
+        3, 2, 1.5, 0.0, 4.0, 0.25, [(9, "Thus", 0.75), (4, "\n", 0.25)], [("p1", 0), ("p2", 1)], [("p3", 0)]
+    )
+    none = BanChanges(0, 0, None, None, None, None, [], [], [])
     so = Knockout(
         Ban((325,), "So", category="discourse"), -0.05, (-0.09, -0.01), 0.02, 0.03, "pillar", "pillar", 0.04,
         (-0.2, 0.1), 40, None, some,
@@ -144,7 +146,7 @@ def drop(record: dict, name: str) -> dict:
     return {key: value for key, value in record.items() if key != name}
 
 
-FIELDS = r"lacks fields of knockout\.json or has others \(.*\): write it anew with `rocktokens knockout`"
+FIELDS = r"lacks fields of knockout\.json or has others \(.*\): write it again with `rocktokens knockout`"
 
 
 @pytest.mark.parametrize(
@@ -173,3 +175,15 @@ def test_a_newer_or_damaged_file_is_refused_in_one_sentence(tmp_path, damage, se
     with pytest.raises(RocktokensError, match=rf"knockout\.json {sentence}") as caught:
         KnockoutSweep.load(path)
     assert "\n" not in str(caught.value)
+
+
+def test_a_notebook_shows_the_verdicts_and_no_token_as_markup():
+    sweep = small_sweep()
+    named = replace(sweep, settings={"model": "step 4", "task": "wordmath", "n_prompts": 40})
+    tally = "2 bans: 2 pillar, 0 stumbling, 0 neutral, 0 undecided"
+    assert repr(named) == f"KnockoutSweep(step 4 on wordmath, 40 prompts; {tally})"
+    assert len(sweep) == 4
+    hostile = replace(sweep.knockouts[0], ban=Ban((9,), "<b>\n"))
+    shown = replace(named, knockouts=[hostile, *sweep.knockouts[1:]])._repr_html_()
+    assert "<b>" not in shown and "&lt;b&gt;⏎" in shown
+    assert "<td>-5.0</td><td>[-9.0, -1.0]</td><td>pillar</td>" in shown and "<td>—</td>" in shown

@@ -21,9 +21,9 @@ from rocktokens.knockout.sequential import (
     forecast,
     walk_test,
 )
-from rocktokens.knockout.verdicts import EXACT, Rule, paired_effects, verdict
+from rocktokens.knockout.verdicts import EXACT, VerdictRule, paired_effects, verdict
 
-RULE = Rule(resamples=2_000)
+RULE = VerdictRule(resamples=2_000)
 
 
 class Found(NamedTuple):
@@ -196,7 +196,7 @@ def test_forecasts_are_those_of_the_exact_posterior(lost, gained):
     more_gained = betabinom.pmf(np.arange(n_wrong + 1), n_wrong, 0.5 + gained, 0.5 + n_wrong - gained)
     cells = list(itertools.product(range(n_right + 1), range(n_wrong + 1)))
     outcomes = [np.repeat([-1, 1, 0], [lost + m, gained + n, prompts - lost - m - gained - n]) for m, n in cells]
-    effects = paired_effects(np.array(outcomes), 1, Rule(resamples=1_000))
+    effects = paired_effects(np.array(outcomes), 1, VerdictRule(resamples=1_000))
     chances = np.outer(more_lost, more_gained).ravel()
     assert chances.sum() == pytest.approx(1)
     for kind in ("pillar", "stumbling", "neutral", "undecided"):

@@ -8,16 +8,15 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from rocktokens.knockout.changes import Continuation, first_occurrences
 from rocktokens.knockout.designs import Interim, Settled
-from rocktokens.knockout.power import detectable_by_ban, detectable_loss
+from rocktokens.knockout.outcomes import Continuation, SweepOutcomes, first_occurrences
 from rocktokens.knockout.records import Ban, Interval, KnockoutSweep, Role
-from rocktokens.knockout.summary import Evidence, summarise
-from rocktokens.knockout.verdicts import Rule
+from rocktokens.knockout.summary import detectable_by_ban, detectable_loss, summarise
+from rocktokens.knockout.verdicts import VerdictRule
 from rocktokens.traces.token_text import Vocabulary
 from rocktokens.types import Rollout, Verdict
 
-RULE = Rule(resamples=100, seed=4)
+RULE = VerdictRule(resamples=100, seed=4)
 EXACT_NOISE = {"rollouts": 4, "tokens": 6, "differing": 0, "flips": 0, "delta": 0.0, "interval": (0.0, 0.0)}
 NEUTRAL = Settled("neutral", 0.0, (0.0, 0.0), 1.0)
 STOPPED = Settled("pillar", None, None, None, "curtailed")
@@ -33,14 +32,14 @@ def continuation(start: int, tokens: Sequence[int], right: bool, finished: bool 
     return Continuation(start, np.array(tokens, np.int32), finished, right)
 
 
-def small_sweep() -> Evidence:
+def small_sweep() -> SweepOutcomes:
     """Four bans over four prompts; the last prompt of the second has not been looked at."""
     free = [rollout(0, [5, 6, 7, 1]), rollout(1, [6, 6, 1]), rollout(2, [5, 8, 8, 8, 8], finished=False)]
     free.append(rollout(3, [7, 1]))
     bans = [Ban((5,), "five"), Ban((6, 7), "both"), Ban((8,), "eight", "matched"), Ban((9,), "nine", "never")]
     lowest_KN = np.array([[-1, 0, 0, 0], [0, 1, 0, -1], [0, 0, -1, 0], [0, 0, 0, 0]])
     first_KR = first_occurrences(free, bans)
-    return Evidence(
+    return SweepOutcomes(
         bans=bans,
         free=free,
         free_right_R=np.array([True, False, True, True]),
@@ -80,7 +79,7 @@ def sweep_of(
     ids: Sequence[int] | None = None,
     free: list[Rollout] | None = None,
     **changes: Any,
-) -> Evidence:
+) -> SweepOutcomes:
     """Bans of single types that were judged so, wholly known; by default they change nothing on two prompts."""
     free = free or [rollout(0, [5, 1]), rollout(1, [6, 1])]
     bans = [Ban((token,), f"<{token}>", role) for token, (role, _) in zip(ids or range(50, 999), judged, strict=False)]
@@ -89,14 +88,14 @@ def sweep_of(
     first_KR = first_occurrences(free, bans)
     interim = Interim(known_KN, known_KN, first_KR >= 0, right_R.astype(int), 1, len(free))
     settled = [own for _, own in judged]
-    evidence = Evidence(bans, free, right_R, first_KR, [{} for _ in bans], interim, settled, EXACT_NOISE, 0)
-    return replace(evidence, **changes)
+    outcomes = SweepOutcomes(bans, free, right_R, first_KR, [{} for _ in bans], interim, settled, EXACT_NOISE, 0)
+    return replace(outcomes, **changes)
 
 
 def summary(
-    evidence: Evidence, rule: Rule = RULE, columns: dict | None = None, unmatched: Sequence[int] = ()
+    outcomes: SweepOutcomes, rule: VerdictRule = RULE, columns: dict | None = None, unmatched: Sequence[int] = ()
 ) -> KnockoutSweep:
-    return summarise(evidence, rule, Vocabulary(None), "sha", {"model": "step 4"}, columns or {}, unmatched)
+    return summarise(outcomes, rule, Vocabulary(None), "sha", {"model": "step 4"}, columns or {}, unmatched)
 
 
 # What is said of one ban
@@ -125,11 +124,11 @@ def test_what_a_ban_could_have_shown_comes_from_the_prompts_that_are_known():
     lowest_KN, known_KN = rng.integers(-1, 2, (2, 200)), rng.random((2, 200)) < 0.7
     lowest_KN[~known_KN] = -1
     free = [rollout(place, [5, 1]) for place in range(200)]
-    evidence = sweep_of(judging("tested", NEUTRAL, NEUTRAL), lowest_KN, free=free)
+    outcomes = sweep_of(judging("tested", NEUTRAL, NEUTRAL), lowest_KN, free=free)
     highest_KN = np.where(known_KN, lowest_KN, 1)
     noise = {**EXACT_NOISE, "differing": 1, "interval": (-0.01, 0.02)}
-    evidence = replace(evidence, interim=replace(evidence.interim, highest_KN=highest_KN), noise=noise)
-    for ban, own in enumerate(summary(evidence).knockouts):
+    outcomes = replace(outcomes, interim=replace(outcomes.interim, highest_KN=highest_KN), noise=noise)
+    for ban, own in enumerate(summary(outcomes).knockouts):
         [expected] = detectable_by_ban(lowest_KN[ban, known_KN[ban]][None], 1, RULE, (-0.01, 0.02))
         assert own.detectable == expected
         assert own.detectable not in detectable_by_ban(lowest_KN, 1, RULE, (-0.01, 0.02))
@@ -194,8 +193,8 @@ def test_an_effect_that_does_not_survive_is_what_its_interval_makes_it(
 ):
     """Of two bans, so that q is twice p; the other one has p = 1."""
     own = Settled(verdict, sum(interval) / 2, interval, p)
-    evidence = sweep_of(judging("tested", own, NEUTRAL) + judging("never", NEUTRAL))
-    found = summary(evidence, replace(RULE, epsilon=epsilon)).counts
+    outcomes = sweep_of(judging("tested", own, NEUTRAL) + judging("never", NEUTRAL))
+    found = summary(outcomes, replace(RULE, epsilon=epsilon)).counts
     one_more = {"neutral": 1}
     assert found["tested"]["corrected"] == counts(**{**one_more, corrected: 1 + one_more.get(corrected, 0)})
     assert found["tested"]["method"] == counts(**{**one_more, verdict: 1 + one_more.get(verdict, 0)})
@@ -249,9 +248,9 @@ def test_the_baseline_is_that_of_the_free_answers():
 def test_several_answers_a_prompt_are_resampled_by_prompt():
     """One right of two and two of two: resamples of both prompts are right at 1/2, 3/4 or 1, each often."""
     free = [rollout(place, [5, 1], num_samples=2) for place in range(4)]
-    evidence = sweep_of([], free=free, free_right_R=np.array([True, False, True, True]))
+    outcomes = sweep_of([], free=free, free_right_R=np.array([True, False, True, True]))
     interim = Interim(np.zeros((0, 2), int), np.zeros((0, 2), int), np.zeros((0, 2), bool), np.array([1, 2]), 2, 2)
-    baseline = summary(replace(evidence, interim=interim)).baseline
+    baseline = summary(replace(outcomes, interim=interim)).baseline
     assert (baseline["accuracy"], baseline["n_prompts"], baseline["num_samples"]) == (0.75, 2, 2)
     assert baseline["interval"] == [0.5, 1.0]
 
@@ -269,9 +268,9 @@ def test_what_the_numbers_depend_on_is_recorded():
 def warnings_of(n_prompts: int, right: int, unmatched: Sequence[int] = (), **noise: Any) -> list[str]:
     free = [rollout(place, [5, 1]) for place in range(n_prompts)]
     right_R = np.arange(n_prompts) < right
-    evidence = sweep_of([], free=free, free_right_R=right_R, noise={**EXACT_NOISE, **noise})
-    evidence = replace(evidence, interim=replace(evidence.interim, free_right_N=right_R.astype(int)))
-    return summary(evidence, unmatched=unmatched).warnings
+    outcomes = sweep_of([], free=free, free_right_R=right_R, noise={**EXACT_NOISE, **noise})
+    outcomes = replace(outcomes, interim=replace(outcomes.interim, free_right_N=right_R.astype(int)))
+    return summary(outcomes, unmatched=unmatched).warnings
 
 
 def test_a_sample_with_room_and_an_exact_engine_warns_of_nothing():
@@ -316,11 +315,11 @@ def correlated(**changes: Settled) -> KnockoutSweep:
     judged = judging("tested", *(replace(NEUTRAL, delta=delta) for delta in DELTAS.values()))
     judged += judging("tested", NEUTRAL, changes.get("set", NEUTRAL))
     judged += judging("matched", changes.get("placebo", replace(NEUTRAL, delta=-1.0)))
-    evidence = sweep_of(judged, ids=[*DELTAS, 20, 30, 30], free=free)
-    bans = [replace(ban, ids=(12, 30)) if place == 7 else ban for place, ban in enumerate(evidence.bans)]
+    outcomes = sweep_of(judged, ids=[*DELTAS, 20, 30, 30], free=free)
+    bans = [replace(ban, ids=(12, 30)) if place == 7 else ban for place, ban in enumerate(outcomes.bans)]
     if first := changes.get("first"):
-        evidence = replace(evidence, settled=[first, *evidence.settled[1:]])
-    return summary(replace(evidence, bans=bans), columns={"entropy": ENTROPY, "kl": {10: 0.5}})
+        outcomes = replace(outcomes, settled=[first, *outcomes.settled[1:]])
+    return summary(replace(outcomes, bans=bans), columns={"entropy": ENTROPY, "kl": {10: 0.5}})
 
 
 def test_only_tested_types_that_are_written_are_correlated():

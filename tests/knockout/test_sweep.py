@@ -14,10 +14,10 @@ from rocktokens.knockout import journal as journal_module
 from rocktokens.knockout.journal import Decoded, MemoryJournal, RunJournal
 from rocktokens.knockout.outcomes import NOTHING
 from rocktokens.knockout.records import Ban, KnockoutSweep
-from rocktokens.knockout.sweep import knockout_sweep
-from rocktokens.knockout.verdicts import Rule, paired_effects, verdict
+from rocktokens.knockout.sweep import SweepSettings, knockout_sweep
+from rocktokens.knockout.verdicts import VerdictRule, paired_effects, verdict
 from rocktokens.models.load import load_model
-from rocktokens.rollouts.encode import encode_prompt
+from rocktokens.rollouts.encode import Sampling, encode_prompt
 from rocktokens.rollouts.sampler import Completion, SampleRequest, TransformersSampler
 from rocktokens.rollouts.slots import fits
 from rocktokens.run_dir import RunDir
@@ -52,9 +52,11 @@ def grade(prompt: Prompt, token_ids: np.ndarray) -> bool:
     return TASK.grade(prompt, STUDENT.tokenizer.decode(token_ids.tolist(), skip_special_tokens=True))
 
 
-def sweep(bans, journal=None, **settings) -> KnockoutSweep:
-    settings = {**SAMPLING, **PLAIN, **settings}
-    return knockout_sweep(SAMPLER, STUDENT.tokenizer, TASK, PROMPTS, bans, journal=journal, **settings)
+def sweep(bans, journal=None, temperature=1.0, prompts=PROMPTS, **settings) -> KnockoutSweep:
+    sampling, own = Sampling(temperature, **SAMPLING), SweepSettings(**{**PLAIN, **settings})
+    return knockout_sweep(
+        SAMPLER, STUDENT.tokenizer, TASK, prompts, bans, sampling=sampling, settings=own, journal=journal
+    )
 
 
 def commonest(journal: MemoryJournal, count: int) -> list[int]:
@@ -92,10 +94,10 @@ def test_every_rollout_and_verdict_is_that_of_the_full_sweep(free, temperature):
         right = [grade(prompt, whole) for prompt, whole in zip(PROMPTS, naive, strict=True)]
         differences.append(np.array(right).astype(int) - free_right)
     assert 100 < reused < 1000
-    effects = paired_effects(np.array(differences), 1, Rule(seed=3))
+    effects = paired_effects(np.array(differences), 1, VerdictRule(seed=3))
     for knockout, effect in zip(found.knockouts, effects, strict=True):
         assert (knockout.delta, knockout.interval, knockout.p) == (effect.delta, effect.interval, effect.p)
-        assert knockout.verdict == verdict(effect.delta, effect.interval, Rule(seed=3))
+        assert knockout.verdict == verdict(effect.delta, effect.interval, VerdictRule(seed=3))
     assert found.noise["differing"] == 0
     assert len({knockout.verdict for knockout in found.knockouts}) > 1
 
@@ -268,8 +270,9 @@ def test_a_model_whose_cache_cannot_be_refilled_is_compared_too(make, differing)
     assert not fits(model)
     sampler = make(model, STUDENT.eos_ids, STUDENT.pad_id, threads=1)
     found = knockout_sweep(
-        sampler, STUDENT.tokenizer, TASK, PROMPTS[:10], [], max_new_tokens=20, seed=3, matched=0, never=3
-    )
+        sampler, STUDENT.tokenizer, TASK, PROMPTS[:10], [], sampling=Sampling(1.0, 20, 3),
+        settings=SweepSettings(matched=0, never=3),
+    )  # fmt: skip
     assert (found.noise["rollouts"], found.noise["differing"]) == (10, differing)
     assert found.noise["tokens"] > 50
     assert any("the engine is not exact" in warning for warning in found.warnings) == (differing > 0)
@@ -359,7 +362,7 @@ def test_prompts_that_cannot_be_graded_or_come_twice_are_refused():
 @pytest.mark.parametrize(("answer", "message"), [("no number", "wrong, so no ban can lose"), (None, None)])
 def test_a_baseline_without_room_is_warned_of(answer, message):
     prompts = [replace(prompt, answer=answer or prompt.answer) for prompt in PROMPTS[:6]]
-    found = knockout_sweep(SAMPLER, STUDENT.tokenizer, TASK, prompts, [], temperature=1.0, **SAMPLING, **PLAIN)
+    found = sweep([], prompts=prompts)
     without_power = [own for own in found.warnings if "no power in that direction" in own]
     assert len(without_power) == (message is not None)
     assert message is None or message in without_power[0]

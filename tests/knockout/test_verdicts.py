@@ -9,11 +9,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rocktokens.errors import RocktokensError
-from rocktokens.inference.paired import prompt_draws
-from rocktokens.knockout.verdicts import Effect, Rule, paired_effects, paper_verdict, settled_verdicts, verdict
+from rocktokens.inference.bootstrap import prompt_draws
+from rocktokens.knockout.verdicts import Effect, VerdictRule, paired_effects, paper_verdict, settled_verdicts, verdict
 from rocktokens.run_dir import derive_seed
 
-RULE = Rule(resamples=2_000)
+RULE = VerdictRule(resamples=2_000)
 
 
 def differing(prompts: int, lost: int, gained: int = 0, size: int = 1) -> np.ndarray:
@@ -21,11 +21,11 @@ def differing(prompts: int, lost: int, gained: int = 0, size: int = 1) -> np.nda
     return np.repeat([-size, size, 0], [lost, gained, prompts - lost - gained])[None]
 
 
-def verdict_of(effect: Effect, rule: Rule = RULE) -> str:
+def verdict_of(effect: Effect, rule: VerdictRule = RULE) -> str:
     return verdict(effect.delta, effect.interval, rule)
 
 
-# Rule
+# VerdictRule
 
 
 @pytest.mark.parametrize(
@@ -42,12 +42,12 @@ def verdict_of(effect: Effect, rule: Rule = RULE) -> str:
 )
 def test_a_rule_that_cannot_be_is_refused(field, value, remedy):
     with pytest.raises(RocktokensError, match=remedy) as refused:
-        Rule(**{field: value})
+        VerdictRule(**{field: value})
     assert str(refused.value).startswith(f"{field} = {value}")
 
 
 def test_the_defaults_are_the_methods():
-    assert dataclasses.astuple(Rule()) == (0.05, 0.01, 0.03, 10_000, 0)
+    assert dataclasses.astuple(VerdictRule()) == (0.05, 0.01, 0.03, 10_000, 0)
 
 
 # Effects
@@ -97,7 +97,7 @@ def test_few_losses_do_not_exclude_zero(prompts):
 
 
 def test_an_exact_p_equal_to_alpha_rejects():
-    rule = Rule(alpha=2.0**-6, resamples=2_000)
+    rule = VerdictRule(alpha=2.0**-6, resamples=2_000)
     held, rejected = (paired_effects(differing(300, lost), 1, rule)[0].interval[1] for lost in (6, 7))
     assert held == 0 > rejected
 
@@ -139,14 +139,14 @@ def test_noise_as_large_as_the_effect_hides_it():
     ],
 )
 def test_verdicts_at_their_thresholds(delta, interval, expected):
-    assert verdict(delta, interval, Rule()) == expected
+    assert verdict(delta, interval, VerdictRule()) == expected
 
 
 @given(hundreds=st.integers(1, 50), percent=st.integers(1, 20), free_right=st.integers(0, 4_000))
 @example(hundreds=2, percent=1, free_right=16)
 def test_a_change_of_exactly_epsilon_counts(hundreds, percent, free_right):
     """0.08 − 0.07 is less than 0.01 in floats; a change of accuracy by ε must count as ε all the same."""
-    answers, changed, rule = 100 * hundreds, percent * hundreds, Rule(epsilon=percent / 100)
+    answers, changed, rule = 100 * hundreds, percent * hundreds, VerdictRule(epsilon=percent / 100)
     one = 1 / answers
     for sign, interval, expected in ((-1, (-0.9, -one), "pillar"), (1, (one, 0.9), "stumbling")):
         by_epsilon, by_less = (
@@ -160,7 +160,7 @@ def test_a_change_of_exactly_epsilon_counts(hundreds, percent, free_right):
 @example(hundreds=1, percent=6, noise=1)
 def test_an_interval_that_ends_exactly_at_the_margin_is_within(hundreds, percent, noise):
     """As it does when an engine's noise was added to it: 0.05 + 0.01 is more than 0.06 in floats."""
-    answers, edge, rule = 100 * hundreds, percent * hundreds, Rule(margin=percent / 100)
+    answers, edge, rule = 100 * hundreds, percent * hundreds, VerdictRule(margin=percent / 100)
     at_edge, beyond = ((inner - noise) / answers + noise / answers for inner in (edge, edge + 1))
     assert verdict(0.0, (-at_edge, at_edge), rule) == "neutral"
     assert verdict(0.0, (-beyond, 0.0), rule) == "undecided"
@@ -170,8 +170,8 @@ def test_an_interval_that_ends_exactly_at_the_margin_is_within(hundreds, percent
 def test_rounding_does_not_make_a_pillar_of_an_end_at_zero():
     end = 0.3 - (0.1 + 0.2)
     assert end < 0
-    assert verdict(-0.3, (-0.4, end), Rule()) == "undecided"
-    assert verdict(0.3, (-end, 0.4), Rule()) == "undecided"
+    assert verdict(-0.3, (-0.4, end), VerdictRule()) == "undecided"
+    assert verdict(0.3, (-end, 0.4), VerdictRule()) == "undecided"
 
 
 @pytest.mark.parametrize(("prompts", "lost"), [(700, 7), (1_100, 11), (2_900, 29)])
@@ -216,7 +216,7 @@ def completions(lowest_N: np.ndarray, highest_N: np.ndarray) -> np.ndarray:
 )
 def test_a_verdict_is_settled_when_no_completion_changes_it(box, alpha, epsilon, margin, noise, seed):
     lowest_N, highest_N, num_samples = box
-    rule = Rule(alpha, epsilon, margin, resamples=25, seed=seed)
+    rule = VerdictRule(alpha, epsilon, margin, resamples=25, seed=seed)
     effects = paired_effects(completions(lowest_N, highest_N), num_samples, rule, noise)
     possible = {verdict_of(effect, rule) for effect in effects}
     (settled,) = settled_verdicts(lowest_N[None], highest_N[None], num_samples, rule, noise)

@@ -78,7 +78,7 @@ def subtitle(chart: Any) -> str:
 
 
 def test_every_figure_can_be_drawn_and_says_what_it_is_of():
-    charts = {figure.name: figure.chart for figure in study_figures("studies/paper", make_study())}
+    charts = {name: figure.chart for name, figure in study_figures("studies/paper", make_study()).items()}
     assert list(charts) == ["study_curves", "study_comparisons"]
     for chart in charts.values():
         assert subtitle(chart).startswith("studies/paper, 2 seeds, 500 prompts, denominator kept")

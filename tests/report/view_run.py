@@ -12,7 +12,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from rocktokens.knockout.journal import Decoded, RunJournal
-from rocktokens.knockout.records import Ban, Changes, Knockout, KnockoutSweep
+from rocktokens.knockout.records import Ban, BanChanges, Knockout, KnockoutSweep
 from rocktokens.rollouts.store import write_rollouts
 from rocktokens.run_dir import RunDir, derive_seed
 from rocktokens.tasks.wordmath import Wordmath, make_problem, write_solution
@@ -118,7 +118,7 @@ def write_knockout(run: RunDir) -> None:
         journal.add((ban.ids, place), under_ban(free, place, ban.ids[0]))
     journal.flush()
     lost = [(free[place].prompt_id, 0) for place in holders if place % 2 == 0]
-    changes = Changes(len(holders), len(holders), 0.0, 0.0, 1.0, 0.1, [], lost, [])
+    changes = BanChanges(len(holders), len(holders), 0.0, 0.0, 1.0, 0.1, [], lost, [])
     result = Knockout(ban, -0.5, (-0.6, -0.4), 0.01, 0.02, "pillar", "pillar", 0.1, (-1.0, 1.0), 8, None, changes)
     sweep = KnockoutSweep("", {"conditions": conditions}, {}, {}, {}, {}, {}, [], [], [result])
     run.commit("knockout.json", sweep.save)

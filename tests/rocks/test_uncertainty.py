@@ -6,19 +6,17 @@ from dataclasses import asdict
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from sample_oracle import ONE, Occurrences, naive_rank, naive_score, random_occurrences
 from scipy.sparse import csr_array
 from scipy.stats import norm, wilcoxon
 
 from rocktokens.errors import RocktokensError
+from rocktokens.inference import bootstrap
+from rocktokens.inference.bootstrap import bootstrap_counts
 from rocktokens.rocks import uncertainty
 from rocktokens.rocks.selectors import SELECTORS, Rules, Sample, rank_types, summed_kl
 from rocktokens.rocks.uncertainty import (
-    bootstrap_counts,
     candidates,
-    median_interval,
     paired_tests,
     replicates,
     score_uncertainty,
@@ -42,25 +40,6 @@ def sample(occurrences):
 def drawn(occurrences):
     """Each replicate with seed 5 as occurrences."""
     return [occurrences.drawn(counts_C) for counts_C in bootstrap_counts(12, DRAWS, seed=5)]
-
-
-# Counts
-
-
-@given(clusters=st.integers(1, 40), draws=st.integers(1, 20), seed=st.integers(0, 2**32))
-def test_a_replicate_draws_as_many_clusters_as_there_are(clusters, draws, seed):
-    counts_BC = bootstrap_counts(clusters, draws, seed)
-    assert counts_BC.shape == (draws, clusters)
-    assert (counts_BC >= 0).all()
-    assert (counts_BC.sum(axis=1) == clusters).all()
-    assert np.array_equal(counts_BC, bootstrap_counts(clusters, draws, seed))
-
-
-def test_every_cluster_is_drawn_alike():
-    counts_BC = bootstrap_counts(20, 20_000, seed=1)
-    assert counts_BC.mean(axis=0) == pytest.approx(1, abs=5 / 20_000**0.5)
-    assert counts_BC.var(axis=0) == pytest.approx(1 - 1 / 20, abs=0.06)
-    assert not np.array_equal(counts_BC[:9], bootstrap_counts(20, 9, seed=2))
 
 
 # Scores
@@ -88,13 +67,11 @@ def test_the_interval_is_of_summed_kl_whatever_ranks(sample, drawn):
 
 def test_blocks_do_not_change_anything(sample, monkeypatch):
     whole = score_uncertainty(sample, SELECTORS["lower bound"], Rules(4), DRAWS)
-    medians = median_interval(np.arange(9) ** 2, np.arange(9) % 4, 4, DRAWS)
     for cells in (1, 100):
-        monkeypatch.setattr(uncertainty, "BLOCK_CELLS", cells)
+        monkeypatch.setattr(bootstrap, "BLOCK_CELLS", cells)
         blocked = score_uncertainty(sample, SELECTORS["lower bound"], Rules(4), DRAWS)
         for name, values in asdict(whole).items():
             assert np.array_equal(values, getattr(blocked, name), equal_nan=True)
-        assert median_interval(np.arange(9) ** 2, np.arange(9) % 4, 4, DRAWS) == medians
 
 
 def many_types(seed: int, types: int = 400, clusters: int = 30) -> Sample:
@@ -223,26 +200,6 @@ def test_what_is_not_defined_has_no_interval(occurrences, sample):
     ):
         assert found["kl_change_rocks"] is found["kl_change_rest"] is None
         assert found["kl_share"] is not None
-
-
-# Median
-
-
-@settings(deadline=None)
-@given(
-    rollouts=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 4)), min_size=1, max_size=20), seed=st.integers(0, 99)
-)
-def test_the_median_equals_that_of_the_rollouts_drawn(rollouts, seed):
-    values, clusters = (np.array([pair[side] for pair in rollouts]) for side in (0, 1))
-    medians = []
-    for counts_C in bootstrap_counts(6, 15, seed):
-        multiset = np.repeat(values / 7, counts_C[clusters])
-        medians.append(float(np.median(multiset)) if len(multiset) else None)
-    assert median_interval(values / 7, clusters, 6, 15, seed) == interval_of(medians)
-
-
-def test_no_rollout_has_no_median():
-    assert median_interval(np.array([]), np.array([], dtype=np.int64), 3, 10) is None
 
 
 # Paired changes

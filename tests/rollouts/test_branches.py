@@ -149,6 +149,17 @@ def test_models_whose_cache_cannot_be_refilled_branch_too(name):
         assert same_completion(joined(free[own.trunk], own.start, found), whole, atol=1e-4)
 
 
+def test_the_generation_config_of_a_model_changes_nothing_and_is_kept():
+    model, _ = other_models()["sliding window"]
+    expected = free_rollouts(make_sampler(model), 1.0)
+    own = model.generation_config
+    own.repetition_penalty, own.eos_token_id = 5.0, int(expected[0].token_ids[0])
+    for found, before in zip(free_rollouts(make_sampler(model), 1.0), expected, strict=True):
+        assert np.array_equal(found.token_ids, before.token_ids)
+        assert np.array_equal(found.logprobs, before.logprobs)
+    assert model.generation_config is own and own.repetition_penalty == 5.0
+
+
 def test_eager_attention_takes_the_same_mask():
     model = make_llama()
     model.set_attn_implementation("eager")

@@ -41,7 +41,7 @@ def distill_until(config: Config, step: int, *, resume: bool = False) -> None:
             raise Interruption
 
     with pytest.raises(Interruption):
-        distill(config, resume=resume, progress=stop)
+        distill(config, resume=resume, on_step=stop)
 
 
 def hashes(run: RunDir, *prefixes: str) -> dict[str, str]:
@@ -61,7 +61,7 @@ def finished(pair, tmp_path_factory) -> tuple[Config, TrainingResult, list[tuple
     """An uninterrupted run and what it reported."""
     config = tiny_config(pair, tmp_path_factory.mktemp("finished") / "run")
     seen: list[tuple[int, int, dict]] = []
-    result = distill(config, progress=lambda *call: seen.append(call))
+    result = distill(config, on_step=lambda *call: seen.append(call))
     return config, result, seen
 
 
@@ -125,7 +125,7 @@ def test_the_log_agrees_with_the_trace(finished):
 def test_training_moves_the_student_to_the_teacher(pair, tmp_path):
     config = tiny_config(pair, tmp_path / "run", "training.max_steps=40", "training.save_steps=40")
     records: list[dict] = []
-    distill(config, progress=lambda _done, _total, record: records.append(record))
+    distill(config, on_step=lambda _done, _total, record: records.append(record))
     early, late = (np.mean([record["kl"] for record in part]) for part in (records[:5], records[-5:]))
     assert late < 0.8 * early
 
@@ -198,7 +198,7 @@ def test_frozen_rocks_reach_no_head_and_leave_null_scores(pair, tmp_path):
     write_rocks(rocks, ids=range(0, 258, 2))
     config = tiny_config(pair, tmp_path / "run", "policy.name=rocks", f"policy.rocks={rocks}", "training.max_steps=2")
     seen: list[dict] = []
-    distill(config, progress=lambda _done, _total, record: seen.append(record))
+    distill(config, on_step=lambda _done, _total, record: seen.append(record))
     run = RunDir(tmp_path / "run")
     trace = training_trace(run)
     assert ((trace.token_id % 2 == 0) == trace.kl.isna()).all() and (trace.weight == (trace.token_id % 2)).all()

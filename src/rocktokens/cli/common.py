@@ -13,7 +13,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
-ConfigPath = Annotated[Path, typer.Argument(metavar="RUN.TOML", help="The config of the run.", show_default=False)]
+ConfigPath = Annotated[
+    Path, typer.Argument(metavar="RUN.TOML", help="The config of the run, or a recipe's name.", show_default=False)
+]
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.", show_default=False)]
 Overrides = Annotated[
     list[str] | None,

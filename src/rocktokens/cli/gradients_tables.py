@@ -16,7 +16,7 @@ from rocktokens.gradients.records import (
     ROCKS,
     BatchMean,
     Claim,
-    ControlMatch,
+    ControlGroup,
     GradientsRecord,
     GroupGradient,
     GroupPersistence,
@@ -85,7 +85,7 @@ def _conditions(record: GradientsRecord) -> Iterator[str]:
         yield f"warning: {printable(warning)}"
 
 
-def control_sentence(control: ControlMatch) -> str:
+def control_sentence(control: ControlGroup) -> str:
     """Say how well the control matches the rocks."""
     within = f"within ±{100 * control.tolerance:g} % of"
     if control.kind == "none":
@@ -110,7 +110,7 @@ def _print_logit_space(record: GradientsRecord) -> None:
         print_table(test_table(record, space))
     if record.logit.baseline:
         heading(
-            f"Logit space, {SPACE_NAMES.vocabulary}, checkpoint {record.settings.baseline}",
+            f"Logit space, {SPACE_NAMES['vocabulary']}, checkpoint {record.settings.baseline}",
             "the same tokens before",
         )
         print_table(group_table(record, "baseline", "vocabulary"))

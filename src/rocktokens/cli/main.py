@@ -1,17 +1,20 @@
 """``rocktokens``: the verbs, and what happens to errors.
 
-A mistake the user can mend is one sentence on standard error and exit code 2. An interrupt is 130; everything committed
-until then stays, and the same command goes on from there.
+A mistake the user can fix is one sentence on standard error and exit code 2. An interrupt is 130; everything committed
+until then stays, and the same command continues from there.
 """
 
 import errno
 import os
 import re
 import sys
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
-from rocktokens.cli import check, demo, distill, evaluate, explore, find, gradients, knockout, report, study, trace
+import rocktokens
 from rocktokens.errors import RocktokensError
 
 INTERRUPTED = 130
@@ -24,33 +27,66 @@ REMEDIES = {
 _RUST_ERROR = re.compile(r"\(os error (\d+)\)")
 """How safetensors and tokenizers, which raise no OSError, name the cause."""
 
-app = typer.Typer(
-    name="rocktokens",
-    help="Find, test and bypass the tokens that on-policy distillation cannot move.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
-)
-VERBS = (
-    demo.demo,
-    check.check,
-    distill.distill,
-    trace.trace,
-    find.find,
-    gradients.gradients,
-    evaluate.evaluate,
-    knockout.knockout,
-    study.study,
-    report.report,
-    explore.explore,
-)
-for verb in VERBS:
-    app.command()(verb)
+VERBS = {
+    "demo": "Run everything on the embedded pair: which tokens did training not move, and does that matter?",
+    "run": "Do what is left of a run, from distill to knockout, and write one page with the answers.",
+    "recipes": "List the configs that ship with the package, or write one to a file to change it.",
+    "check": "Look for what would go wrong in a run, and estimate its memory and time, before it starts.",
+    "distill": "Distil a teacher into a student on the student's own rollouts, with every token traced.",
+    "trace": "Score one probe set of rollouts under several checkpoints, without training.",
+    "find": "Find the types that hold the loss training left, say how sure that is, and write RUN/rocks.json.",
+    "gradients": "Show who owns the gradient: in logit space, in parameter space and in Adam's step.",
+    "evaluate": "Measure accuracy; every model answers the same prompts with the same random numbers.",
+    "knockout": "Ban tokens at every decoding step and measure what that does to accuracy.",
+    "study": "Train several weight policies alike on several seeds, and say which is better and how sure that is.",
+    "report": "Write one page: which tokens are rocks, how sure that is, whether they matter, what bypassing gains.",
+    "explore": "Look at rollouts token by token, compare checkpoints and runs, and watch training, in a browser.",
+}
+"""Every verb with the first line of its help, in the order of ``rocktokens --help``.
+
+A verb is the function of its name in the module of its name. It is imported when it is called or its own help is asked
+for: the list of verbs should not take as long as the libraries behind them.
+"""
+STYLE: dict[str, Any] = {"add_completion": False, "rich_markup_mode": "rich", "pretty_exceptions_enable": False}
+
+
+class Verbs(TyperGroup):
+    """A group that lists its verbs by name and imports the one that is called."""
+
+    def __init__(self, **settings: Any) -> None:
+        listed = {name: TyperCommand(name, help=line) for name, line in VERBS.items()}
+        super().__init__(**{**settings, "commands": listed})
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Put the command itself in the place of its entry in the list."""
+        name, listed, rest = super().resolve_command(ctx, args)
+        if name is None:
+            return name, listed, rest
+        verb = typer.Typer(**STYLE)
+        verb.command(name)(getattr(import_module(f"rocktokens.cli.{name}"), name))
+        return name, typer.main.get_command(verb), rest
+
+
+app = typer.Typer(name="rocktokens", cls=Verbs, no_args_is_help=True, **STYLE)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"rocktokens {rocktokens.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Find, test and bypass the tokens that on-policy distillation cannot move."""
 
 
 def main() -> None:
-    """Run the command line; never show a traceback for something the user can mend."""
+    """Run the command line; never show a traceback for something the user can fix."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("TQDM_DISABLE", "1")  # bars of libraries; ours are Rich's

@@ -22,7 +22,7 @@ def report(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write one page that says which tokens are rocks, how sure that is, whether they matter, and what bypassing gains.
+    """Write one page: which tokens are rocks, how sure that is, whether they matter, what bypassing gains.
 
     The page is one file: it opens from a disk, loads nothing, and is the same for the same runs. For each part that was
     not run, it names the command that runs it.

@@ -11,11 +11,13 @@ from rocktokens.cli.tables import print_table
 from rocktokens.display.numbers import byte_size, duration
 from rocktokens.display.table import Column, Table, number, text
 from rocktokens.run_dir import RunDir
-from rocktokens.studies.config import StudyConfig, load_study
+from rocktokens.studies.config import load_study
 from rocktokens.studies.forecast import Forecast, RunForecast, forecast
-from rocktokens.studies.records import StudyResult
 
-StudyPath = Annotated[Path, typer.Argument(metavar="STUDY.TOML", help="The config of the study.", show_default=False)]
+StudyPath = Annotated[
+    Path,
+    typer.Argument(metavar="STUDY.TOML", help="The config of the study, or a recipe's name.", show_default=False),
+]
 
 
 def study(
@@ -24,40 +26,32 @@ def study(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train several weight policies alike on several seeds, and say which is better, by how much, and how sure that is.
+    """Train several weight policies alike on several seeds, and say which is better and how sure that is.
 
     Interrupted, the same command continues where it was. Arms, seeds and draws may be added later. Comparisons at equal
     wall-clock time use the seconds each run took: they mean something only if all ran under the same load,
     uninterrupted.
 
-    Example: [bold]rocktokens study recipes/pebbles-paper.toml --set study.seeds=[0,1][/bold]
+    Example: [bold]rocktokens study pebbles-paper --set study.seeds=[0,1][/bold]
     """
     config = load_study(path, overrides)
     if plan:
         planned = forecast(config, terminal)
         return print_json(planned.to_record()) if as_json else print_forecast(planned)
-    result = study_with_figures(config)
-    if as_json:
-        return print_json({"directory": config.study.directory, **result.to_record()})
-    from rocktokens.cli.study_tables import print_study
-
-    print_study(result)
-    output.print(f"everything: {config.study.directory}/study.json", soft_wrap=True, markup=False)
-    output.print(f"figures: {config.study.directory}/figures", soft_wrap=True, markup=False)
-
-
-def study_with_figures(config: StudyConfig) -> StudyResult:
-    """Run the study and commit its figures."""
     with terminal.status("loading"):
+        from rocktokens.cli.study_tables import print_study
         from rocktokens.report.charts.save import commit_figures
         from rocktokens.report.charts.study_charts import study_figures
         from rocktokens.studies.study import run_study
-
     run = RunDir(config.study.directory)
     result = run_study(config, terminal)
     with terminal.status("drawing"):
         commit_figures(run, study_figures(run.path.name, result))
-    return result
+    if as_json:
+        return print_json({"directory": config.study.directory, **result.to_record()})
+    print_study(result)
+    output.print(f"everything: {config.study.directory}/study.json", soft_wrap=True, markup=False)
+    output.print(f"figures: {config.study.directory}/figures", soft_wrap=True, markup=False)
 
 
 def print_forecast(planned: Forecast) -> None:

@@ -18,6 +18,7 @@ from rocktokens.config.policies import PolicyBase
 from rocktokens.config.sections import Config, checkpoint_steps
 from rocktokens.config.sentences import validate
 from rocktokens.errors import ConfigError, RocktokensError
+from rocktokens.recipes import recipes
 from rocktokens.run_dir import RunDir
 
 _CHOICE = re.compile(r"\s*(?:\w+\.)*(task|policy)\.name\s*=")
@@ -63,12 +64,18 @@ def dump_config(config: Config) -> str:
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
-    """The record in a TOML file."""
+    """The record in a TOML file, or in the recipe of that name where there is no such file."""
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise ConfigError(f"config file {path} does not exist: give the path of a TOML file") from None
+        recipe = recipes().get(str(path))
+        if recipe is None:
+            raise ConfigError(
+                f"config file {path} does not exist: give the path of a TOML file, or a name that `rocktokens recipes` "
+                "lists"
+            ) from None
+        text = recipe.text
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"config file {path} cannot be read ({error}): give the path of a TOML file") from None
     return _parse_toml(text, str(path))

@@ -1,4 +1,4 @@
-"""The weight of each token in the loss: one section per policy (METHOD 7, docs/policies.md).
+"""The weight of each token in the loss: one section per policy (docs/method.md, section 7; docs/policies.md).
 
 These sections are the one list of policies and their parameters: a TOML file and ``make_policy`` are both checked by
 them. Values are not converted: a number written as text is refused. A RockSet or ControlSet is taken where validation

@@ -5,28 +5,23 @@
 2. The task grades each answer; accuracy is the share of right ones.
 3. The Wilson interval treats answers as independent, which they are for one sample per prompt. With more, the answers
    to one prompt belong together, and a bootstrap that draws whole prompts gives a second interval.
-   A resample needs only how many prompts had 0, 1, … right answers, and those counts are multinomial.
 """
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.stats import binomtest
 
 from rocktokens.errors import RocktokensError
-from rocktokens.evaluation.records import Accuracy, Interval
+from rocktokens.evaluation.records import Accuracy
+from rocktokens.inference.proportions import bootstrap_interval, wilson_interval
 from rocktokens.rollouts.encode import Sampling, make_rollouts
 from rocktokens.rollouts.sampler import Sampler
-from rocktokens.run_dir import derive_seed
 from rocktokens.tasks.base import Task
 from rocktokens.types import Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-RESAMPLES = 10_000
-CONFIDENCE = 0.95
 
 
 def measure_accuracy(
@@ -68,22 +63,6 @@ def measure_accuracy(
         correct=correct,
         answers=[[task.answer(text) for text in own] for own in texts_of],
     )
-
-
-def wilson_interval(right: int, total: int) -> Interval:
-    """The Wilson score interval of a proportion."""
-    interval = binomtest(right, total).proportion_ci(CONFIDENCE, method="wilson")
-    return float(interval.low), float(interval.high)
-
-
-def bootstrap_interval(correct: Sequence[int], num_samples: int, seed: int) -> Interval:
-    """The percentile interval of accuracy when whole prompts are drawn with replacement."""
-    prompts_by_count = np.bincount(correct, minlength=num_samples + 1)
-    generator = np.random.Generator(np.random.PCG64(derive_seed(seed, "bootstrap")))
-    draws = generator.multinomial(len(correct), prompts_by_count / len(correct), size=RESAMPLES)
-    accuracies = draws @ np.arange(num_samples + 1) / (len(correct) * num_samples)
-    low, high = np.quantile(accuracies, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-    return float(low), float(high)
 
 
 def require_answers(task: Task, prompts: Sequence[Prompt]) -> None:

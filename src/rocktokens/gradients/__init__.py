@@ -1,1 +1,1 @@
-"""Where the gradient goes, by type and by group: in logit space and in the space of the parameters (METHOD 5)."""
+"""Where the gradient goes, by type and by group: in logit space and parameter space (docs/method.md, section 5)."""

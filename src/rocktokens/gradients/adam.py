@@ -1,4 +1,4 @@
-"""The next step of AdamW, taken apart by the groups whose gradients it is made of (METHOD 5).
+"""The next step of AdamW, taken apart by the groups whose gradients it is made of (docs/method.md, section 5).
 
 With m, v the moments after t − 1 steps, g = clip · Σ_A g_A the clipped gradient of the batch, and, element by element,
 
@@ -13,7 +13,7 @@ the change of a parameter θ is exactly a sum of
 1. v_t includes the whole gradient of this batch, since that is what the optimizer divides by.
 2. s (1 − β₁) clip is the same constant times 1 / (√v̂ + ε) for all elements of parameters that have taken equally many
    steps, which is all of them as a rule. So shares, cosines and relative rates of the u_A are also those of
-   METHOD's g_A / (√v̂ + ε): one computation gives both.
+   the method's g_A / (√v̂ + ε): one computation gives both.
 3. Without moments (before the first step) t is 1 and m = v = 0.
 
 See https://docs.pytorch.org/docs/stable/generated/torch.optim.AdamW.html for the algorithm.
@@ -48,7 +48,7 @@ class AdamSettings:
 
     @classmethod
     def of(cls, optimizer: torch.optim.Optimizer, student: nn.Module, max_grad_norm: float | None) -> Self:
-        """The settings of a torch AdamW that trains ``student``."""
+        """Read the settings of a torch AdamW that trains ``student``."""
         names = {id(parameter): name for name, parameter in student.named_parameters()}
         groups = optimizer.param_groups
         known = type(optimizer) is torch.optim.AdamW and not any(group["amsgrad"] for group in groups)
@@ -74,7 +74,7 @@ class Moments:
 
 
 def moments_of(optimizer_state: Mapping[str, torch.Tensor], name: str, parameter: torch.Tensor) -> Moments | None:
-    """Adam's state of a parameter that has a gradient, from the flat form ``<parameter>/<state>`` of a checkpoint.
+    """Read Adam's state of a parameter that has a gradient from the flat form ``<parameter>/<state>`` of a checkpoint.
 
     Returns:
         None where ``optimizer_state`` is empty: no step was taken yet.
@@ -96,7 +96,7 @@ def moments_of(optimizer_state: Mapping[str, torch.Tensor], name: str, parameter
 
 
 def clip_factor(norm: float, max_grad_norm: float | None) -> float:
-    """What torch.nn.utils.clip_grad_norm_ multiplies a gradient of this norm by."""
+    """Return the factor torch.nn.utils.clip_grad_norm_ applies to a gradient of this norm."""
     return 1.0 if max_grad_norm is None else min(1.0, max_grad_norm / (norm + _CLIP_EPSILON))
 
 
@@ -108,7 +108,7 @@ def step_parts(
     weight_decay: float,
     clip: float,
 ) -> torch.Tensor:
-    """The next step of n elements of a parameter, by what it comes from.
+    """Split the next step of n elements of a parameter by where it comes from.
 
     Args:
         gradients_An: of each group, before clipping.

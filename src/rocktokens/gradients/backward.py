@@ -1,4 +1,4 @@
-"""The gradient of each group's part of one normalised loss (METHOD 5), by one backward per group.
+"""The gradient of each group's part of one normalised loss (docs/method.md, section 5), one backward per group.
 
 1. The loss of a batch is Σ_i kl_i / D over its response positions, D their number. Group A's part is the sum over its
    own positions with the same D, so the groups' gradients add up to the whole gradient.
@@ -25,7 +25,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 
 from rocktokens.config import Divergence
-from rocktokens.gradients.inner_products import place_among
+from rocktokens.gradients.blocks import place_among
 from rocktokens.gradients.partition import split_by_rollout
 from rocktokens.models.head import lm_head
 from rocktokens.scoring.batch import RolloutBatch, collate, response_states, split_by_tokens
@@ -64,14 +64,14 @@ class Objective:
         return not (reentrant or isinstance(self.student, FSDPModule))
 
     def states(self, model: Any, batch: RolloutBatch) -> torch.Tensor:
-        """What each response token is predicted from."""
+        """Compute the states each response token is predicted from."""
         with self._autocast(batch):
             return response_states(model, batch)
 
     def loss(
         self, h_s_TD: torch.Tensor, h_t_TE: torch.Tensor, batch: RolloutBatch, counted_T: torch.Tensor, denominator: int
     ) -> torch.Tensor:
-        """The part of the loss that the counted positions make."""
+        """Compute the counted positions' part of the loss."""
         heads = lm_head(self.student), lm_head(self.teacher)
         settings = self.divergence, self.temperature, self.tokens_per_chunk
         with self._autocast(batch):
@@ -89,7 +89,7 @@ class Objective:
 def group_gradients(
     objective: Objective, rollouts: Sequence[Rollout], group_T: np.ndarray, n_groups: int, tokens_per_forward: int
 ) -> list[Gradients]:
-    """The gradient of every group's part of the loss of one batch.
+    """Compute the gradient of every group's part of the loss of one batch.
 
     Args:
         objective: the loss.
@@ -138,7 +138,7 @@ class _GroupLosses:
 def _over_one_forward(
     losses: _GroupLosses, parameters: list[nn.Parameter], groups: Iterable[int], _ranks: int
 ) -> Iterator[tuple[int, Sequence[torch.Tensor | None]]]:
-    """Each group's gradients, those that occur; the graph lasts until the last of them."""
+    """Yield the gradients of each group that occurs; the graph lasts until the last of them."""
     h_s_TD = losses.states()
     present = [group for group in groups if group in losses.group_T]
     for group in present:
@@ -149,7 +149,7 @@ def _over_one_forward(
 def _over_own_forwards(
     losses: _GroupLosses, parameters: list[nn.Parameter], groups: Iterable[int], ranks: int
 ) -> Iterator[tuple[int, Sequence[torch.Tensor | None]]]:
-    """Each group's gradients, all of them, since other processes may hold positions of a group that this one lacks.
+    """Yield the gradients of all groups, since other processes may hold positions of a group that this one lacks.
 
     FSDP2 averages over the processes, each of which has a part of the sum: hence the factor.
     """
@@ -177,7 +177,7 @@ def _inside_forward(module: Any, function: Callable[[], torch.Tensor]) -> torch.
 def _micro_batches(
     rollouts: Sequence[Rollout], group_T: np.ndarray, tokens_per_forward: int, rank: int, ranks: int
 ) -> Iterator[tuple[list[int], np.ndarray]]:
-    """Indices of rollouts with the groups of their tokens, equally many on every rank.
+    """Yield indices of rollouts with the groups of their tokens, equally many on every rank.
 
     A rank that has run out goes on with tokens of no group, since all of them must run forward equally often.
     """
@@ -201,9 +201,9 @@ def _add(sums: Gradients, gradients: Sequence[torch.Tensor | None]) -> None:
 
 @contextmanager
 def _without_dropout(model: nn.Module) -> Iterator[None]:
-    """Eval mode, except that a layer which checkpoints its gradients keeps doing so: transformers asks for train mode.
+    """Switch to eval mode, except layers that checkpoint their gradients, for which transformers asks for train mode.
 
-    Only the layer itself is in train mode; the dropout and attention inside it are not.
+    Only such a layer itself is in train mode; the dropout and attention inside it are not.
     """
     modes = {module: module.training for module in model.modules()}
     for module in modes:
@@ -217,7 +217,7 @@ def _without_dropout(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _gradients_put_aside(parameters: list[nn.Parameter]) -> Iterator[None]:
-    """Leave ``.grad`` free inside, and as it was afterwards."""
+    """Clear ``.grad`` inside, and restore it afterwards."""
     before = [parameter.grad for parameter in parameters]
     for parameter in parameters:
         parameter.grad = None

@@ -53,6 +53,7 @@ from rocktokens.gradients.records import (
     DirectionTest,
     Interval,
     KeptKl,
+    KlChange,
     LogitSummary,
     NormRatio,
     ParameterSummary,
@@ -61,7 +62,6 @@ from rocktokens.gradients.records import (
     TraceGroup,
     TraceSummary,
 )
-from rocktokens.rocks.uncertainty import PairedChange
 from rocktokens.types import KEPT
 
 ALPHA = 0.05
@@ -86,7 +86,7 @@ _OF_ADAM: dict[str, ClaimVerdict] = {
 
 
 def judge(trace: TraceSummary, logit: LogitSummary, parameter: ParameterSummary) -> list[Claim]:
-    """Every claim, from the other parts of gradients.json."""
+    """Judge every claim, from the other parts of gradients.json."""
     vocabulary, update = logit.reference.vocabulary, parameter.shares.update
     return [
         small(trace.rare_high_kl),
@@ -169,7 +169,7 @@ def kept(shares: KeptKl | None, rocks: RockColumns) -> Claim:
     return Claim("kept", claim, because, tally.verdict)
 
 
-def unmoved(change: PairedChange | None) -> Claim:
+def unmoved(change: KlChange | None) -> Claim:
     """Compare the change of the rocks' kl between the checkpoints with a fall by 1/4."""
     claim = "as a set, rocks do not move"
     if change is None or change.relative is None:
@@ -307,7 +307,7 @@ def directions(vectors_nW: np.ndarray) -> np.ndarray:
 
 
 def sign_test(above: int, below: int) -> float:
-    """Two-sided p of an exact sign test; 1 where nothing is counted."""
+    """Return the two-sided p of an exact sign test; 1 where nothing is counted."""
     return float(binomtest(above, above + below).pvalue) if above + below else 1.0
 
 
@@ -331,17 +331,17 @@ def both(first: ClaimVerdict, second: ClaimVerdict) -> ClaimVerdict:
 
 
 def p_text(p: float) -> str:
-    """A p to three decimals."""
+    """Format a p to three decimals."""
     return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def interval_text(interval: Interval | None) -> str:
-    """An interval, or that there is none."""
+    """Format an interval, or say that there is none."""
     return "[no interval]" if interval is None else "[{:.2f}, {:.2f}]".format(*interval)
 
 
 def percent_text(interval: Interval | None) -> str:
-    """An interval in percent, or that there is none."""
+    """Format an interval in percent, or say that there is none."""
     return "[no interval]" if interval is None else "[{:+.1f}, {:+.1f}]".format(*(100 * end for end in interval))
 
 

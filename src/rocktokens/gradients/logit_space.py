@@ -1,21 +1,23 @@
-"""One replay that sums the gradient of every type, in two spaces that are never mixed (METHOD 5).
+"""One replay that sums the gradient of every type, in two spaces that are never mixed (docs/method.md, section 5).
 
 Position i, which predicts token x_i, has the gradient g_i = ∂kl_i/∂z over the V columns that both heads have.
 
-1. The types of the rollouts, and how often each occurs, are known before any forward: every type gets a row.
+1. The types of the rollouts, and how often each occurs, are known before any forward: every type gets a row, in order
+   of token id (``TypeRows``).
 2. Both models are forced through the rollouts as for scoring, a few positions at a time.
 3. ``hidden``: Wᵀ g_i, the gradient with respect to the student's last hidden state, is added to the row of x_i; exact.
 4. ``vocabulary``: g_i itself is added where types × V fits in memory, else its count-sketch.
 5. By type, exact in both spaces: Σ‖g_i‖ and Σ‖g_i‖². Over all positions, exact and in full width: G = Σ_i g_i and
    G_bal = Σ_v ḡ_v.
-6. Frequent types keep a row for each of two random halves of the prompts, which shows how alike two means are between
-   which nothing changed but the sample.
+6. Prompts are dealt into two random halves. The types that both halves have most of get a second row, after all first
+   rows, for their occurrences in the second half: that shows how alike two means are when only the sample differs.
 
-What the sums mean is computed in rocktokens.gradients.geometry. Paper: https://arxiv.org/abs/2605.09253
+What the sums mean is computed in rocktokens.gradients.type_gradients. Paper: https://arxiv.org/abs/2605.09253
 """
 
 import hashlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,10 +26,10 @@ import torch
 from rocktokens.config import Divergence
 from rocktokens.errors import RocktokensError
 from rocktokens.gradients.sketch import CountSketch, count_sketch
-from rocktokens.gradients.type_rows import TypeRows, halves, second_half
-from rocktokens.gradients.type_sums import SpaceSums, TypeGradients
+from rocktokens.gradients.type_gradients import SpaceSums, TypeGradients
 from rocktokens.models.head import lm_head
 from rocktokens.models.load import LoadedModel
+from rocktokens.run_dir import derive_seed
 from rocktokens.scoring.divergence import ScoredChunk, scored_chunks
 from rocktokens.scoring.score import States, replayed
 from rocktokens.types import Rollout
@@ -36,7 +38,7 @@ MEMORY = 180_000_000
 """Bytes of all sums: with what is computed from them, a process grows by less than 200 MB."""
 SKETCH_WIDTH = 1024
 LEAST_SPLIT = 1024
-"""So many types keep both halves even where memory is short."""
+"""This many types keep both halves even where memory is short."""
 
 
 def logit_gradients(
@@ -92,6 +94,55 @@ def logit_gradients(
     return sums.finish(_digest(rollouts))
 
 
+@dataclass(frozen=True, slots=True)
+class TypeRows:
+    """Which row of the sums an occurrence belongs to: one per type, and a second one for some types' second half."""
+
+    token_ids_U: np.ndarray
+    freq_U: np.ndarray
+    second_row_U: np.ndarray
+    """−1 where both halves share the first row."""
+
+    @classmethod
+    def of(cls, token_ids_T: np.ndarray, halves_T: np.ndarray, max_split: int) -> "TypeRows":
+        """Assign rows to these occurrences; of the types in both halves, split the ``max_split`` best covered."""
+        token_ids_U, type_T = np.unique(token_ids_T, return_inverse=True)
+        freq_U = np.bincount(type_T)
+        second_U = np.bincount(type_T[halves_T], minlength=len(freq_U))
+        covered_U = np.minimum(second_U, freq_U - second_U)
+        by_cover = np.argsort(-covered_U, kind="stable")
+        split = np.sort(by_cover[covered_U[by_cover] > 0][:max_split])
+        second_row_U = np.full(len(token_ids_U), -1)
+        second_row_U[split] = len(token_ids_U) + np.arange(len(split))
+        return cls(token_ids_U.astype(np.int64), freq_U, second_row_U)
+
+    @property
+    def n_rows(self) -> int:
+        """Of the sums."""
+        return len(self.token_ids_U) + int((self.second_row_U >= 0).sum())
+
+    def locate(self, token_ids_T: np.ndarray, halves_T: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the type and the row (T,) of each occurrence."""
+        type_T = np.searchsorted(self.token_ids_U, token_ids_T)
+        if not np.array_equal(self.token_ids_U.take(type_T, mode="clip"), token_ids_T):
+            raise ValueError("token_ids_T holds a type that no row was made for")
+        second_T = self.second_row_U[type_T]
+        return type_T, np.where(halves_T & (second_T >= 0), second_T, type_T)
+
+
+def second_half(rollouts: Sequence[Rollout], seed: int) -> set[str]:
+    """Draw the ids of the prompts of the second of two random halves."""
+    prompt_ids = sorted({rollout.prompt_id for rollout in rollouts})
+    generator = np.random.Generator(np.random.PCG64(derive_seed(seed, "gradient-halves")))
+    order = generator.permutation(len(prompt_ids))
+    return {prompt_ids[index] for index in order[len(prompt_ids) // 2 :]} if len(prompt_ids) > 1 else set()
+
+
+def halves(rollout: Rollout, in_second_half: set[str]) -> np.ndarray:
+    """Return bool (T,): whether the tokens of a rollout are in the second half."""
+    return np.full(len(rollout.token_ids), rollout.prompt_id in in_second_half)
+
+
 class GradientSums:
     """The sums of a pass over positions, in whatever portions they come."""
 
@@ -121,7 +172,7 @@ class GradientSums:
         memory: int = MEMORY,
         seed: int = 0,
     ) -> "GradientSums":
-        """Sums for all the occurrences that will be added, within ``memory``.
+        """Allocate sums for all the occurrences that will be added, within ``memory``.
 
         Args:
             token_ids_T: The predicted tokens of all positions.
@@ -173,7 +224,7 @@ class GradientSums:
             del chunk  # before the next one is made: two of them are never in memory
 
     def finish(self, rollouts_sha256: str = "") -> TypeGradients:
-        """The sums as they are now, in numpy; ``rollouts_sha256`` names what they were taken over."""
+        """Return the sums as they are now, in numpy; ``rollouts_sha256`` names what they were taken over."""
         sketches = {"hidden": None, "vocabulary": self.sketch and (self.sketch.width, self.sketch.seed)}
         spaces = {
             space: SpaceSums(_numpy(self.vectors[space]), *_numpy(self.lengths[space]), sketch=sketch)
@@ -201,7 +252,7 @@ class GradientSums:
     def _add_vectors(
         self, space: str, vectors_nW: torch.Tensor, norm_n: torch.Tensor, types_n: torch.Tensor, rows_n: torch.Tensor
     ) -> None:
-        """The chunk is summed on its own first: a frequent type then adds few numbers to a large one, not many."""
+        """Sum the chunk on its own first: a frequent type then adds few numbers to a large one, not many."""
         present, place_n = torch.unique(rows_n, return_inverse=True)
         sums_uW = vectors_nW.new_zeros(len(present), vectors_nW.shape[1]).index_add_(0, place_n, vectors_nW)
         self.vectors[space].index_add_(0, present, sums_uW)
@@ -213,12 +264,12 @@ class GradientSums:
 
 
 def _rows_within(memory: int, vocab_size: int, row_bytes: int) -> int:
-    """Rows of sums that fit beside what is kept once for every vocabulary id: G, G_bal, bucket and sign."""
+    """Return how many rows of sums fit beside what is kept once for every vocabulary id: G, G_bal, bucket and sign."""
     return (memory - (8 + 8 + 8 + 4) * vocab_size) // row_bytes
 
 
 def _digest(rollouts: Sequence[Rollout]) -> str:
-    """A name for the rollouts, whatever their order."""
+    """Name the rollouts, whatever their order."""
     digest = hashlib.sha256()
     for rollout in sorted(rollouts, key=lambda rollout: rollout.rollout_id):
         for part in (np.array([rollout.rollout_id]), rollout.prompt_ids, rollout.token_ids):

@@ -1,8 +1,8 @@
-"""Where the gradient goes in parameter space, and where the optimizer's step goes (METHOD 5).
+"""Where the gradient goes in parameter space, and where the optimizer's step goes (docs/method.md, section 5).
 
 1. The rollouts are cut into batches of whole prompts, each with a loss of its own: Σ_i kl_i / D over its D tokens.
 2. For every batch, the gradient of each group's part of that loss (``backward``).
-3. Their inner products by block of the model (``inner_products``); the gradients themselves are let go.
+3. Their inner products by block of the model (``blocks``); the gradients themselves are let go.
 4. With the optimizer's settings and state, the same for its next step on that batch (``adam``).
 5. Norms, cosines, shares, rates and their intervals over batches follow from the inner products (``shares``).
 
@@ -23,8 +23,7 @@ from rocktokens.config import Divergence
 from rocktokens.errors import NonFiniteLossError, RocktokensError
 from rocktokens.gradients.adam import AdamSettings, Moments, clip_factor, moments_of, step_parts
 from rocktokens.gradients.backward import Gradients, Objective, group_gradients
-from rocktokens.gradients.blocks import ordered, trainable_blocks
-from rocktokens.gradients.inner_products import BlockGrams, local, local_like
+from rocktokens.gradients.blocks import BlockGrams, local, local_like, ordered, trainable_blocks
 from rocktokens.gradients.partition import Partition, by_type, prompt_batches, split_by_rollout
 from rocktokens.gradients.shares import OTHER_PARTS, GradientShares
 from rocktokens.models.load import LoadedModel
@@ -47,7 +46,7 @@ def gradient_shares(
     autocast_dtype: torch.dtype | None = None,
     on_done: Callable[[int], None] | None = None,
 ) -> GradientShares:
-    """How much of the gradient, and of Adam's next step, comes from each group of positions.
+    """Measure how much of the gradient, and of Adam's next step, comes from each group of positions.
 
     Example: ``gradient_shares(student, teacher, rollouts, {"rocks": rocks.ids}).gradient().groups["rocks"].share``.
 
@@ -118,7 +117,7 @@ class _Trainable:
     def grams(
         self, gradients: list[Gradients], adam: AdamSettings | None, state: Mapping[str, torch.Tensor]
     ) -> tuple[np.ndarray, np.ndarray | None]:
-        """Inner products of the groups' gradients, and of the parts of Adam's next step if there is one."""
+        """Return inner products of the groups' gradients, and of the parts of Adam's next step if there is one."""
         gradient_gram = self._gradient_gram(gradients)
         squared_norm = float(gradient_gram.sum())
         if not math.isfinite(squared_norm):
@@ -155,7 +154,7 @@ class _Trainable:
     def _with_gradients(
         self, gradients: list[Gradients]
     ) -> Iterator[tuple[str, torch.Tensor, list[torch.Tensor | None]]]:
-        """Each parameter with its local gradients by group; without any, an optimizer leaves it alone and so do we."""
+        """Yield each parameter with its local gradients by group; skip those without, as optimizers do."""
         for (name, parameter), *own in zip(self.parameters.items(), *gradients, strict=True):
             if any(gradient is not None for gradient in own):
                 yield name, parameter, [None if gradient is None else local(gradient) for gradient in own]

@@ -43,7 +43,7 @@ class Partition:
 
 
 def by_type(rollouts: Sequence[Rollout], sets: Mapping[str, Collection[int]]) -> Partition:
-    """Groups of positions that predict a token of the same set; tokens of no set, if any, are the group ``rest``.
+    """Group positions that predict a token of the same set; tokens of no set, if any, are the group ``rest``.
 
     Args:
         rollouts: those the partition is for, in order.
@@ -65,7 +65,7 @@ def by_type(rollouts: Sequence[Rollout], sets: Mapping[str, Collection[int]]) ->
 
 
 def by_edges(values_T: np.ndarray, edges: Sequence[float], quantity: str) -> Partition:
-    """Groups of positions whose value lies between the same edges, such as quantiles of kl, or positions in a response.
+    """Group positions whose value lies between the same edges, such as quantiles of kl, or positions in a response.
 
     Args:
         values_T: one number per response token, rollout after rollout.
@@ -82,7 +82,7 @@ def by_edges(values_T: np.ndarray, edges: Sequence[float], quantity: str) -> Par
 
 
 def prompt_batches(rollouts: Sequence[Rollout], batches: int) -> list[list[int]]:
-    """Indices of the rollouts of each batch: about equally many prompts each, in order, none in two batches."""
+    """Deal rollouts, by index, into batches: about equally many prompts each, in order, none in two batches."""
     by_prompt: dict[str, list[int]] = {}
     for index, rollout in enumerate(rollouts):
         by_prompt.setdefault(rollout.prompt_id, []).append(index)
@@ -96,5 +96,5 @@ def prompt_batches(rollouts: Sequence[Rollout], batches: int) -> list[list[int]]
 
 
 def split_by_rollout(values_T: np.ndarray, rollouts: Sequence[Rollout]) -> list[np.ndarray]:
-    """The entries of each rollout's response tokens."""
+    """Split an array into the entries of each rollout's response tokens."""
     return np.split(values_T, np.cumsum([len(rollout.token_ids) for rollout in rollouts])[:-1])

@@ -17,20 +17,22 @@
 How the numbers are defined: docs/method.md, section 5.
 """
 
-import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
 
-from pydantic import BeforeValidator, TypeAdapter, ValidationError
+from pydantic import BeforeValidator
 
-from rocktokens.errors import RocktokensError
-from rocktokens.rocks.uncertainty import PairedChange
-from rocktokens.types import read_record
+from rocktokens.display import table
+from rocktokens.types import Record, load_record, write_record
+
+if TYPE_CHECKING:
+    import altair as alt
+
+    Chart = alt.Chart | alt.LayerChart | alt.FacetChart
 
 GRADIENTS_SCHEMA_VERSION = 1
-T = TypeVar("T")
 ROCKS, RARE, CONTROL, REST = "rocks", "rare high-kl", "control", "rest"
 """The groups of types. ``REST`` is also what the tokens outside any other partition's groups are called."""
 Space = Literal["hidden", "vocabulary"]
@@ -48,13 +50,14 @@ _FORMER_WORDS = {
     "cannot be told": INCONCLUSIVE,
 }
 _current_word = BeforeValidator(lambda word: _FORMER_WORDS.get(word, word) if isinstance(word, str) else word)
-ClaimVerdict = Annotated[Literal["supported", "contradicted", "inconclusive"], _current_word]
+ClaimWord = Literal["supported", "contradicted", "inconclusive"]
+ClaimVerdict = Annotated[ClaimWord, _current_word]
 AdamVerdict = Annotated[Literal["suppresses", "amplifies", "inconclusive"], _current_word]
 """What Adam does to a group's share."""
 
 
 @dataclass(frozen=True, slots=True)
-class GradientsSettings:
+class GradientsSettings(Record):
     """What the numbers depend on, and how many tokens they rest on."""
 
     batches: int
@@ -77,8 +80,8 @@ class GradientsSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class ControlMatch:
-    """How well the control matches the frequency of the rocks, over all prompts."""
+class ControlGroup(Record):
+    """How well the control group matches the frequency of the rocks, over all prompts."""
 
     kind: Literal["matched", "partial", "none"]
     tolerance: float
@@ -98,7 +101,27 @@ class ControlMatch:
 
 
 @dataclass(frozen=True, slots=True)
-class TraceGroup:
+class KlChange(Record):
+    """The kl of a group of types at the baseline and at the reference, over the same occurrences."""
+
+    n_occurrences: int
+    n_clusters: int
+    """Clusters of prompts in which the group occurs: the sample size of the test."""
+    kl_before: float | None
+    """Mean per occurrence, as are ``kl_after`` and ``delta``."""
+    kl_after: float | None
+    delta: float | None
+    delta_interval: Interval | None
+    relative: float | None
+    """The change as a share of the kl before."""
+    relative_interval: Interval | None
+    wilcoxon_p: float | None
+    rank_biserial: float | None
+    """From −1 (the kl fell in every cluster) to 1 (it rose in every one)."""
+
+
+@dataclass(frozen=True, slots=True)
+class TraceGroup(Record):
     """Shares and means of a group of types in the trace; intervals are over prompts."""
 
     n_types: int
@@ -111,12 +134,12 @@ class TraceGroup:
     kl_share: float | None
     kl_share_interval: Interval | None
     mean_norm: float | None
-    change: PairedChange | None
+    change: KlChange | None
     """Of the kl since the baseline; None where no other checkpoint scored the same tokens."""
 
 
 @dataclass(frozen=True, slots=True)
-class NormRatio:
+class NormRatio(Record):
     """Mean ‖g‖ of an occurrence of a rock, divided by that of another group."""
 
     ratio: float | None
@@ -124,7 +147,7 @@ class NormRatio:
 
 
 @dataclass(frozen=True, slots=True)
-class RareTypes:
+class RareTypes(Record):
     """All rare high-kl types compared with the rocks, controls among them or not."""
 
     n_types: int
@@ -135,7 +158,7 @@ class RareTypes:
 
 
 @dataclass(frozen=True, slots=True)
-class KeptKl:
+class KeptKl(Record):
     """The share of its kl that each rock kept."""
 
     token_id: list[int]
@@ -143,7 +166,7 @@ class KeptKl:
 
 
 @dataclass(frozen=True, slots=True)
-class TraceTypes:
+class TraceTypes(Record):
     """Every type that occurs."""
 
     token_id: list[int]
@@ -157,7 +180,7 @@ class TraceTypes:
 
 
 @dataclass(frozen=True, slots=True)
-class TraceSummary:
+class TraceSummary(Record):
     """What the trace alone says: norms, kl before and after."""
 
     paired: bool
@@ -174,7 +197,7 @@ class TraceSummary:
 
 
 @dataclass(frozen=True, slots=True)
-class WithError:
+class WithError(Record):
     """A number and its standard error, 0 where it is exact."""
 
     value: float | None
@@ -182,7 +205,7 @@ class WithError:
 
 
 @dataclass(frozen=True, slots=True)
-class SketchSettings:
+class SketchSettings(Record):
     """Of the count-sketch that stands for the vocabulary."""
 
     width: int
@@ -190,7 +213,7 @@ class SketchSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class WholeGradient:
+class WholeGradient(Record):
     """The sums over all types in one space, both exact."""
 
     space: Space
@@ -205,7 +228,7 @@ class WholeGradient:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupGradient:
+class GroupGradient(Record):
     """What the gradients of a group of types are like in one space."""
 
     name: str
@@ -229,7 +252,7 @@ class GroupGradient:
 
 
 @dataclass(frozen=True, slots=True)
-class RankTest:
+class RankTest(Record):
     """Mann–Whitney's test on one number of the types of two groups."""
 
     n_first: int
@@ -253,7 +276,7 @@ class GroupTest(RankTest):
 
 
 @dataclass(frozen=True, slots=True)
-class LargestPart:
+class LargestPart(Record):
     """The type with the largest signed share of a sum of gradients; without an id where there is no such sum."""
 
     token_id: int | None
@@ -270,7 +293,7 @@ class DirectionTest(RankTest):
 
 
 @dataclass(frozen=True, slots=True)
-class RockColumns:
+class RockColumns(Record):
     """The rocks that occur."""
 
     token_id: list[int]
@@ -282,7 +305,7 @@ class RockColumns:
 
 
 @dataclass(frozen=True, slots=True)
-class OtherTypes:
+class OtherTypes(Record):
     """The types that are not rocks."""
 
     coherence: float | None
@@ -290,7 +313,7 @@ class OtherTypes:
 
 
 @dataclass(frozen=True, slots=True)
-class TypeColumns:
+class TypeColumns(Record):
     """Every type that occurs, in one space; ``*_error`` are standard errors."""
 
     token_id: list[int]
@@ -314,7 +337,7 @@ class TypeColumns:
 
 
 @dataclass(frozen=True, slots=True)
-class SpaceGradients:
+class SpaceGradients(Record):
     """Everything one space says of one checkpoint."""
 
     sketch: SketchSettings | None
@@ -330,7 +353,7 @@ class SpaceGradients:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointGradients:
+class CheckpointGradients(Record):
     """Logit space at one checkpoint."""
 
     vocabulary: SpaceGradients
@@ -338,7 +361,7 @@ class CheckpointGradients:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupPersistence:
+class GroupPersistence(Record):
     """Medians over the types of a group of cosines between the checkpoints."""
 
     name: str
@@ -357,7 +380,7 @@ class GroupPersistence:
 
 
 @dataclass(frozen=True, slots=True)
-class RockPersistence:
+class RockPersistence(Record):
     """The rocks that occur, in the order of ``RockColumns``."""
 
     corrected: Column
@@ -365,7 +388,7 @@ class RockPersistence:
 
 
 @dataclass(frozen=True, slots=True)
-class TypePersistence:
+class TypePersistence(Record):
     """Cosines of every type between the checkpoints."""
 
     token_id: list[int]
@@ -377,7 +400,7 @@ class TypePersistence:
 
 
 @dataclass(frozen=True, slots=True)
-class SpacePersistence:
+class SpacePersistence(Record):
     """How directions changed between the checkpoints in one space."""
 
     groups: dict[str, GroupPersistence]
@@ -386,7 +409,7 @@ class SpacePersistence:
 
 
 @dataclass(frozen=True, slots=True)
-class LogitPersistence:
+class LogitPersistence(Record):
     """How directions changed between the checkpoints."""
 
     vocabulary: SpacePersistence
@@ -394,7 +417,7 @@ class LogitPersistence:
 
 
 @dataclass(frozen=True, slots=True)
-class LogitSummary:
+class LogitSummary(Record):
     """Logit space at both checkpoints; the last two are None where there is one checkpoint only."""
 
     reference: CheckpointGradients
@@ -406,7 +429,7 @@ class LogitSummary:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchMean:
+class BatchMean(Record):
     """A mean over batches; None where no batch has a value."""
 
     mean: float | None
@@ -417,7 +440,7 @@ class BatchMean:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupGeometry:
+class GroupGeometry(Record):
     """One group's vector compared with the sum of all groups."""
 
     norm: BatchMean
@@ -428,7 +451,7 @@ class GroupGeometry:
 
 
 @dataclass(frozen=True, slots=True)
-class Geometry:
+class Geometry(Record):
     """All groups' vectors in one block, or in all of them."""
 
     norm: BatchMean
@@ -439,7 +462,7 @@ class Geometry:
 
 
 @dataclass(frozen=True, slots=True)
-class AdamEffect:
+class AdamEffect(Record):
     """What Adam does to a group's share."""
 
     difference: BatchMean
@@ -453,7 +476,7 @@ class AdamEffect:
 
 
 @dataclass(frozen=True, slots=True)
-class GradientGeometry:
+class GradientGeometry(Record):
     """The groups' gradients."""
 
     all: Geometry
@@ -473,7 +496,7 @@ class UpdateGeometry(GradientGeometry):
 
 
 @dataclass(frozen=True, slots=True)
-class SharesRecord:
+class SharesRecord(Record):
     """What ``gradient_shares`` found for one partition of the tokens."""
 
     groups: list[str]
@@ -487,7 +510,7 @@ class SharesRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionShares:
+class PartitionShares(Record):
     """Shares of the gradient compared with shares of the tokens."""
 
     shares: SharesRecord
@@ -497,7 +520,7 @@ class PartitionShares:
 
 
 @dataclass(frozen=True, slots=True)
-class OptimizerSettings:
+class OptimizerSettings(Record):
     """Of the next step."""
 
     learning_rate: float
@@ -517,27 +540,30 @@ class ParameterSummary(PartitionShares):
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(Record):
     """One claim of the paper and what the numbers say of it."""
 
     name: str
     claim: str
     because: str
     verdict: ClaimVerdict
+    sentence: str = ""
+    """The claim, the verdict, and what it rests on."""
 
-    @property
-    def sentence(self) -> str:
-        """The claim, the verdict, and what it rests on."""
-        return f"{self.claim}: {self.verdict}; {self.because}"
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sentence", f"{self.claim}: {self.verdict}; {self.because}")
 
     def to_record(self) -> dict[str, str]:
-        """As JSON, the sentence included."""
-        return {**asdict(self), "sentence": self.sentence}
+        """Return the JSON object of the claim."""
+        return asdict(self)
 
 
-@dataclass(frozen=True, slots=True)
-class GradientsRecord:
-    """Everything in gradients.json."""
+@dataclass(frozen=True, slots=True, repr=False)
+class GradientsRecord(Record):
+    """Everything in gradients.json.
+
+    Example: ``GradientsRecord(checkpoint 64 against 0, 11,243 tokens of 192 prompts; supported: total, kept; …)``.
+    """
 
     criterion: dict[str, Any]
     """Of the rocks."""
@@ -547,45 +573,71 @@ class GradientsRecord:
     warnings: list[str]
     groups: dict[str, list[int]]
     """Ascending token ids by name: disjoint, and together all that occur."""
-    control: ControlMatch
+    control: ControlGroup
     trace: TraceSummary
     logit: LogitSummary
     parameter: ParameterSummary
     claims: list[Claim]
 
+    schema_version: int = GRADIENTS_SCHEMA_VERSION
+
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """Read gradients.json; a newer schema or a damaged file is refused by name."""
-        maker = "`rocktokens gradients`"
-        record = read_record(path, "gradients.json", maker, GRADIENTS_SCHEMA_VERSION)
-        try:
-            return parsed(cls, record)
-        except ValidationError as invalid:
-            first = invalid.errors()[0]
-            field = ".".join(map(str, first["loc"]))
-            raise RocktokensError(
-                f"{path} has no valid {field} ({first['msg']}): write it again with {maker}"
-            ) from None
+        return load_record(cls, path, "gradients.json", "`rocktokens gradients`", GRADIENTS_SCHEMA_VERSION)
 
     def save(self, path: str | Path) -> None:
         """Write gradients.json, byte for byte the same for the same content."""
-        Path(path).write_text(self.to_json(), encoding="utf-8")
-
-    def to_json(self) -> str:
-        """The text of gradients.json."""
-        return json.dumps(self.to_record(), ensure_ascii=False, sort_keys=True, allow_nan=False) + "\n"
+        write_record(path, self.to_record(), indent=None)
 
     def to_record(self) -> dict[str, Any]:
-        """The content of gradients.json as plain dictionaries and lists."""
-        claims = [claim.to_record() for claim in self.claims]
-        return {"schema_version": GRADIENTS_SCHEMA_VERSION, **asdict(self), "claims": claims}
+        """Return the JSON object of the file."""
+        return asdict(self)
+
+    def __repr__(self) -> str:
+        found = {word: [own.name for own in self.claims if own.verdict == word] for word in get_args(ClaimWord)}
+        verdicts = "; ".join(f"{word}: {', '.join(names)}" for word, names in found.items() if names)
+        return f"GradientsRecord({self._where()}; {verdicts})"
+
+    def _repr_html_(self) -> str:
+        return claim_table(self.claims, f"The paper's claims about gradients, {self._where()}.").to_html()
+
+    def plot_norms(self, run: str = "this run") -> "Chart":
+        """Draw how large the gradients of each type are, by group."""
+        from rocktokens.report.charts.gradient_charts import gradient_figures
+
+        return gradient_figures(run, self)["gradient_norm"].chart
+
+    def plot_alignment(self, run: str = "this run") -> "Chart":
+        """Draw which way the gradients of each type point, by group."""
+        from rocktokens.report.charts.gradient_charts import gradient_figures
+
+        return gradient_figures(run, self)["gradient_alignment"].chart
+
+    def plot_kl(self, run: str = "this run") -> "Chart":
+        """Draw the kl of each type at the baseline against that at the reference."""
+        from rocktokens.report.charts.gradient_charts import gradient_figures
+
+        return gradient_figures(run, self)["gradient_kl"].chart
+
+    def plot_blocks(self, run: str = "this run") -> "Chart":
+        """Draw the rocks' signed share of the gradient, and of Adam's step, in each block of the student."""
+        from rocktokens.report.charts.gradient_charts import gradient_figures
+
+        return gradient_figures(run, self)["gradient_blocks"].chart
+
+    def _where(self) -> str:
+        own = self.settings
+        against = "" if own.baseline == own.reference else f" against {own.baseline}"
+        return f"checkpoint {own.reference}{against}, {own.n_tokens:,} tokens of {own.n_prompts} prompts"
 
 
-def parsed(record_type: type[T], content: Any) -> T:
-    """A record of plain dictionaries and lists; raises pydantic's ValidationError where a field does not fit."""
-    return _adapter(record_type).validate_python(content)
-
-
-@cache
-def _adapter(record_type: type[Any]) -> TypeAdapter[Any]:
-    return TypeAdapter(record_type)
+def claim_table(claims: Sequence[Claim], title: str = "The paper's claims about gradients.") -> table.Table:
+    """Make the table of the paper's claims about gradients: the verdict on each, and why."""
+    columns: list[table.Column[Claim]] = [
+        table.Column("claim", lambda own: table.text(own.claim)),
+        table.Column("verdict", lambda own: table.verdict(own.verdict)),
+        table.Column("because", lambda own: table.text(own.because)),
+    ]
+    records = [{"name": own.name, "claim": own.claim, "verdict": own.verdict, "because": own.because} for own in claims]
+    return table.Table.of("claims", columns, claims, title, (), records)

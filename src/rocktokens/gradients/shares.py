@@ -10,11 +10,11 @@ For one batch, with g_A the gradient of group A, g = Σ_A g_A, and all inner pro
 and the first three also for the parts u_A of Adam's next step, u = Σ_A u_A (``adam``).
 
 1. A batch gives one value. Means and 95 % intervals are over batches, which share no prompt, by Student's t, since a
-   bootstrap of so few values would be too narrow (with 4 batches it covers about 80 %). It takes the values for normal,
-   which a ratio of inner products need not be. No interval below 2 batches.
+   bootstrap of so few values would be too narrow (with 4 batches it covers about 80 %). It assumes normal
+   values, which ratios of inner products need not be. No interval for fewer than 2 batches.
 2. Does Adam suppress a group? Its share in the update minus its share in the gradient, paired by batch: it does if the
-   interval lies below 0 and an exact sign test over batches, which takes nothing for normal, agrees (p ≤ 0.05);
-   amplifies if both lie above; otherwise it is inconclusive. Below 6 batches no sign test comes out at 0.05.
+   interval lies below 0 and an exact sign test over batches, which assumes nothing, agrees (p ≤ 0.05);
+   amplifies if both lie above; otherwise it is inconclusive. With fewer than 6 batches no sign test reaches 0.05.
 
 Compare the rate of a group with that of a control of as many tokens, not with 1: random groups have other rates
 too. At the first step they are far above 1, since v̂ is then the square of the whole gradient, which is next to nothing
@@ -42,6 +42,7 @@ from rocktokens.gradients.records import (
     Geometry,
     GradientGeometry,
     GroupGeometry,
+    PartitionShares,
     SharesRecord,
     UpdateGeometry,
 )
@@ -51,7 +52,7 @@ OTHER_PARTS = ("momentum", "weight decay")
 LEVEL = 0.95
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class GradientShares:
     """Inner products of groups' gradients, and of the parts of Adam's next step, on several batches."""
 
@@ -64,34 +65,34 @@ class GradientShares:
     """None when no optimizer was given."""
 
     def gradient(self, block: str | None = None) -> Geometry:
-        """The groups' gradients in a block; in all of them by default."""
+        """Describe the groups' gradients in a block; in all of them by default."""
         return _geometry(self.groups, *self._in(self.gradient_gram_NBAA, block))
 
     def update(self, block: str | None = None) -> Geometry | None:
-        """The groups' parts of Adam's next step, likewise; their sum is what this batch contributes to it."""
+        """Describe the groups' parts of Adam's next step; their sum is what this batch contributes to it."""
         if self._update_gram is None:
             return None
         gradient_gram_NAA, _ = self._in(self.gradient_gram_NBAA, block)
         return _geometry(self.groups, *self._in(self._update_gram, block), gradient_gram_NAA)
 
     def gradient_cosines(self) -> dict[str, dict[str, BatchMean]]:
-        """The cosine between the gradients of any two groups, over all blocks."""
+        """Return the cosine between the gradients of any two groups, over all blocks."""
         return _cosine_matrix(self.groups, self.gradient_gram_NBAA.sum(axis=1))
 
     def update_cosines(self) -> dict[str, dict[str, BatchMean]] | None:
-        """The cosine between any two groups' parts of the step, over all blocks."""
+        """Return the cosine between any two groups' parts of the step, over all blocks."""
         gram = self._update_gram
         return None if gram is None else _cosine_matrix(self.groups, gram.sum(axis=1))
 
     def step_shares(self) -> dict[str, BatchMean] | None:
-        """Signed shares of the whole next step: of each group, of momentum and of weight decay. They sum to 1."""
+        """Return signed shares of the whole next step: groups, momentum and weight decay. They sum to 1."""
         if self.step_gram_NBPP is None:
             return None
         shares_NP = _shares(self.step_gram_NBPP.sum(axis=1))
         return dict(zip([*self.groups, *OTHER_PARTS], _batch_means(shares_NP), strict=True))
 
     def adam_effects(self) -> dict[str, AdamEffect] | None:
-        """Whether Adam suppresses or amplifies each group's share."""
+        """Judge whether Adam suppresses or amplifies each group's share."""
         if self._update_gram is None:
             return None
         update_NA, gradient_NA = (_shares(gram.sum(axis=1)) for gram in (self._update_gram, self.gradient_gram_NBAA))
@@ -99,7 +100,7 @@ class GradientShares:
         return {name: _effect(difference) for name, difference in zip(self.groups, differences, strict=True)}
 
     def summary(self) -> SharesRecord:
-        """Everything above: every number with its mean, its interval and its values by batch."""
+        """Collect everything above: every number with its mean, its interval and its values by batch."""
         return SharesRecord(
             groups=self.groups,
             blocks=self.blocks,
@@ -110,12 +111,27 @@ class GradientShares:
                 blocks={block: self.gradient(block) for block in self.blocks},
                 cosines=self.gradient_cosines(),
             ),
-            update=None if self.step_gram_NBPP is None else self._update_summary(),
+            update=self._update_summary(),
+        )
+
+    def compared_with_tokens(self) -> PartitionShares:
+        """Add to the summary each group's share of the gradient minus its share of the tokens, paired by batch."""
+        token_share_NA = self.tokens_NA / self.tokens_NA.sum(axis=1, keepdims=True)
+        excess_NA = _shares(self.gradient_gram_NBAA.sum(axis=1)) - token_share_NA
+        token_share_A = self.tokens_NA.sum(axis=0) / self.tokens_NA.sum()
+        return PartitionShares(
+            shares=self.summary(),
+            token_share=dict(zip(self.groups, token_share_A.tolist(), strict=True)),
+            excess=dict(zip(self.groups, _batch_means(excess_NA), strict=True)),
         )
 
     def to_record(self) -> dict[str, Any]:
-        """The summary as JSON."""
+        """Return the summary as JSON."""
         return asdict(self.summary())
+
+    def __repr__(self) -> str:
+        shares = ", ".join(f"{name} {share_text(own.share)}" for name, own in self.gradient().groups.items())
+        return f"GradientShares(of the gradient: {shares}; {len(self.tokens_NA)} batches, {len(self.blocks)} blocks)"
 
     @property
     def _update_gram(self) -> np.ndarray | None:
@@ -123,24 +139,23 @@ class GradientShares:
         return None if self.step_gram_NBPP is None else self.step_gram_NBPP[:, :, :n_groups, :n_groups]
 
     def _in(self, gram_NBAA: np.ndarray, block: str | None) -> tuple[np.ndarray, np.ndarray]:
-        """The inner products (N, A, A) of a block or of all, and those of all."""
+        """Return the inner products (N, A, A) of a block or of all, and those of all."""
         if block is not None and block not in self.blocks:
             raise RocktokensError(f"block {block!r} is none of the student's trainable ones: use one of {self.blocks}")
         all_NAA = gram_NBAA.sum(axis=1)
         return (all_NAA if block is None else gram_NBAA[:, self.blocks.index(block)]), all_NAA
 
-    def _update_summary(self) -> UpdateGeometry:
-        return UpdateGeometry(
-            all=self.update(),
-            blocks={block: self.update(block) for block in self.blocks},
-            cosines=self.update_cosines(),
-            step_shares=self.step_shares(),
-            effects=self.adam_effects(),
-        )
+    def _update_summary(self) -> UpdateGeometry | None:
+        whole, cosines, step_shares = self.update(), self.update_cosines(), self.step_shares()
+        effects = self.adam_effects()
+        if whole is None or cosines is None or step_shares is None or effects is None:
+            return None
+        blocks = {block: own for block in self.blocks if (own := self.update(block)) is not None}
+        return UpdateGeometry(whole, blocks, cosines, step_shares, effects)
 
 
 def batch_mean(values_N: np.ndarray) -> BatchMean:
-    """The mean over batches and its 95 % interval by Student's t, over the batches that have a value."""
+    """Take the mean over batches and its 95 % interval by Student's t, over the batches that have a value."""
     defined = values_N[np.isfinite(values_N)]
     values = [float(value) if np.isfinite(value) else None for value in values_N]
     if not len(defined):
@@ -150,6 +165,14 @@ def batch_mean(values_N: np.ndarray) -> BatchMean:
         return BatchMean(mean, None, values)
     half = float(student_t.ppf((1 + LEVEL) / 2, len(defined) - 1) * defined.std(ddof=1) / np.sqrt(len(defined)))
     return BatchMean(mean, (mean - half, mean + half), values)
+
+
+def share_text(share: BatchMean) -> str:
+    """Format a share in percent, with its interval where it has one."""
+    if share.mean is None:
+        return "—"
+    interval = "" if share.interval is None else " [{:.1f}, {:.1f}]".format(*(100 * end for end in share.interval))
+    return f"{100 * share.mean:.1f} %{interval}"
 
 
 def _geometry(
@@ -167,7 +190,7 @@ def _geometry(
 
 
 def _norms(gram_NAA: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of every group (N, A), and of the sum of all (N,); rounding may leave a square just below 0."""
+    """Return the norm of every group (N, A), and of the sum of all (N,); rounding may leave a square just below 0."""
     squares_NA = np.diagonal(gram_NAA, axis1=-2, axis2=-1)
     return np.sqrt(squares_NA.clip(min=0)), np.sqrt(gram_NAA.sum(axis=(-2, -1)).clip(min=0))
 

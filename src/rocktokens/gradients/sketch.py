@@ -5,7 +5,7 @@
 2. s(x)_b = Σ over the ids v of bucket b of sign_v · x_v. That is linear: the sketch of a sum is the sum of sketches.
 3. ⟨s(x), s(y)⟩ is ⟨x, y⟩ on average over seeds, with variance (‖x‖²‖y‖² + ⟨x, y⟩² − 2 Σ x²y²) / m at width m.
 
-What norms and cosines follow from that, with their errors: rocktokens.gradients.estimates.
+Norms and cosines that follow from this, with their errors: rocktokens.gradients.estimates.
 
 Charikar, Chen and Farach-Colton: https://doi.org/10.1016/S0304-3975(03)00400-6
 """
@@ -29,13 +29,13 @@ class CountSketch:
     signs_V: torch.Tensor
 
     def __call__(self, x_nV: torch.Tensor) -> torch.Tensor:
-        """Sketches (n, m) of the rows, in their dtype."""
+        """Sketch the rows to (n, m), in their dtype."""
         sketch_nm = x_nV.new_zeros(len(x_nV), self.width)
         return sketch_nm.index_add_(1, self.buckets_V, x_nV * self.signs_V.to(x_nV.dtype))
 
 
 def count_sketch(vocab_size: int, width: int, seed: int, device: torch.device | str = "cpu") -> CountSketch:
-    """The sketch of a seed.
+    """Make the sketch of a seed.
 
     Args:
         vocab_size: V, the length of the vectors.

@@ -1,1 +1,1 @@
-"""Generic statistics: the bootstrap, paired and crossed designs, multiplicity, power. They know nothing of tokens."""
+"""Generic statistics: bootstrap, paired and crossed designs, proportions, multiplicity, power; they know no tokens."""

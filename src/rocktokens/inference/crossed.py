@@ -1,4 +1,4 @@
-"""The mean of a table of seeds × prompts, and how sure it is when both are samples of more.
+"""Estimate the mean of a table of seeds × prompts, and how sure it is when both are samples of more.
 
 All seeds answer the same prompts, so values[s, p] = μ + seed_s + prompt_p + rest_sp: seeds and prompts are crossed
 random effects. A claim about other seeds *and* other prompts needs the spread of both.
@@ -30,10 +30,10 @@ from typing import NamedTuple
 import numpy as np
 from scipy.stats import t as student
 
-POWER = 0.8
+from rocktokens.inference.power import POWER
 
 
-class Estimate(NamedTuple):
+class CrossedMean(NamedTuple):
     """A mean, its standard error, and how well that is known."""
 
     mean: float
@@ -68,7 +68,7 @@ class Spread(NamedTuple):
     rest: float
 
 
-def crossed_mean(values_SP: np.ndarray) -> Estimate:
+def crossed_mean(values_SP: np.ndarray) -> CrossedMean:
     """The mean over seeds and prompts, as a claim about others of both; about other prompts alone for one seed.
 
     Args:
@@ -77,11 +77,11 @@ def crossed_mean(values_SP: np.ndarray) -> Estimate:
     n_seeds, n_prompts = values_SP.shape
     mean = float(values_SP.mean())
     if n_seeds == 1:
-        return Estimate(mean, math.sqrt(values_SP.var(ddof=1) / n_prompts), n_prompts - 1)
+        return CrossedMean(mean, math.sqrt(values_SP.var(ddof=1) / n_prompts), n_prompts - 1)
     return _estimate(mean, table_spread(values_SP), n_seeds, n_prompts)
 
 
-def resampled_mean(values_S: np.ndarray, resampled_BS: np.ndarray, n_prompts: int) -> Estimate:
+def resampled_mean(values_S: np.ndarray, resampled_BS: np.ndarray, n_prompts: int) -> CrossedMean:
     """The mean over seeds of any statistic of the answers to the prompts, as ``crossed_mean``.
 
     Args:
@@ -92,7 +92,7 @@ def resampled_mean(values_S: np.ndarray, resampled_BS: np.ndarray, n_prompts: in
     n_seeds = len(values_S)
     mean, prompts = float(values_S.mean()), float(resampled_BS.mean(axis=1).var())
     if n_seeds == 1:
-        return Estimate(mean, math.sqrt(prompts), n_prompts - 1)
+        return CrossedMean(mean, math.sqrt(prompts), n_prompts - 1)
     rest = max(float(resampled_BS.var(axis=0).mean()) - prompts, 0.0) / (n_seeds - 1)
     spread = Spread(float(values_S.var(ddof=1)) / n_seeds, prompts, rest)
     estimate = _estimate(mean, spread, n_seeds, n_prompts)
@@ -121,22 +121,12 @@ def table_spread(values_SP: np.ndarray) -> Spread:
     )
 
 
-def _estimate(mean: float, spread: Spread, n_seeds: int, n_prompts: int) -> Estimate:
+def _estimate(mean: float, spread: Spread, n_seeds: int, n_prompts: int) -> CrossedMean:
     rest = spread.rest
     terms = np.array([max(spread.seeds, rest), max(spread.prompts, rest), -rest])
     freedom = np.array([n_seeds - 1, n_prompts - 1, (n_seeds - 1) * (n_prompts - 1)])
     variance = float(terms.sum())
     if not variance:
-        return Estimate(mean, 0.0, float(freedom.min()))
+        return CrossedMean(mean, 0.0, float(freedom.min()))
     # Shares of the variance, whose squares cannot underflow.
-    return Estimate(mean, math.sqrt(variance), 1 / float(((terms / variance) ** 2 / freedom).sum()))
-
-
-def holm(p_values: list[float]) -> list[float]:
-    """Each p corrected for their number by Holm's step-down procedure, in the order given."""
-    corrected = [0.0] * len(p_values)
-    highest = 0.0
-    for rank, place in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
-        highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[place]))
-        corrected[place] = highest
-    return corrected
+    return CrossedMean(mean, math.sqrt(variance), 1 / float(((terms / variance) ** 2 / freedom).sum()))

@@ -1,9 +1,9 @@
-"""Paired differences over prompts: a bootstrap that many comparisons share, and an exact test.
+"""Compare two ways of answering the same prompts: a bootstrap that many comparisons share, and an exact test.
 
-Two ways of answering the same prompts are compared: d_i, from −S to S with S answers a prompt, is how many answers to
+d_i, from −S to S with S answers per prompt, is how many answers to
 prompt i are right one way minus the other. The prompt is the unit: its answers belong together.
 
-1. A bootstrap replicate draws N prompts with replacement: a row of counts that sums to N. All comparisons share the
+1. A bootstrap replicate is a row of counts over the prompts (``inference.bootstrap``). All comparisons share the
    draws, so they differ by their data alone, and since counts are never negative every replicate's sum, and so every
    order statistic of the sums, can only rise when a difference rises.
 2. Sums are whole numbers, and every partial sum of a product of draws and differences is at most N·S: exact in float32
@@ -15,19 +15,15 @@ prompt i are right one way minus the other. The prompt is the unit: its answers 
    binomials, one for each size |d| that occurs; their convolution is its exact distribution. With S = 1 this is
    McNemar's exact test.
 
-Benjamini–Hochberg over many such tests is ``scipy.stats.false_discovery_control``.
-
 Shape legend: K comparisons, N prompts, B replicates.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
 from scipy.stats import binom
 
-BLOCK_CELLS = 1 << 22
-"""Cells of a block of draws: 32 MiB as counts and at most as much again as floats."""
 EXACT_IN_FLOAT32 = 1 << 24
 
 
@@ -45,24 +41,12 @@ class SignFlipTest(NamedTuple):
         return min(1.0, 2 * min(self))
 
 
-def prompt_draws(n_prompts: int, resamples: int, seed: int) -> Iterator[np.ndarray]:
-    """How often each prompt is drawn in each replicate, int64 (B, N), as blocks of rows of bounded size.
-
-    The blocks come from one stream of random numbers, row after row, so their rows do not depend on their size.
-    """
-    rng = np.random.Generator(np.random.PCG64(seed))
-    chances_N = np.full(n_prompts, 1 / n_prompts)
-    rows = max(BLOCK_CELLS // n_prompts, 1)
-    for start in range(0, resamples, rows):
-        yield rng.multinomial(n_prompts, chances_N, size=min(rows, resamples - start))
-
-
 def resampled_sums(differences_KN: np.ndarray, draws: Iterable[np.ndarray]) -> np.ndarray:
     """int64 (K, B): the sum of the differences in every replicate, exactly.
 
     Args:
         differences_KN: integers.
-        draws: (b, N) blocks of counts, as ``prompt_draws`` makes them; a list of blocks can be used again.
+        draws: (b, N) blocks of counts, as ``bootstrap.prompt_draws`` makes them; a list of blocks can be used again.
     """
     largest_sum = differences_KN.shape[1] * int(np.abs(differences_KN).max(initial=0))
     dtype = np.float32 if largest_sum < EXACT_IN_FLOAT32 else np.float64

@@ -130,7 +130,7 @@ class RockDistillationTrainer(DistillationTrainer):
     # Ours
 
     def _resumed(self, checkpoint: str | Literal[True]) -> CheckpointParts:
-        """Our part of the checkpoint to go on from, of this same run; the policy is as it was then."""
+        """Read our part of the checkpoint to continue from, of this same run, and restore the policy."""
         path = get_last_checkpoint(cast(str, self.args.output_dir)) if checkpoint is True else checkpoint
         if path is None:
             raise RunDirError(
@@ -261,7 +261,7 @@ def _name(model: Any) -> str:
 
 
 class _Chosen(Section):
-    """A table as it would stand in a configuration."""
+    """A ``[policy]`` table as a configuration has it."""
 
     policy: PolicySection
 

@@ -5,7 +5,7 @@
 2. A checkpoint of TRL gets two files more: ``policy.safetensors``, where the policy has a state, and then
    ``rocktokens.json``: step, policy, denominator, trace parts so far, and the run whose parts these are.
 3. A run that resumes from a checkpoint drops the parts and log lines of the steps it makes again, if the folder is the
-   one that the checkpoint was saved with: a random id, drawn when a run begins, stands in both.
+   one that the checkpoint was saved with: both hold a random id, drawn when the run begins.
 """
 
 import json
@@ -17,21 +17,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
 from transformers import PreTrainedTokenizerBase
 
 from rocktokens.errors import ConfigError, RunDirError
 from rocktokens.integrations.trl_step import TrlStep
+from rocktokens.models.describe_run import save_tokenizer
 from rocktokens.policies import WeightPolicy
 from rocktokens.run_dir import RunDir, write_atomically
 from rocktokens.traces.schema import trace_table
 from rocktokens.traces.writer import TraceWriter, parts_folder
+from rocktokens.training.checkpoint import POLICY_FILE, load_policy_state
 from rocktokens.training.log import append_log, cut_log
 from rocktokens.training.step import Denominator
 from rocktokens.types import TokenScores
 
 STATE_FILE = "rocktokens.json"
-POLICY_FILE = "policy.safetensors"
 RUN_ID = "trl_run_id"
 """The manifest's entry with the identity of the run."""
 
@@ -83,11 +84,10 @@ class CheckpointParts:
                 f"{directory} {state}: it is not a checkpoint of RockDistillationTrainer (give it as `model` and start "
                 "a new run), or saving it was interrupted: delete it and resume from the one before"
             ) from None
-        path = directory / POLICY_FILE
-        return cls(*known, load_file(path) if path.exists() else {})
+        return cls(*known, load_policy_state(directory))
 
     def require_same(self, policy: WeightPolicy, denominator: Denominator, *, traced: bool) -> None:
-        """Refuse to go on with another loss than that of the steps before, or with traces of a part of the run."""
+        """Refuse to continue with a loss other than that of the steps before, or with traces of a part of the run."""
         for name, before, now in (
             ("policy", self.policy, policy.name),
             ("denominator", self.denominator, denominator),
@@ -100,7 +100,7 @@ class CheckpointParts:
         if policy.state() and not self.policy_state:
             raise RunDirError(
                 f"the checkpoint of step {self.step} has no {POLICY_FILE}, without which policy {policy.name} would "
-                "begin anew: put it back, or resume from another checkpoint"
+                "start from nothing: put it back, or resume from another checkpoint"
             )
         if traced != (self.traces is not None):
             raise RunDirError(
@@ -157,9 +157,7 @@ class TrlRun:
                 f"trace_dir = {str(self._run.path)!r} already holds a run: resume from a checkpoint of that run, or "
                 "give another folder"
             )
-        folder = self._run.path / "tokenizer"
-        self._tokenizer.save_pretrained(folder)
-        self._run.adopt([path.relative_to(self._run.path).as_posix() for path in sorted(folder.iterdir())])
+        save_tokenizer(self._run, self._tokenizer)
         self._run.record_start(command="trl", **{RUN_ID: secrets.token_hex(16)}, **self._facts)
 
     def _rewind(self, checkpoint: CheckpointParts) -> None:

@@ -1,4 +1,4 @@
-"""What the adapter touches of TRL, written down and checked: private names move from release to release.
+"""The private parts of TRL that the adapter touches, listed and checked: they move from release to release.
 
 1. TRL is installed, in a version the adapter is tested with.
 2. Every function the adapter overrides, calls or stands in for has the parameters it had in that version.
@@ -59,11 +59,11 @@ class MissingTRLError(RocktokensError, ImportError):
 
 
 class UntestedTRLError(RocktokensError):
-    """TRL is there, but not as the adapter knows it."""
+    """TRL is installed, but not as the adapter knows it."""
 
 
 def require_tested_trl() -> ModuleType:
-    """TRL's module, or one sentence that says which version is there and which would do."""
+    """Return TRL's module, or refuse in one sentence that says which version is installed and which is needed."""
     try:
         version = metadata.version("trl")
     except metadata.PackageNotFoundError:
@@ -75,7 +75,7 @@ def require_tested_trl() -> ModuleType:
 
 
 def require_version(version: str) -> None:
-    """Refuse a TRL whose private parts nobody has looked at."""
+    """Refuse a TRL version whose private parts are untested."""
     if not f"{version}.".startswith(f"{TESTED}."):
         raise UntestedTRLError(
             f"TRL {version} is installed, but RockDistillationTrainer is tested with TRL {TESTED}.x only: {INSTALL}"
@@ -83,7 +83,7 @@ def require_version(version: str) -> None:
 
 
 def require_seams(module: Any, version: str) -> None:
-    """Refuse a TRL of a tested version whose functions are others, patched or rebuilt."""
+    """Refuse a TRL of a tested version whose functions differ, patched or rebuilt."""
     for name, parameters in SEAMS.items():
         found = _parameters(module, name)
         if found != parameters:

@@ -2,7 +2,7 @@
 
 1. The completions of this process become rollouts; those of all processes together are the update.
 2. The policy weighs the whole update at once, keyed by the *predicted* tokens, and so does the denominator.
-3. Weights go back to TRL's layout, (B, C) and padded, and are shuffled and split with the completions from there on.
+3. Weights go back to TRL's layout, (B, C) and padded, and are then shuffled and split with the completions.
 4. The scores of the micro-batches return to the order of the rollouts, whatever order TRL trained them in.
 """
 

@@ -1,9 +1,9 @@
-"""Which tokens a sweep bans, from what the command line asks for.
+"""Which tokens a sweep bans, from what is asked for.
 
-1. Rocks in rank order, those of the wanted categories, the first so many of them.
+1. The first rocks in rank order, of all categories or of the wanted ones.
 2. Types given by id, or by a text that is exactly one token; when only these are asked for, no other rocks are taken.
-3. All of it one by one, or all at once as one set.
-4. Beside such a set of rocks, as many types that are as frequent and no rocks.
+3. All of these one by one, or all at once as one set.
+4. Beside such a set of rocks, a set of as many types that are as frequent and no rocks.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -25,7 +25,7 @@ NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the command line asks for."""
+    """What is asked for."""
 
     top: int
     """Rocks at most."""
@@ -35,6 +35,15 @@ class Wanted:
     rocks_too: bool = False
     """Whether rocks are wanted besides the types that are named."""
     together: bool = False
+    """All of it banned at once, as one set."""
+    controls: bool = False
+    """Beside such a set, another one: types as frequent that are no rocks."""
+
+    def __post_init__(self) -> None:
+        if self.controls and not self.together:
+            raise RocktokensError(
+                "--controls is given without --together: a set of controls stands beside a set of rocks"
+            )
 
     @property
     def any_rocks(self) -> bool:
@@ -44,7 +53,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """What a tokenizer knows of its tokens."""
+    """What a tokenizer knows about its tokens."""
 
     vocabulary: "Vocabulary"
     split: Callable[[str], list[int]]
@@ -52,21 +61,24 @@ class Tokens:
 
 
 def choose_bans(rocks: RockSet, wanted: Wanted, tokens: Tokens) -> list[Ban]:
-    """What to ban, each type once; one set of it all when ``wanted.together``."""
-    named = [_named_ban(token_id, rocks, tokens.vocabulary) for token_id in _named_ids(wanted, tokens)]
+    """Choose what to ban, each type once; one set of it all when ``wanted.together``."""
+    named_ids = dict.fromkeys([*wanted.ids, *(_only_id(text, tokens) for text in wanted.texts)])
+    named = [_named_ban(token_id, rocks, tokens.vocabulary) for token_id in named_ids]
     chosen = ranked_rocks(rocks, wanted) if wanted.any_rocks else []
     ranked = [Ban((token.id,), token.text, category=token.category) for token in chosen]
     bans = list(dict.fromkeys([*ranked, *named]))
     if not wanted.together or len(bans) == 1:
         return bans
+    categories = {ban.category for ban in bans}
+    common = categories.pop() if len(categories) == 1 else ""
     name = " and ".join(filter(None, [_rocks_name(ranked, wanted), _types_name(bans[len(ranked) :])]))
-    return [Ban(tuple(sorted(ban.ids[0] for ban in bans)), name, category=_common_category(bans))]
+    return [Ban(tuple(sorted(ban.ids[0] for ban in bans)), name, category=common)]
 
 
 def control_ban(
     store: "TraceStore", rocks: RockSet, ban: Ban, end_ids: Collection[int], tolerance: float, seed: int
 ) -> Ban:
-    """Types as frequent as the rocks of a set, none of them a rock, as one set."""
+    """Match types that are as frequent as the rocks of a set and no rocks, as one set."""
     from rocktokens.rocks.controls import match_controls
 
     own = replace(rocks, tokens=[token for token in rocks.tokens if token.id in ban.ids])
@@ -85,7 +97,7 @@ def control_ban(
 
 
 def ranked_rocks(rocks: RockSet, wanted: Wanted) -> list[RockToken]:
-    """The rocks that are wanted, in rank order."""
+    """Return the rocks that are wanted, in rank order."""
     if not rocks.tokens:
         raise RocktokensError(
             "rocks.json holds no rocks that can be banned: run `rocktokens find` with a larger find.k or a lower "
@@ -96,10 +108,6 @@ def ranked_rocks(rocks: RockSet, wanted: Wanted) -> list[RockToken]:
         raise RocktokensError(f"--category {absent[0]}: no rock is of it, they are of {', '.join(sorted(there))}")
     of_categories = [token for token in rocks.tokens if token.category in (wanted.categories or there)]
     return of_categories[: wanted.top]
-
-
-def _named_ids(wanted: Wanted, tokens: Tokens) -> list[int]:
-    return list(dict.fromkeys([*wanted.ids, *(_only_id(text, tokens) for text in wanted.texts)]))
 
 
 def _only_id(text: str, tokens: Tokens) -> int:
@@ -140,8 +148,3 @@ def _rocks_name(ranked: list[Ban], wanted: Wanted) -> str:
 
 def _types_name(named: list[Ban]) -> str:
     return " + ".join(visible(ban.name) for ban in named) if len(named) <= NAMED else f"{len(named)} types"
-
-
-def _common_category(bans: list[Ban]) -> str:
-    categories = {ban.category for ban in bans}
-    return categories.pop() if len(categories) == 1 else ""

@@ -1,12 +1,12 @@
-"""Whether what a ban does to accuracy goes with what the trace says of the type (METHOD 6).
+"""Whether the effect of a ban is correlated with what the trace says of the type (docs/method.md, section 6).
 
 1. ``type_columns`` reads, for each type, its mean student entropy, the log of its frequency and its mean kl off the
    occurrences of one checkpoint, by the exact sums of rocktokens.rocks.aggregate.
 2. ``correlate`` gives Spearman's ρ of Δ with each column, over the types for which both are known. Ties share the mean
    of their ranks; most Δ are ties, at 0.
 3. Its interval is the percentile interval of a bootstrap that draws types with replacement and ranks each resample
-   anew. A resample in which Δ or the column is constant shows no association and counts as ρ = 0. Leaving it out would
-   make an association that hangs on one type look certain.
+   again. A resample in which Δ or the column is constant shows no association and counts as ρ = 0. Leaving it out would
+   make an association that depends on one type look certain.
 4. Its p is that of a two-sided permutation test, exact under ties up to the number of permutations.
 
 Every Δ is an estimate, and its noise pulls ρ towards 0: a ρ near 0 does not say by itself that nothing is there.
@@ -20,18 +20,18 @@ from typing import Any
 import ibis.expr.types as ir
 import numpy as np
 
-from rocktokens.inference.paired import prompt_draws
+from rocktokens.inference.bootstrap import prompt_draws
 from rocktokens.rocks.aggregate import ONE, TypeSums, occurrences, type_sums
 from rocktokens.run_dir import derive_seed
 
 RESAMPLES = 10_000
 CONFIDENCE = 0.95
 FEWEST_TYPES = 4
-"""An interval needs as many: with three types a ninth of the resamples are of one type alone."""
+"""An interval needs at least these: with three types a ninth of the resamples are of one type alone."""
 
 
 def type_columns(rows: ir.Table, ids: Sequence[int]) -> dict[str, np.ndarray]:
-    """What one checkpoint's trace says of each type.
+    """Read what one checkpoint's trace says of each type.
 
     Args:
         rows: ``TraceStore.table(checkpoint)``.
@@ -55,7 +55,7 @@ def type_columns(rows: ir.Table, ids: Sequence[int]) -> dict[str, np.ndarray]:
 def correlate(
     deltas_K: np.ndarray, columns: Mapping[str, np.ndarray], resamples: int = RESAMPLES, seed: int = 0
 ) -> list[dict[str, Any]]:
-    """Spearman's ρ of Δ with every column.
+    """Compute Spearman's ρ of Δ with every column.
 
     Args:
         deltas_K: the change of accuracy by type; NaN where it is not known.
@@ -106,7 +106,7 @@ def _permutation_p(x_N: np.ndarray, y_N: np.ndarray, permutations: int, seed: in
 
 
 def _spearman(x_N: np.ndarray, y_N: np.ndarray, counts_BN: np.ndarray) -> np.ndarray:
-    """ρ (B,) when each type is there so many times; 0 where one of both is constant."""
+    """ρ (B,) when each type occurs as often as its count says; 0 where one of both is constant."""
     x_BN, y_BN = (_centred_ranks(values_N, counts_BN) for values_N in (x_N, y_N))
     together_B, x_alone_B, y_alone_B = (
         (counts_BN * one_BN * two_BN).sum(axis=1) for one_BN, two_BN in ((x_BN, y_BN), (x_BN, x_BN), (y_BN, y_BN))

@@ -1,4 +1,4 @@
-"""When a sweep looks at its results, and what it then decides: all at the end, or stopping early without a change.
+"""When a sweep looks at its results, and what it decides then: at the end, or as soon as nothing can change a verdict.
 
 A design divides the prompts into blocks. After each block it sees what is known of every ban that is still open, and
 settles some of them; nothing more is decoded for those. After the last block it settles the rest.
@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from rocktokens.knockout.records import Interval
-from rocktokens.knockout.verdicts import Rule, paired_effects, settled_verdicts, verdict
+from rocktokens.knockout.verdicts import VerdictRule, paired_effects, settled_verdicts, verdict
 from rocktokens.types import Verdict
 
 CURTAILED_LOOKS = 20
@@ -36,7 +36,7 @@ class Interim:
     """Prompts before this one are known."""
 
     def of(self, bans: list[int]) -> "Interim":
-        """The same of some of the bans."""
+        """Return the same for some of the bans."""
         return Interim(
             self.lowest_KN[bans],
             self.highest_KN[bans],
@@ -59,7 +59,7 @@ class Settled:
 
 
 class Design(Protocol):
-    """Anything that can plan looks and settle bans."""
+    """Plans looks and settles bans."""
 
     @property
     def blocks(self) -> list[range]:
@@ -67,7 +67,7 @@ class Design(Protocol):
         ...
 
     def judge(self, interim: Interim, block: int, noise: Interval) -> list[Settled | None]:
-        """What is settled after a block, ban by ban; after the last block everything is.
+        """Return what is settled after a block, ban by ban; after the last block everything is.
 
         Args:
             interim: what is known of the bans that are still open.
@@ -82,7 +82,7 @@ class Complete:
     """Every prompt of every ban, judged once."""
 
     n_prompts: int
-    rule: Rule
+    rule: VerdictRule
 
     @property
     def blocks(self) -> list[range]:
@@ -90,7 +90,7 @@ class Complete:
         return [range(self.n_prompts)]
 
     def judge(self, interim: Interim, block: int, noise: Interval) -> list[Settled | None]:
-        """The verdict of each ban with all its numbers."""
+        """Return the verdict of each ban with all its numbers."""
         return [*complete(interim, self.rule, noise)]
 
 
@@ -102,7 +102,7 @@ class Curtailed:
     """
 
     n_prompts: int
-    rule: Rule
+    rule: VerdictRule
 
     @property
     def blocks(self) -> list[range]:
@@ -111,7 +111,7 @@ class Curtailed:
         return [range(start, end) for start, end in pairwise(ends)]
 
     def judge(self, interim: Interim, block: int, noise: Interval) -> list[Settled | None]:
-        """Verdicts that nothing can change any more; with their numbers where nothing is left to be known."""
+        """Return verdicts that nothing can change any more; with their numbers where every prompt is known."""
         verdicts = settled_verdicts(interim.lowest_KN, interim.highest_KN, interim.num_samples, self.rule, noise)
         known_K = (interim.lowest_KN == interim.highest_KN).all(axis=1)
         stopped = [None if certain is None else Settled(certain, None, None, None, "curtailed") for certain in verdicts]
@@ -119,8 +119,8 @@ class Curtailed:
         return [own if known else stop for own, known, stop in zip(wholes, known_K, stopped, strict=True)]
 
 
-def complete(interim: Interim, rule: Rule, noise: Interval) -> list[Settled]:
-    """Verdicts of bans of which everything is known (of others, as if the lowest were)."""
+def complete(interim: Interim, rule: VerdictRule, noise: Interval) -> list[Settled]:
+    """Return the verdicts of bans of which everything is known (of others, as if the lowest change were)."""
     effects = paired_effects(interim.lowest_KN, interim.num_samples, rule, noise)
     return [
         Settled(verdict(effect.delta, effect.interval, rule), effect.delta, effect.interval, effect.p)

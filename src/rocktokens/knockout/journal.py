@@ -1,7 +1,7 @@
 """What a sweep has decoded so far, so that it can be interrupted at any moment and go on with the same result.
 
 Free rollouts are written once. What was decoded under bans is gathered and committed to the run as immutable Parquet
-parts; whoever kills the process loses at most a fiftieth of its work. An entry is found again by what was banned and
+parts; a process that is killed loses at most a fiftieth of its work. An entry is found again by what was banned and
 which rollout it continues, so a later sweep over other tokens uses what is there. The folder is named after the
 conditions the rollouts were decoded under. Only ids are kept, not whether an answer was right: grades are made by the
 grader of today.
@@ -50,7 +50,7 @@ class Decoded:
 
 
 class Journal(Protocol):
-    """Anything that remembers what a sweep has decoded."""
+    """Remembers what a sweep has decoded."""
 
     @property
     def finished(self) -> Mapping[Key, Decoded]:

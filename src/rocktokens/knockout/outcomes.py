@@ -1,11 +1,14 @@
-"""What is known of every ban and every free rollout, and decoding what is not.
+"""What every free rollout becomes under every ban: what follows without decoding, and decoding the rest.
 
-A rollout that holds no banned token is its own outcome. Any other is a job, decoded from its first banned token on; the
-jobs of all bans are decoded together, and what the journal has is not decoded again. Results count only once their
-prompt is looked at, so that what a design decides does not depend on what happened to be decoded before.
+1. With common random numbers a ban changes nothing before a banned token would first have been written. So a rollout
+   that holds no banned token is its own outcome (``first_occurrences`` finds that for all bans in one pass). Any other
+   is a job, decoded from its first banned token on: a ``Continuation``.
+2. The jobs of all bans are decoded together, and what the journal has is not decoded again. Results count only once
+   their prompt is looked at, so that what a design decides does not depend on what happened to be decoded before.
+3. Amid the jobs every free rollout is continued once more, from a random position, under the ban of an id that no free
+   rollout holds. Nothing should change: what does is the engine's own noise.
 
-Amid the jobs every free rollout is continued once more, from a random position, under the ban of an id that no free
-rollout holds. By rights nothing changes: what does is the engine's own noise.
+Shape legend: K bans, R free rollouts, N prompts, T the tokens of all rollouts one after another.
 """
 
 from collections.abc import Sequence
@@ -14,12 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from rocktokens.knockout.changes import NOWHERE, Continuation, first_occurrences
 from rocktokens.knockout.designs import Design, Interim, Settled
 from rocktokens.knockout.journal import Decoded, Journal, Key
 from rocktokens.knockout.records import Ban
-from rocktokens.knockout.summary import Evidence
-from rocktokens.knockout.verdicts import EXACT, Rule, paired_effects
+from rocktokens.knockout.verdicts import VerdictRule, paired_effects
 from rocktokens.progress import Progress
 from rocktokens.rollouts.encode import Sampling, make_rollouts
 from rocktokens.rollouts.sampler import Branch, Completion, Sampler
@@ -31,6 +32,8 @@ Job = tuple[tuple[int, ...], int, int]
 """Banned ids, place of the free rollout, and the first position that differs."""
 NOTHING: tuple[int, ...] = ()
 """What is banned when free rollouts are decoded again and every id occurs in one of them."""
+NOWHERE = -1
+"""The position of the first banned token in a rollout that holds none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,49 @@ class Answering:
         return self.task.grade(prompt, self.tokenizer.decode(token_ids.tolist(), skip_special_tokens=True))
 
 
-class Outcomes:
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """A rollout under a ban, from the free rollout's first banned token on.
+
+    Example: ``Continuation(start=12, token_ids=np.array([7, 2]), finished=True, right=False)`` is a rollout of 14
+    tokens, the first 12 of them as in the free one.
+    """
+
+    start: int
+    """Position of the free rollout's first banned token."""
+    token_ids: np.ndarray
+    """int32: what stands from ``start`` on; at least one token. The first took the banned token's place."""
+    finished: bool
+    """As in ``Rollout``."""
+    right: bool
+    """Whether the whole answer is right."""
+
+    @property
+    def length(self) -> int:
+        """Tokens of the whole rollout under the ban."""
+        return self.start + len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class SweepOutcomes:
+    """All that was decoded and decided."""
+
+    bans: list[Ban]
+    free: list[Rollout]
+    free_right_R: np.ndarray
+    first_KR: np.ndarray
+    """From ``first_occurrences``."""
+    looked: list[dict[int, Continuation]]
+    """By ban, what was decoded of which free rollouts."""
+    interim: Interim
+    settled: list[Settled]
+    noise: dict[str, Any]
+    """Free rollouts continued once more: rollouts, tokens, differing, flips (answers that change sides), delta,
+    interval."""
+    retraced_tokens: int
+
+
+class SweepDecoder:
     """The free rollouts, and what is known so far of every ban and every one of them."""
 
     def __init__(
@@ -69,6 +114,32 @@ class Outcomes:
         self._graded: dict[Key, Continuation] = {}
         self._again = self._repetitions()
 
+    def settle(self, design: Design, rule: VerdictRule, progress: Progress) -> SweepOutcomes:
+        """Decode block by block what the design still wants to see, until it has settled every ban."""
+        settled: dict[int, Settled] = {}
+        noise: dict[str, Any] = {}
+        for number, block in enumerate(design.blocks):
+            still_open = [ban for ban in range(len(self.bans)) if ban not in settled]
+            again = [] if noise else self._again
+            self._look(still_open, block, again, f"decoding under bans {number + 1}/{len(design.blocks)}", progress)
+            noise = noise or self._noise(rule)
+            found = design.judge(self._interim().of(still_open), number, noise["interval"])
+            settled |= {ban: own for ban, own in zip(still_open, found, strict=True) if own is not None}
+        return SweepOutcomes(
+            bans=self.bans,
+            free=self.free,
+            free_right_R=self.free_right_R,
+            first_KR=self.first_KR,
+            looked=[
+                {int(place): self._outcome((ban.ids, int(place))) for place in np.flatnonzero(looked_R)}
+                for ban, looked_R in zip(self.bans, self._looked_KR, strict=True)
+            ],
+            interim=self._interim(),
+            settled=[settled[ban] for ban in range(len(self.bans))],
+            noise=noise,
+            retraced_tokens=self._retraced,
+        )
+
     def _prompt(self, place: int) -> Prompt:
         return self.answering.prompts[place // self.num_samples]
 
@@ -81,24 +152,11 @@ class Outcomes:
             for place, rollout in enumerate(self.free)
         ]
 
-    def settle(self, design: Design, rule: Rule, progress: Progress) -> tuple[list[Settled], dict[str, Any]]:
-        """Decode block by block what the design still wants to see; what it settled, and the engine's own noise."""
-        settled: dict[int, Settled] = {}
-        noise: dict[str, Any] = {}
-        for number, block in enumerate(design.blocks):
-            still_open = [ban for ban in range(len(self.bans)) if ban not in settled]
-            again = [] if noise else self._again
-            self._look(still_open, block, again, f"decoding under bans {number + 1}/{len(design.blocks)}", progress)
-            noise = noise or self._noise(rule)
-            found = design.judge(self.interim().of(still_open), number, noise["interval"])
-            settled |= {ban: own for ban, own in zip(still_open, found, strict=True) if own is not None}
-        return [settled[ban] for ban in range(len(self.bans))], noise
-
-    def _noise(self, rule: Rule) -> dict[str, Any]:
+    def _noise(self, rule: VerdictRule) -> dict[str, Any]:
         """What has changed in the free rollouts that were decoded again, amid the jobs."""
         again = [self._outcome((ids, place)) for ids, place, _ in self._again]
         changes_R = np.array([own.right for own in again]).astype(int) - self.free_right_R
-        [effect] = paired_effects(self._by_prompt(changes_R[None]), self.num_samples, rule, EXACT)
+        [effect] = paired_effects(self._by_prompt(changes_R[None]), self.num_samples, rule)
         same = [
             np.array_equal(own.token_ids, rollout.token_ids[own.start :])
             for own, rollout in zip(again, self.free, strict=True)
@@ -112,7 +170,7 @@ class Outcomes:
             "interval": effect.interval,
         }
 
-    def interim(self) -> Interim:
+    def _interim(self) -> Interim:
         """What is known now."""
         return Interim(
             lowest_KN=self._by_prompt(self._lowest_KR),
@@ -121,24 +179,6 @@ class Outcomes:
             free_right_N=self._by_prompt(self.free_right_R[None])[0],
             num_samples=self.num_samples,
             looked=self._stop,
-        )
-
-    def evidence(self, settled: list[Settled], noise: dict[str, Any]) -> Evidence:
-        """All of it, for the summary."""
-        looked = [
-            {int(place): self._outcome((ban.ids, int(place))) for place in np.flatnonzero(looked_R)}
-            for ban, looked_R in zip(self.bans, self._looked_KR, strict=True)
-        ]
-        return Evidence(
-            bans=self.bans,
-            free=self.free,
-            free_right_R=self.free_right_R,
-            first_KR=self.first_KR,
-            looked=looked,
-            interim=self.interim(),
-            settled=settled,
-            noise=noise,
-            retraced_tokens=self._retraced,
         )
 
     def _by_prompt(self, values_KR: np.ndarray) -> np.ndarray:
@@ -195,7 +235,7 @@ class Outcomes:
 
 
 def free_rollouts(answering: Answering, num_samples: int, journal: Journal, progress: Progress) -> list[Rollout]:
-    """Every prompt answered ``num_samples`` times without a ban, now or before."""
+    """Answer every prompt ``num_samples`` times without a ban, unless the journal has the answers."""
     kept = journal.free()
     if kept is not None:
         return kept
@@ -210,3 +250,25 @@ def free_rollouts(answering: Answering, num_samples: int, journal: Journal, prog
         )
     journal.keep_free(free)
     return free
+
+
+def first_occurrences(free: Sequence[Rollout], bans: Sequence[Ban]) -> np.ndarray:
+    """int32 (K, R): by ban, the position of the first banned token in each rollout, ``NOWHERE`` where it holds none."""
+    lengths_R = np.array([len(rollout.token_ids) for rollout in free])
+    ends_R = np.cumsum(lengths_R)
+    places_of = _places(np.concatenate([rollout.token_ids for rollout in free]), bans)
+    first_KR = np.full((len(bans), len(free)), NOWHERE, dtype=np.int32)
+    for first_R, ban in zip(first_KR, bans, strict=True):
+        places = np.sort(np.concatenate([places_of[token_id] for token_id in ban.ids]))
+        holders, earliest = np.unique(np.searchsorted(ends_R, places, side="right"), return_index=True)
+        first_R[holders] = places[earliest] - (ends_R - lengths_R)[holders]
+    return first_KR
+
+
+def _places(tokens_T: np.ndarray, bans: Sequence[Ban]) -> dict[int, np.ndarray]:
+    """Indices into the tokens, in no particular order, by banned id."""
+    ids = np.unique(np.array([token_id for ban in bans for token_id in ban.ids], dtype=np.int64))
+    hits = np.flatnonzero(np.isin(tokens_T, ids))
+    hits = hits[np.argsort(tokens_T[hits])]
+    starts, ends = (np.searchsorted(tokens_T[hits], ids, side=side) for side in ("left", "right"))
+    return {token_id: hits[start:end] for token_id, start, end in zip(ids.tolist(), starts, ends, strict=True)}

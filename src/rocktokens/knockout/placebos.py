@@ -1,10 +1,10 @@
-"""Bans that should do nothing, to set beside those of the rocks (METHOD 6).
+"""Bans that should do nothing, to set beside those of the rocks (docs/method.md, section 6).
 
 1. Frequencies are counted in the free rollouts of the sweep itself: that is what a ban acts on.
 2. Matched: types that are no rocks, each as frequent as a rock, one to one for as many rocks as possible
-   (rocktokens.rocks.matching). A rock nobody can stand in for is named and the sweep goes on without its placebo.
-3. Never: ids that no free rollout holds. Banning one changes nothing, so Δ is 0 without decoding; the sweep continues
-   some free rollouts under each of them all the same, and whatever then differs is noise of the engine.
+   (rocktokens.rocks.matching). A rock without a partner is named, and the sweep goes on without its placebo.
+3. Never: ids that no free rollout holds. Banning one changes nothing, so Δ is 0 without decoding. The sweep still
+   continues some free rollouts under each of them: whatever then differs is noise of the engine.
 """
 
 from collections.abc import Collection, Sequence
@@ -28,14 +28,14 @@ class MatchedPlacebos:
 
 
 def token_counts(rollouts: Sequence[Rollout], vocab_size: int) -> np.ndarray:
-    """int64 (V,): how often each id was sampled."""
+    """Count how often each id was sampled, int64 (V,)."""
     return np.bincount(np.concatenate([rollout.token_ids for rollout in rollouts]), minlength=vocab_size)
 
 
 def matched_placebos(
     counts_V: np.ndarray, candidate_ids: Sequence[int], rock_ids: Sequence[int], tolerance: float, count: int
 ) -> MatchedPlacebos:
-    """The largest set of one-to-one partners of the rocks, the closest such, cut off after ``count``.
+    """Match as many rocks as possible one to one, as closely as possible; cut off after ``count``.
 
     Args:
         counts_V: from ``token_counts``.
@@ -61,7 +61,7 @@ def matched_placebos(
 
 
 def never_emitted(counts_V: np.ndarray, excluded: Collection[int], count: int, seed: int) -> list[int]:
-    """A random choice among the ids that were never sampled.
+    """Choose at random among the ids that were never sampled.
 
     Args:
         counts_V: from ``token_counts``.

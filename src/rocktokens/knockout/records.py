@@ -1,22 +1,27 @@
-"""What a knock-out sweep found, as records: no torch, no behaviour beyond reading and writing knockout.json.
+"""What a knock-out sweep found, as records that read, write and show knockout.json; no torch.
 
-Accuracy changes are shares (−0.05: five points lost), intervals are [low, high]. K bans, N prompts, S answers a prompt.
+Accuracy changes are shares (−0.05: five points lost), intervals are [low, high].
 """
 
+from collections import Counter
 from dataclasses import asdict, dataclass, field
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+from rocktokens.display.text import visible
 from rocktokens.errors import RocktokensError
 from rocktokens.types import Verdict, read_record, write_record
 
 if TYPE_CHECKING:
+    import altair as alt
     import pandas as pd
 
 KNOCKOUT_SCHEMA_VERSION = 1
 Role = Literal["tested", "matched", "never"]
-"""Tested: a rock or what the user asked for; matched: a placebo as frequent as a rock; never: an id no rollout has."""
+"""Tested: a rock or what was asked for; matched: a placebo as frequent as a rock; never: an id in no rollout."""
 Interval = tuple[float, float]
+NOTEBOOK_ROWS = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +42,8 @@ class Ban:
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
-    """What else a ban changes, over the rollouts that hold a banned token (METHOD 6)."""
+class BanChanges:
+    """What else a ban changes, over the rollouts that hold a banned token (docs/method.md, section 6)."""
 
     n_rollouts: int
     """Free rollouts that hold a banned token: all others are the same under the ban."""
@@ -73,23 +78,26 @@ class Knockout:
     q: float | None
     """Benjamini–Hochberg over the tested bans (over the placebos for a placebo)."""
     verdict: Verdict
-    """METHOD 6."""
+    """By our rule (method 6)."""
     paper_verdict: Verdict
     """The paper's rule, which calls everything neutral that is neither pillar nor stumbling."""
     detectable: float
-    """Smallest loss this sample would have shown with 80 % power."""
+    """Smallest loss that this sample could detect with 80 % power."""
     bounds: Interval
     """What the change can be at most in each direction: answers the ban touches that are right, or wrong."""
     n_looked: int
     """Prompts whose outcome under the ban is known."""
     stopped: str | None
     """Why not all prompts were looked at: "curtailed", "efficacy", "futility", "neutral"; None when all were."""
-    changes: Changes
+    changes: BanChanges
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class KnockoutSweep:
-    """Everything in knockout.json."""
+    """Everything in knockout.json; ``len`` counts the bans, placebos included.
+
+    Example: ``KnockoutSweep(step 64 on wordmath, 200 prompts; 9 bans: 6 pillar, 0 stumbling, 3 neutral, 0 undecided)``.
+    """
 
     tokenizer_sha256: str
     settings: dict[str, Any]
@@ -105,7 +113,7 @@ class KnockoutSweep:
     """How many verdicts of each kind, by role, then by rule ("method", "paper", "corrected"), then by verdict; None for
     a rule that could not be applied."""
     detectable: dict[str, float]
-    """Smallest loss shown with 80 % power by a ban that changes no other answer: single, corrected."""
+    """Smallest loss detectable with 80 % power, of a ban that changes no other answer: single, corrected."""
     correlations: list[dict[str, Any]]
     """Spearman's ρ of Δ with entropy, log_freq and kl over the tested types: name, rho, interval, p, n."""
     warnings: list[str] = field(default_factory=list)
@@ -113,8 +121,44 @@ class KnockoutSweep:
     """Tested, then matched, then never, each in the order asked for."""
 
     def of_role(self, role: Role) -> list[Knockout]:
-        """The knock-outs of one role, in order."""
+        """Return the knock-outs of one role, in order."""
         return [knockout for knockout in self.knockouts if knockout.ban.role == role]
+
+    def __len__(self) -> int:
+        return len(self.knockouts)
+
+    def __repr__(self) -> str:
+        return f"KnockoutSweep({self._where()}; {self._tally('tested')})"
+
+    def _repr_html_(self) -> str:
+        """The tested bans as a table for a notebook."""
+        rows = [
+            (visible(own.ban.name), _points(own.delta), _points_interval(own.interval), own.verdict)
+            for own in self.of_role("tested")
+        ]
+        cells = ["".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows[:NOTEBOOK_ROWS]]
+        head = "".join(f"<th>{name}</th>" for name in ("banned", "change (points)", "interval", "verdict"))
+        body = "".join(f"<tr>{row}</tr>" for row in cells)
+        more = f"<p>… and {len(rows) - NOTEBOOK_ROWS:,} more</p>" if len(rows) > NOTEBOOK_ROWS else ""
+        summary = f"{self._where()}; {self._tally('tested')}; placebos as frequent: {self._tally('matched')}"
+        return f"<p>{escape(summary)}</p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}"
+
+    def plot_forest(self) -> "alt.LayerChart":
+        """Draw the change of accuracy under each ban with its interval, placebos below."""
+        from rocktokens.report.charts.forest import forest_chart, forest_records
+
+        settings = self.settings
+        level = f"{100 * (1 - settings['alpha']):.0f} %"
+        return forest_chart(forest_records(self.knockouts), 100 * settings["margin"], self._where(), level)
+
+    def _where(self) -> str:
+        model, task, prompts = (self.settings.get(name, "?") for name in ("model", "task", "n_prompts"))
+        return f"{model} on {task}, {prompts} prompts"
+
+    def _tally(self, role: Role) -> str:
+        verdicts = Counter(own.verdict for own in self.of_role(role))
+        kinds = ", ".join(f"{verdicts[kind]} {kind}" for kind in ("pillar", "stumbling", "neutral", "undecided"))
+        return f"{verdicts.total()} bans: {kinds}"
 
     def save(self, path: str | Path) -> None:
         """Write knockout.json, byte for byte the same for the same content."""
@@ -129,31 +173,36 @@ class KnockoutSweep:
             return cls(knockouts=knockouts, **record)
         except (KeyError, TypeError, AttributeError) as error:
             raise RocktokensError(
-                f"{path} lacks fields of knockout.json or has others ({error}): write it anew with "
+                f"{path} lacks fields of knockout.json or has others ({error}): write it again with "
                 "`rocktokens knockout`"
             ) from None
 
     def to_frame(self) -> "pd.DataFrame":
-        """The knock-outs as a pandas frame, one row each; lists of rollouts are left out."""
+        """Return the knock-outs as a pandas frame, one row each; lists of rollouts become their counts."""
         import pandas as pd
 
-        return pd.DataFrame([_row(knockout) for knockout in self.knockouts])
+        rows = []
+        for record in map(asdict, self.knockouts):
+            ban, changes = record.pop("ban"), record.pop("changes")
+            counts = {name: len(changes.pop(name)) for name in ("lost", "gained")}
+            replaced_by = next((text for _, text, _ in changes.pop("replacements")), None)
+            rows.append({**ban, **record, **changes, **counts, "replaced_by": replaced_by})
+        return pd.DataFrame(rows)
+
+
+def _points(change: float | None) -> str:
+    return "—" if change is None else f"{100 * change:+.1f}"
+
+
+def _points_interval(interval: Interval | None) -> str:
+    return "—" if interval is None else f"[{', '.join(map(_points, interval))}]"
 
 
 def _knockout(entry: dict[str, Any]) -> Knockout:
     ban = Ban(**{**entry["ban"], "ids": tuple(entry["ban"]["ids"])})
-    changes = {name: _tuples(value) for name, value in entry["changes"].items()}
+    changes: dict[str, Any] = {
+        name: [tuple(item) for item in value] if isinstance(value, list) else value
+        for name, value in entry["changes"].items()
+    }
     intervals = {name: entry[name] and tuple(entry[name]) for name in ("interval", "bounds")}
-    return Knockout(**{**entry, **intervals, "ban": ban, "changes": Changes(**changes)})
-
-
-def _tuples(value: Any) -> Any:
-    return [tuple(item) for item in value] if isinstance(value, list) else value
-
-
-def _row(knockout: Knockout) -> dict[str, Any]:
-    record = asdict(knockout)
-    ban, changes = record.pop("ban"), record.pop("changes")
-    lists = {name: len(changes.pop(name)) for name in ("lost", "gained")}
-    replacements = changes.pop("replacements")
-    return {**ban, **record, **changes, **lists, "replaced_by": replacements[0][1] if replacements else None}
+    return Knockout(**{**entry, **intervals, "ban": ban, "changes": BanChanges(**changes)})

@@ -1,4 +1,4 @@
-"""A sweep that looks at its results as they come in and stops a ban once more prompts would hardly tell more.
+"""A group-sequential design: look at the results as they come in, and stop a ban once more prompts would add little.
 
 1. The prompts come in blocks, with a look after each. A prompt without a banned token is known from the start: its
    change is 0.
@@ -20,7 +20,7 @@
 
 α is kept whatever the order of the prompts; forecasts take the prompts looked at to be like the others.
 
-Shape legend: K bans, N prompts, S answers a prompt, F forecasts of a ban, U affected prompts not looked at,
+Shape legend: K bans, N prompts, S answers per prompt, F forecasts of a ban, U affected prompts not looked at,
 X forecasts of several bans, H = 2S + 1 sizes of a change, from −S to S.
 """
 
@@ -34,7 +34,7 @@ import numpy as np
 from rocktokens.inference.paired import flip_chances
 from rocktokens.knockout.designs import Interim, Settled
 from rocktokens.knockout.records import Interval
-from rocktokens.knockout.verdicts import ROUNDING, Effect, Rule, paired_effects, verdict
+from rocktokens.knockout.verdicts import ROUNDING, Effect, VerdictRule, paired_effects, verdict
 from rocktokens.run_dir import derive_seed
 from rocktokens.types import Verdict
 
@@ -60,10 +60,10 @@ SIDE: dict[Verdict, int] = {"pillar": -1, "stumbling": 1}
 
 @dataclass(frozen=True, slots=True)
 class GroupSequential:
-    """Stops a ban when the test has its answer, or when the prompts that are left could hardly give one."""
+    """Stops a ban when the test has its answer, or when the remaining prompts are unlikely to give one."""
 
     n_prompts: int
-    rule: Rule
+    rule: VerdictRule
 
     @property
     def blocks(self) -> list[range]:
@@ -72,7 +72,7 @@ class GroupSequential:
         return [range(start, end) for start, end in pairwise(ends)]
 
     def judge(self, interim: Interim, block: int, noise: Interval) -> list[Settled | None]:
-        """What is settled: of each ban by itself, and always the same when the same is known."""
+        """Settle each ban by itself, and always in the same way when the same is known."""
         ends = [past.stop for past in self.blocks[: block + 1]]
         walks = [_walk(interim, ban, ends, self.rule) for ban in range(len(interim.affected_KN))]
         seen_K = interim.affected_KN[:, : interim.looked].any(axis=1)
@@ -99,7 +99,7 @@ class Walk(NamedTuple):
 
 
 def walk_test(stages: Sequence[np.ndarray], levels: Sequence[float]) -> Walk:
-    """The group-sequential sign-flip test, exact given the sizes of the changes.
+    """Run the group-sequential sign-flip test, exact given the sizes of the changes.
 
     Args:
         stages: the integer changes that came in before each look.
@@ -123,7 +123,7 @@ def walk_test(stages: Sequence[np.ndarray], levels: Sequence[float]) -> Walk:
     return Walk(0, p)
 
 
-def _walk(interim: Interim, ban: int, ends: Sequence[int], rule: Rule) -> Walk:
+def _walk(interim: Interim, ban: int, ends: Sequence[int], rule: VerdictRule) -> Walk:
     affected = np.flatnonzero(interim.affected_KN[ban])
     looked_at = np.searchsorted(affected, ends)
     changes = interim.lowest_KN[ban, affected[: looked_at[-1]]]
@@ -145,31 +145,28 @@ class Forecasts:
         return float((self.verdict_F == kind).mean())
 
 
-def _at_the_end(effect: Effect, walk: Walk, rule: Rule) -> Settled:
+def _at_the_end(effect: Effect, walk: Walk, rule: VerdictRule) -> Settled:
     low, high = effect.interval
     interval = (low if walk.left > 0 else min(low, 0.0), high if walk.left < 0 else max(high, 0.0))
     return Settled(verdict(effect.delta, interval, rule), effect.delta, interval, walk.p)
 
 
-def _on_the_way(forecasts: Forecasts, walk: Walk, rule: Rule) -> Settled | None:
+def _on_the_way(forecasts: Forecasts, walk: Walk, rule: VerdictRule) -> Settled | None:
     kind: Verdict = max(STOPPED, key=forecasts.share)
     may_be_called = SIDE.get(kind, walk.left) == walk.left
     if forecasts.share(kind) < 1 - rule.alpha / 2 or not may_be_called:
         return None
     # Looks at which a ban may be given up are no chances to have a small p.
     p = walk.p if walk.left else max(walk.p, rule.alpha)
-    return Settled(kind, *_expected(forecasts, rule), p, STOPPED[kind])
-
-
-def _expected(forecasts: Forecasts, rule: Rule) -> tuple[float, Interval]:
     # Rounded inwards, so that the interval is as sure as the verdict: where 1 − α/2 end below 0, so does this.
-    low = np.quantile(forecasts.low_F, rule.alpha / 2, method="higher")
-    high = np.quantile(forecasts.high_F, 1 - rule.alpha / 2, method="lower")
-    return float(np.quantile(forecasts.delta_F, 0.5, method="lower")), (float(low), float(high))
+    low = float(np.quantile(forecasts.low_F, rule.alpha / 2, method="higher"))
+    high = float(np.quantile(forecasts.high_F, 1 - rule.alpha / 2, method="lower"))
+    delta = float(np.quantile(forecasts.delta_F, 0.5, method="lower"))
+    return Settled(kind, delta, (low, high), p, STOPPED[kind])
 
 
-def forecast(interim: Interim, bans: Sequence[int], rule: Rule, noise: Interval) -> list[Forecasts]:
-    """What the exact mode may find for each of these bans, by the same random numbers for all of them."""
+def forecast(interim: Interim, bans: Sequence[int], rule: VerdictRule, noise: Interval) -> list[Forecasts]:
+    """Forecast what the exact mode may find for each of these bans, with the same random numbers for all of them."""
     if not bans:
         return []
     rule = replace(rule, resamples=min(rule.resamples, round(2 * FORECAST_TAIL / rule.alpha)))
@@ -205,7 +202,7 @@ def _rates(rng: np.random.Generator, changed: np.ndarray, of: np.ndarray, num_sa
     return rng.beta(JEFFREYS + yes, JEFFREYS + no, FORECASTS)
 
 
-def _effects(outcomes_XH: np.ndarray, num_samples: int, rule: Rule, noise: Interval) -> list[Effect]:
+def _effects(outcomes_XH: np.ndarray, num_samples: int, rule: VerdictRule, noise: Interval) -> list[Effect]:
     n_prompts = int(outcomes_XH[0].sum())
     rows = max(FORECAST_CELLS // max(n_prompts, rule.resamples), 1)
     sizes = np.arange(-num_samples, num_samples + 1)

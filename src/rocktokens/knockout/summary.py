@@ -1,6 +1,8 @@
 """From the outcomes of a sweep to everything knockout.json says about it.
 
-1. Every ban gets its verdict by both rules, what its sample could have shown, and what else it changes.
+1. Every ban gets its verdict by both rules, what its sample could have shown, and what else it changes: each
+   continuation is set beside the free rollout it belongs to. A sweep that stops early decodes only some of the rollouts
+   that hold a banned token: these are counted in full, all else is over the decoded ones.
 2. p is corrected for the number of bans by Benjamini–Hochberg, tested bans and placebos each among themselves; a ban
    that was stopped without a p leaves its kind uncorrected.
 3. The cost is counted in tokens, beside those of a sweep that decodes every prompt of every ban from its start. It is
@@ -8,56 +10,38 @@
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
 import numpy as np
-from scipy.stats import false_discovery_control
 
-from rocktokens.evaluation.accuracy import bootstrap_interval, wilson_interval
-from rocktokens.knockout.changes import Continuation, describe_changes
+from rocktokens.inference import power
+from rocktokens.inference.multiplicity import benjamini_hochberg
+from rocktokens.inference.proportions import bootstrap_interval, wilson_interval
 from rocktokens.knockout.correlates import correlate
-from rocktokens.knockout.designs import Interim, Settled
-from rocktokens.knockout.power import detectable_by_ban, detectable_loss
-from rocktokens.knockout.records import Ban, Interval, Knockout, KnockoutSweep, Role
-from rocktokens.knockout.verdicts import Rule, paper_verdict, without_effect
+from rocktokens.knockout.outcomes import NOWHERE, Continuation, SweepOutcomes
+from rocktokens.knockout.records import BanChanges, Interval, Knockout, KnockoutSweep, Role
+from rocktokens.knockout.verdicts import EXACT, VerdictRule, paper_verdict, without_effect
 from rocktokens.traces.token_text import Vocabulary
 from rocktokens.types import Rollout, Verdict
 
 NAMED = 5
-
-
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """All that was decoded and decided; K bans, R free rollouts."""
-
-    bans: list[Ban]
-    free: list[Rollout]
-    free_right_R: np.ndarray
-    first_KR: np.ndarray
-    """From ``first_occurrences``."""
-    looked: list[dict[int, Continuation]]
-    """By ban, what was decoded of which free rollouts."""
-    interim: Interim
-    settled: list[Settled]
-    noise: dict[str, Any]
-    retraced_tokens: int
+MOST_REPLACEMENTS = 5
 
 
 def summarise(
-    evidence: Evidence,
-    rule: Rule,
+    outcomes: SweepOutcomes,
+    rule: VerdictRule,
     vocabulary: Vocabulary,
     tokenizer_sha256: str,
     settings: Mapping[str, Any],
     columns: Mapping[str, Mapping[int, float]],
     unmatched: Sequence[int],
 ) -> KnockoutSweep:
-    """Everything there is to say about a sweep.
+    """Say everything there is to say about a sweep.
 
     Args:
-        evidence: what was found.
+        outcomes: what was decoded and decided.
         rule: of the verdicts.
         vocabulary: of the tokens.
         tokenizer_sha256: what the ids belong to.
@@ -65,10 +49,10 @@ def summarise(
         columns: by name and id, what Δ of the tested types is correlated with.
         unmatched: tested types without a placebo.
     """
-    knockouts = _knockouts(evidence, rule, vocabulary)
+    noise_interval: Interval = tuple(outcomes.noise["interval"])
+    knockouts = _knockouts(outcomes, rule, noise_interval, vocabulary)
     tested = [knockout for knockout in knockouts if knockout.ban.role == "tested"]
-    baseline = _baseline(evidence, rule.seed)
-    noise_interval: Interval = tuple(evidence.noise["interval"])
+    baseline = _baseline(outcomes, rule.seed)
     n_prompts = baseline["n_prompts"]
     return KnockoutSweep(
         tokenizer_sha256=tokenizer_sha256,
@@ -77,71 +61,110 @@ def summarise(
             **{name: getattr(rule, name) for name in ("alpha", "epsilon", "margin", "resamples")},
         },
         baseline=baseline,
-        noise={**evidence.noise, "interval": [*noise_interval]},
-        cost=_cost(evidence),
+        noise={**outcomes.noise, "interval": [*noise_interval]},
+        cost=_cost(outcomes),
         counts={role: _counts([own for own in knockouts if own.ban.role == role], rule) for role in get_args(Role)},
         detectable={
             "single": detectable_loss(n_prompts, rule, noise=noise_interval),
             "corrected": detectable_loss(n_prompts, rule, max(1, len(tested)), noise_interval),
         },
         correlations=_correlations(tested, columns, rule.seed),
-        warnings=_warnings(baseline, evidence.noise, [vocabulary.text(token) for token in unmatched], rule),
+        warnings=_warnings(baseline, outcomes.noise, [vocabulary.text(token) for token in unmatched], rule),
         knockouts=knockouts,
     )
 
 
-def _knockouts(evidence: Evidence, rule: Rule, vocabulary: Vocabulary) -> list[Knockout]:
-    q_of = _corrected(evidence)
-    return [
-        Knockout(
-            ban=ban,
-            delta=settled.delta,
-            interval=settled.interval,
-            p=settled.p,
-            q=q_of.get(index),
-            verdict=settled.verdict,
-            paper_verdict=paper_verdict(settled.verdict),
-            detectable=_detectable(evidence, index, rule),
-            bounds=_bounds(evidence, index),
-            n_looked=int(_known(evidence.interim, index).sum()),
-            stopped=settled.stopped,
-            changes=describe_changes(
-                evidence.first_KR[index], evidence.free, evidence.looked[index], evidence.free_right_R, vocabulary.text
-            ),
+def _knockouts(outcomes: SweepOutcomes, rule: VerdictRule, noise: Interval, vocabulary: Vocabulary) -> list[Knockout]:
+    q_of = _corrected(outcomes)
+    interim, right_R = outcomes.interim, outcomes.free_right_R
+    found = []
+    for index, (ban, settled) in enumerate(zip(outcomes.bans, outcomes.settled, strict=True)):
+        first_R = outcomes.first_KR[index]
+        affected_R = first_R != NOWHERE
+        known_N = interim.lowest_KN[index] == interim.highest_KN[index]
+        differences_N = interim.lowest_KN[index][known_N]
+        found.append(
+            Knockout(
+                ban=ban,
+                delta=settled.delta,
+                interval=settled.interval,
+                p=settled.p,
+                q=q_of.get(index),
+                verdict=settled.verdict,
+                paper_verdict=paper_verdict(settled.verdict),
+                detectable=float(detectable_by_ban(differences_N[None], interim.num_samples, rule, noise)[0]),
+                bounds=(float(-(affected_R & right_R).mean()), float((affected_R & ~right_R).mean())),
+                n_looked=int(known_N.sum()),
+                stopped=settled.stopped,
+                changes=describe_changes(first_R, outcomes.free, outcomes.looked[index], right_R, vocabulary.text),
+            )
         )
-        for index, (ban, settled) in enumerate(zip(evidence.bans, evidence.settled, strict=True))
-    ]
+    return found
 
 
-def _corrected(evidence: Evidence) -> dict[int, float]:
+def _corrected(outcomes: SweepOutcomes) -> dict[int, float]:
     """By ban, p corrected among its kind."""
     q_of: dict[int, float] = {}
     for role in get_args(Role):
-        own = [index for index, ban in enumerate(evidence.bans) if ban.role == role]
-        p_values = [evidence.settled[index].p for index in own]
-        if own and None not in p_values:
-            q_of |= dict(zip(own, false_discovery_control(p_values).tolist(), strict=True))
+        own = [index for index, ban in enumerate(outcomes.bans) if ban.role == role]
+        p_values = [p for index in own if (p := outcomes.settled[index].p) is not None]
+        if own and len(p_values) == len(own):
+            q_of |= dict(zip(own, benjamini_hochberg(p_values), strict=True))
     return q_of
 
 
-def _known(interim: Interim, ban: int) -> np.ndarray:
-    return interim.lowest_KN[ban] == interim.highest_KN[ban]
+def detectable_loss(n_prompts: int, rule: VerdictRule, n_tests: int = 1, noise: Interval = EXACT) -> float:
+    """Return the smallest true loss called a pillar with 80 % power, for a ban that changes no other answer."""
+    return power.detectable_loss(n_prompts, rule.alpha, rule.epsilon, n_tests, noise[1])
 
 
-def _detectable(evidence: Evidence, ban: int, rule: Rule) -> float:
-    differences_N = evidence.interim.lowest_KN[ban][_known(evidence.interim, ban)]
-    noise: Interval = tuple(evidence.noise["interval"])
-    return float(detectable_by_ban(differences_N[None], evidence.interim.num_samples, rule, noise)[0])
+def detectable_by_ban(
+    differences_KN: np.ndarray, num_samples: int, rule: VerdictRule, noise: Interval = EXACT
+) -> np.ndarray:
+    """Return float64 (K,): the smallest loss shown with 80 % power by bans whose answers scatter as these did."""
+    return power.detectable_scattered_loss(differences_KN / num_samples, rule.alpha, rule.epsilon, noise[1])
 
 
-def _bounds(evidence: Evidence, ban: int) -> Interval:
-    affected_R = evidence.first_KR[ban] >= 0
-    return float(-(affected_R & evidence.free_right_R).mean()), float((affected_R & ~evidence.free_right_R).mean())
+def describe_changes(
+    first_R: np.ndarray,
+    free: Sequence[Rollout],
+    banned: Mapping[int, Continuation],
+    free_right_R: np.ndarray,
+    text_of: Callable[[int], str],
+) -> BanChanges:
+    """Describe what one ban changes besides accuracy: where texts part, what takes the token's place, their length.
+
+    Args:
+        first_R: the ban's row of ``first_occurrences``.
+        free: all free rollouts.
+        banned: by index into ``free``, the rollouts decoded under the ban: all that hold a banned token, or fewer.
+        free_right_R: bool, whether each free answer is right.
+        text_of: what a token id reads.
+    """
+    holders = np.flatnonzero(first_R != NOWHERE).tolist()
+    decoded = [(free[index], bool(free_right_R[index]), banned[index]) for index in sorted(banned)]
+
+    def over(statistic: Callable[[list[float]], Any], value: Callable[[Rollout, Continuation], float]) -> float | None:
+        return float(statistic([value(before, after) for before, _, after in decoded])) if decoded else None
+
+    counts = Counter(int(after.token_ids[0]) for _, _, after in decoded)
+    commonest = sorted(counts, key=lambda token_id: (-counts[token_id], token_id))[:MOST_REPLACEMENTS]
+    return BanChanges(
+        n_rollouts=len(holders),
+        n_prompts=len({free[index].prompt_id for index in holders}),
+        length=over(np.mean, lambda before, after: after.length - len(before.token_ids)),
+        truncated=over(np.mean, lambda before, after: (not after.finished) - (not before.finished)),
+        first_difference=over(np.median, lambda _, after: after.start),
+        first_difference_share=over(np.median, lambda before, after: after.start / len(before.token_ids)),
+        replacements=[(token_id, text_of(token_id), counts[token_id] / len(decoded)) for token_id in commonest],
+        lost=[(before.prompt_id, before.sample) for before, right, after in decoded if right and not after.right],
+        gained=[(before.prompt_id, before.sample) for before, right, after in decoded if after.right and not right],
+    )
 
 
-def _baseline(evidence: Evidence, seed: int) -> dict[str, Any]:
-    right_N, num_samples = evidence.interim.free_right_N, evidence.interim.num_samples
-    right, total = int(right_N.sum()), len(evidence.free)
+def _baseline(outcomes: SweepOutcomes, seed: int) -> dict[str, Any]:
+    right_N, num_samples = outcomes.interim.free_right_N, outcomes.interim.num_samples
+    right, total = int(right_N.sum()), len(outcomes.free)
     interval = (
         wilson_interval(right, total) if num_samples == 1 else bootstrap_interval(right_N.tolist(), num_samples, seed)
     )
@@ -150,30 +173,30 @@ def _baseline(evidence: Evidence, seed: int) -> dict[str, Any]:
         "interval": [*interval],
         "n_prompts": len(right_N),
         "num_samples": num_samples,
-        "mean_length": float(np.mean([len(rollout.token_ids) for rollout in evidence.free])),
-        "truncated_share": float(np.mean([not rollout.finished for rollout in evidence.free])),
+        "mean_length": float(np.mean([len(rollout.token_ids) for rollout in outcomes.free])),
+        "truncated_share": float(np.mean([not rollout.finished for rollout in outcomes.free])),
     }
 
 
-def _cost(evidence: Evidence) -> dict[str, Any]:
+def _cost(outcomes: SweepOutcomes) -> dict[str, Any]:
     """In tokens; where a rollout was not decoded to its end, a full sweep is taken to need the free one's length."""
-    lengths_R = np.array([len(rollout.token_ids) for rollout in evidence.free])
-    free_tokens, n_bans = int(lengths_R.sum()), len(evidence.bans)
-    continuations = [(place, own) for looked in evidence.looked for place, own in looked.items()]
-    decoded = free_tokens + evidence.noise["tokens"] + sum(len(own.token_ids) for _, own in continuations)
+    lengths_R = np.array([len(rollout.token_ids) for rollout in outcomes.free])
+    free_tokens, n_bans = int(lengths_R.sum()), len(outcomes.bans)
+    continuations = [(place, own) for looked in outcomes.looked for place, own in looked.items()]
+    decoded = free_tokens + outcomes.noise["tokens"] + sum(len(own.token_ids) for _, own in continuations)
     longer = sum(own.length - int(lengths_R[place]) for place, own in continuations)
     full = (1 + n_bans) * free_tokens + longer
     return {
         "jobs": len(continuations),
         "free_tokens": free_tokens,
         "decoded_tokens": decoded,
-        "retraced_tokens": evidence.retraced_tokens,
+        "retraced_tokens": outcomes.retraced_tokens,
         "full_sweep_tokens": full,
-        "share": (decoded + evidence.retraced_tokens) / full,
+        "share": (decoded + outcomes.retraced_tokens) / full,
     }
 
 
-def _counts(knockouts: Sequence[Knockout], rule: Rule) -> dict[str, dict[str, int] | None]:
+def _counts(knockouts: Sequence[Knockout], rule: VerdictRule) -> dict[str, dict[str, int] | None]:
     """By rule; nothing is corrected where a ban was stopped without a p."""
     corrected = [_corrected_verdict(own, rule) for own in knockouts]
     return {
@@ -187,7 +210,7 @@ def _tally(verdicts: Sequence[str | None]) -> dict[str, int]:
     return {kind: Counter(verdicts)[kind] for kind in ("pillar", "stumbling", "neutral", "undecided")}
 
 
-def _corrected_verdict(knockout: Knockout, rule: Rule) -> Verdict | None:
+def _corrected_verdict(knockout: Knockout, rule: VerdictRule) -> Verdict | None:
     """What is left of a verdict when p is corrected."""
     if knockout.q is None or knockout.interval is None:
         return None
@@ -201,17 +224,19 @@ def _correlations(
 ) -> list[dict[str, Any]]:
     """Over types that are written at all; none where some were stopped without their Δ: the others are no sample."""
     single = [knockout for knockout in tested if len(knockout.ban.ids) == 1 and knockout.changes.n_rollouts]
-    if any(knockout.delta is None for knockout in single):
+    if not single or any(knockout.delta is None for knockout in single):
         return []
     deltas_K = np.array([knockout.delta for knockout in single])
     values = {
         name: np.array([value_of.get(knockout.ban.ids[0], np.nan) for knockout in single])
         for name, value_of in columns.items()
     }
-    return correlate(deltas_K, values, seed=seed) if single else []
+    return correlate(deltas_K, values, seed=seed)
 
 
-def _warnings(baseline: dict[str, Any], noise: dict[str, Any], unmatched: Sequence[str], rule: Rule) -> list[str]:
+def _warnings(
+    baseline: dict[str, Any], noise: dict[str, Any], unmatched: Sequence[str], rule: VerdictRule
+) -> list[str]:
     warnings = []
     unseen = (1 - rule.margin) ** baseline["n_prompts"]
     if unseen > rule.alpha:

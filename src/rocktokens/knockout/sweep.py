@@ -1,4 +1,4 @@
-"""The knock-out sweep: what accuracy loses or gains when tokens may not be written (METHOD 6).
+"""The knock-out sweep: what accuracy loses or gains when tokens may not be written (docs/method.md, section 6).
 
 1. Every prompt is answered freely; the answers are graded. Placebos are chosen: types as frequent as the tested ones
    that are no rocks, and ids that no free rollout holds.
@@ -13,8 +13,8 @@
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -22,12 +22,12 @@ from rocktokens.errors import RocktokensError
 from rocktokens.evaluation.accuracy import require_answers
 from rocktokens.knockout.designs import Complete, Curtailed, Design
 from rocktokens.knockout.journal import Journal, MemoryJournal
-from rocktokens.knockout.outcomes import Answering, Outcomes, free_rollouts
+from rocktokens.knockout.outcomes import Answering, SweepDecoder, free_rollouts
 from rocktokens.knockout.placebos import matched_placebos, never_emitted, token_counts
 from rocktokens.knockout.records import Ban, KnockoutSweep, Role
 from rocktokens.knockout.sequential import GroupSequential
 from rocktokens.knockout.summary import summarise
-from rocktokens.knockout.verdicts import Rule
+from rocktokens.knockout.verdicts import VerdictRule
 from rocktokens.models.fingerprints import vocabulary_sha256
 from rocktokens.progress import SILENT, Progress
 from rocktokens.rocks.categories import categorise_all
@@ -42,11 +42,36 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Mode = Literal["exact", "curtailed", "sequential"]
-DESIGNS: dict[str, Callable[[int, Rule], Design]] = {
+DESIGNS: dict[str, Callable[[int, VerdictRule], Design]] = {
     "exact": Complete,
     "curtailed": Curtailed,
     "sequential": GroupSequential,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class SweepSettings:
+    """How a sweep is done, beside how its answers are sampled."""
+
+    num_samples: int = 1
+    """Answers per prompt."""
+    mode: Mode = "exact"
+    """When a ban is settled. "exact" looks at every prompt of every ban; "curtailed" stops where the verdict is
+    certain, and then does not know the change; "sequential" stops early by a test that keeps α."""
+    rule: VerdictRule | None = None
+    """When a change counts; default: that of docs/method.md, with the seed of the sampling."""
+    matched: int = 20
+    """Most placebos as frequent as the banned types."""
+    never: int = 20
+    """Placebos that no free rollout holds."""
+    tolerance: float = 0.25
+    """Largest difference between the frequencies of a type and its placebo, as a share."""
+
+    def __post_init__(self) -> None:
+        if self.mode not in DESIGNS:
+            raise RocktokensError(f"mode is {self.mode!r}: use one of {', '.join(DESIGNS)}")
+        if self.num_samples < 1:
+            raise RocktokensError(f"num_samples is {self.num_samples}: answer every prompt at least once")
 
 
 def knockout_sweep(
@@ -56,20 +81,11 @@ def knockout_sweep(
     prompts: Sequence[Prompt],
     bans: Sequence[Ban | int | Iterable[int]],
     *,
-    num_samples: int = 1,
-    temperature: float = 1.0,
-    max_new_tokens: int = 160,
-    seed: int = 0,
-    chat_template: bool = True,
-    max_prompt_length: int = 512,
-    rule: Rule | None = None,
-    mode: Mode = "exact",
-    matched: int = 20,
-    never: int = 20,
-    tolerance: float = 0.25,
+    sampling: Sampling | None = None,
+    settings: SweepSettings | None = None,
     rocks: Collection[int] = (),
     columns: Mapping[str, Mapping[int, float]] | None = None,
-    settings: Mapping[str, Any] | None = None,
+    facts: Mapping[str, Any] | None = None,
     journal: Journal | None = None,
     progress: Progress = SILENT,
 ) -> KnockoutSweep:
@@ -81,89 +97,81 @@ def knockout_sweep(
         task: grades the answers.
         prompts: with answers, each once.
         bans: what to ban: an id, ids that are banned together, or a ``Ban``; each counts once.
-        num_samples: answers per prompt.
-        temperature: of the sampling; 0 is greedy.
-        max_new_tokens: longest response.
-        seed: of the noise, the placebos and the bootstrap.
-        chat_template: whether prompts go through the tokenizer's chat template, if it has one.
-        max_prompt_length: in tokens; a longer prompt is an error.
-        rule: when a change counts; default: METHOD 6 with ``seed``.
-        mode: "exact" looks at every prompt of every ban; "curtailed" stops where the verdict is certain, and then does
-            not know the change; "sequential" stops early by a test that keeps α.
-        matched: at most so many placebos as frequent as the banned types.
-        never: so many placebos that no free rollout holds.
-        tolerance: largest difference between the frequencies of a type and its placebo, as a share.
+        sampling: how prompts are encoded and answered, and the seed of the placebos; default: temperature 1, responses
+            of at most 160 tokens, seed 0.
+        settings: answers per prompt, when bans are settled and judged, how many placebos.
         rocks: ids that are never taken for a placebo, besides those that are tested.
         columns: by name and id, what Δ is correlated with.
-        settings: anything else to record with the result.
+        facts: anything else to record among the settings of the result.
         journal: remembers what was decoded; default: nothing does.
         progress: shows what is going on.
     """
-    rule = rule or Rule(seed=seed)
-    journal = journal or MemoryJournal()
-    _require_settings(mode, num_samples, temperature)
+    sampling = sampling or Sampling(temperature=1.0, max_new_tokens=160, seed=0)
+    settings = settings or SweepSettings()
+    if not sampling.temperature >= 0:
+        raise RocktokensError(f"temperature is {sampling.temperature}: give 0 for greedy answers, or a number above it")
     require_answers(task, prompts)
     _require_distinct(prompts)
+    rule, journal = settings.rule or VerdictRule(seed=sampling.seed), journal or MemoryJournal()
     vocabulary = Vocabulary(getattr(tokenizer, "backend_tokenizer", None))
-    tested = _distinct(_as_ban(ban, vocabulary) for ban in bans)
+    first_of: dict[tuple[int, ...], Ban] = {}
+    for ban in (_as_ban(ban, vocabulary) for ban in bans):
+        first_of.setdefault(ban.ids, ban)
+    tested = [*first_of.values()]
     _require_bannable(tested, sampler)
-    sampling = Sampling(temperature, max_new_tokens, seed, chat_template, max_prompt_length)
     answering = Answering(sampler, tokenizer, task, prompts, sampling)
-    free = free_rollouts(answering, num_samples, journal, progress)
-    placebos, unmatched = _placebos(free, tested, rocks, sampler, vocabulary, (matched, never, tolerance, seed))
-    outcomes = Outcomes(answering, free, [*tested, *placebos], num_samples, journal)
-    settled, noise = outcomes.settle(DESIGNS[mode](len(prompts), rule), rule, progress)
+    free = free_rollouts(answering, settings.num_samples, journal, progress)
+    placebos, unmatched = _placebos(answering, free, tested, rocks, settings, vocabulary)
+    decoder = SweepDecoder(answering, free, [*tested, *placebos], settings.num_samples, journal)
+    outcomes = decoder.settle(DESIGNS[settings.mode](len(prompts), rule), rule, progress)
     conditions = {
         "n_prompts": len(prompts),
-        "num_samples": num_samples,
-        "temperature": temperature,
-        "max_new_tokens": max_new_tokens,
-        "seed": seed,
-        "mode": mode,
+        "num_samples": settings.num_samples,
+        "temperature": sampling.temperature,
+        "max_new_tokens": sampling.max_new_tokens,
+        "seed": sampling.seed,
+        "mode": settings.mode,
         "task": task.name,
-        "matched": matched,
-        "never": never,
-        "tolerance": tolerance,
+        "matched": settings.matched,
+        "never": settings.never,
+        "tolerance": settings.tolerance,
     }
     return summarise(
-        outcomes.evidence(settled, noise),
+        outcomes,
         rule,
         vocabulary,
         vocabulary_sha256(tokenizer.get_vocab()),
-        {**(settings or {}), **conditions},
+        {**(facts or {}), **conditions},
         columns or {},
         unmatched,
     )
 
 
 def _placebos(
+    answering: Answering,
     free: list[Rollout],
     tested: list[Ban],
     rocks: Collection[int],
-    sampler: Sampler,
+    settings: SweepSettings,
     vocabulary: Vocabulary,
-    wanted: tuple[int, int, float, int],
 ) -> tuple[list[Ban], list[int]]:
     """Bans that are set beside the tested ones, and the single types nothing could stand in for."""
-    matched, never, tolerance, seed = wanted
+    sampler = answering.sampler
     counts_V = token_counts(free, sampler.vocab_size)
     excluded = sampler.eos_ids | set(rocks) | {token for ban in tested for token in ban.ids}
     allowed = [
         token for token in range(sampler.vocab_size) if token not in excluded and not vocabulary.is_special(token)
     ]
     single = [ban.ids[0] for ban in tested if len(ban.ids) == 1 and counts_V[ban.ids[0]]]
-    partners = matched_placebos(counts_V, allowed, single, tolerance, matched)
-    unheard = never_emitted(
-        counts_V, set(range(sampler.vocab_size)) - set(allowed), never, derive_seed(seed, "never emitted")
-    )
-    placebos = [
-        *(
-            replace(_single(token, vocabulary, "matched"), beside=rock)
-            for token, rock in zip(partners.ids, partners.rock_ids, strict=True)
-        ),
-        *(_single(token, vocabulary, "never") for token in unheard),
+    partners = matched_placebos(counts_V, allowed, single, settings.tolerance, settings.matched)
+    forbidden = set(range(sampler.vocab_size)) - set(allowed)
+    unheard = never_emitted(counts_V, forbidden, settings.never, derive_seed(answering.sampling.seed, "never emitted"))
+    matched = [
+        replace(_single(token, vocabulary, "matched"), beside=rock)
+        for token, rock in zip(partners.ids, partners.rock_ids, strict=True)
     ]
-    return placebos, partners.unmatched if matched else []
+    never = [_single(token, vocabulary, "never") for token in unheard]
+    return [*matched, *never], partners.unmatched if settings.matched else []
 
 
 def _single(token: int, vocabulary: Vocabulary, role: Role) -> Ban:
@@ -178,23 +186,6 @@ def _as_ban(ban: Ban | int | Iterable[int], vocabulary: Vocabulary) -> Ban:
         return _single(int(ban), vocabulary, "tested")
     ids = tuple(sorted({int(token) for token in ban}))
     return Ban(ids, " ".join(vocabulary.text(token) for token in ids))
-
-
-def _distinct(bans: Iterable[Ban]) -> list[Ban]:
-    """The first ban of each set of ids, in order."""
-    first: dict[tuple[int, ...], Ban] = {}
-    for ban in bans:
-        first.setdefault(ban.ids, ban)
-    return [*first.values()]
-
-
-def _require_settings(mode: str, num_samples: int, temperature: float) -> None:
-    if mode not in get_args(Mode):
-        raise RocktokensError(f"mode is {mode!r}: use one of {', '.join(get_args(Mode))}")
-    if num_samples < 1:
-        raise RocktokensError(f"num_samples is {num_samples}: answer every prompt at least once")
-    if not temperature >= 0:
-        raise RocktokensError(f"temperature is {temperature}: give 0 for greedy answers, or a number above it")
 
 
 def _require_bannable(bans: Sequence[Ban], sampler: Sampler) -> None:

@@ -1,6 +1,6 @@
-"""What a ban does to accuracy, how sure that is, and what to call it (METHOD 6).
+"""What a ban does to accuracy, how sure that is, and what to call it (docs/method.md, section 6).
 
-1. Every ban gives one difference a prompt: right answers under the ban minus right answers without, of S answers.
+1. Every ban gives one difference per prompt: right answers under the ban minus right answers without, of S answers.
 2. Δ is their sum over all N·S answers, its interval comes from the paired bootstrap over prompts, and its p from the
    exact sign-flip test (``rocktokens.inference.paired``). All bans share the bootstrap's draws.
 3. The verdict follows from Δ and the interval: pillar, stumbling, neutral, or undecided.
@@ -9,7 +9,7 @@
 
 Sums are whole numbers; only where they have become shares does a comparison allow for float rounding.
 
-Shape legend: K bans, N prompts, S answers a prompt.
+Shape legend: K bans, N prompts, S answers per prompt.
 """
 
 import math
@@ -18,7 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from rocktokens.errors import RocktokensError
-from rocktokens.inference.paired import percentile_interval, prompt_draws, resampled_sums, sign_flip_test
+from rocktokens.inference.bootstrap import prompt_draws
+from rocktokens.inference.paired import percentile_interval, resampled_sums, sign_flip_test
 from rocktokens.knockout.records import Interval
 from rocktokens.run_dir import derive_seed
 from rocktokens.types import Verdict
@@ -30,7 +31,7 @@ EXACT: Interval = (0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class VerdictRule:
     """When a change of accuracy counts, and how its interval is made."""
 
     alpha: float = 0.05
@@ -65,10 +66,12 @@ class Effect:
     """Exact paired sign-flip test, two-sided."""
 
 
-def paired_effects(differences_KN: np.ndarray, num_samples: int, rule: Rule, noise: Interval = EXACT) -> list[Effect]:
-    """The effect of every ban, with the interval of a paired bootstrap over prompts and two additions.
+def paired_effects(
+    differences_KN: np.ndarray, num_samples: int, rule: VerdictRule, noise: Interval = EXACT
+) -> list[Effect]:
+    """Estimate the effect of every ban, with the interval of a paired bootstrap over prompts, corrected in two ways.
 
-    The percentile bootstrap is too bold where few prompts differ: four losses and no gain, of however many prompts,
+    The percentile bootstrap is too narrow where few prompts differ: four losses and no gain, of however many prompts,
     exclude 0, although four coins fall alike in one of eight cases. So an interval that excludes 0 on a side where the
     exact sign-flip test does not reject at α/2 has its end moved to 0.
 
@@ -77,7 +80,7 @@ def paired_effects(differences_KN: np.ndarray, num_samples: int, rule: Rule, noi
 
     Args:
         differences_KN: integers, right answers under the ban minus right answers without.
-        num_samples: answers a prompt.
+        num_samples: answers per prompt.
         rule: gives α, resamples and seed; the same rule draws the same prompts in every call.
         noise: the interval of Δ between two free runs, added to every ban's.
     """
@@ -91,7 +94,7 @@ def paired_effects(differences_KN: np.ndarray, num_samples: int, rule: Rule, noi
     ]
 
 
-def _effect(differences_N: np.ndarray, low: int, high: int, answers: int, rule: Rule, noise: Interval) -> Effect:
+def _effect(differences_N: np.ndarray, low: int, high: int, answers: int, rule: VerdictRule, noise: Interval) -> Effect:
     test = sign_flip_test(differences_N)
     largest_tail = rule.alpha / 2 + ROUNDING
     if test.at_most > largest_tail:
@@ -102,8 +105,8 @@ def _effect(differences_N: np.ndarray, low: int, high: int, answers: int, rule: 
     return Effect(int(differences_N.sum()) / answers, interval, test.p)
 
 
-def verdict(delta: float, interval: Interval, rule: Rule) -> Verdict:
-    """METHOD 6; a pillar or a stumbling block within ±margin is called that and not neutral."""
+def verdict(delta: float, interval: Interval, rule: VerdictRule) -> Verdict:
+    """Name a change (method 6); a pillar or a stumbling block within ±margin is called that and not neutral."""
     low, high = interval
     if delta <= -rule.epsilon + ROUNDING and high < -ROUNDING:
         return "pillar"
@@ -112,20 +115,20 @@ def verdict(delta: float, interval: Interval, rule: Rule) -> Verdict:
     return without_effect(interval, rule)
 
 
-def without_effect(interval: Interval, rule: Rule) -> Verdict:
-    """What to call a change that is no evidence of an effect."""
+def without_effect(interval: Interval, rule: VerdictRule) -> Verdict:
+    """Name a change that is no evidence of an effect."""
     return "neutral" if _within_margin(*interval, rule) else "undecided"
 
 
 def paper_verdict(verdict: Verdict) -> Verdict:
-    """The paper's rule: what the sample cannot tell is neutral."""
+    """Apply the paper's rule: what the sample cannot decide is neutral."""
     return "neutral" if verdict == "undecided" else verdict
 
 
 def settled_verdicts(
-    lowest_KN: np.ndarray, highest_KN: np.ndarray, num_samples: int, rule: Rule, noise: Interval = EXACT
+    lowest_KN: np.ndarray, highest_KN: np.ndarray, num_samples: int, rule: VerdictRule, noise: Interval = EXACT
 ) -> list[Verdict | None]:
-    """The verdict of every ban that no outcome of the remaining prompts can change; None where one could.
+    """Return the verdict of every ban that no outcome of the remaining prompts can change; None where one could.
 
     Δ, both ends of the bootstrap interval (shared draws) and both tails of the sign-flip test are monotone in every
     difference. So are the ends after they are moved: as differences rise, so does the tail that holds the upper end at
@@ -140,7 +143,7 @@ def settled_verdicts(
         lowest_KN: the least each difference can be: itself where it is known, else minus the answers right without the
             ban.
         highest_KN: the most each can be: itself where it is known, else the answers wrong without the ban.
-        num_samples: answers a prompt.
+        num_samples: answers per prompt.
         rule: the one the final verdict follows.
         noise: as in ``paired_effects``.
     """
@@ -149,7 +152,7 @@ def settled_verdicts(
     return [_settled(*ends, rule) for ends in zip(effects[:n_bans], effects[n_bans:], strict=True)]
 
 
-def _settled(lowest: Effect, highest: Effect, rule: Rule) -> Verdict | None:
+def _settled(lowest: Effect, highest: Effect, rule: VerdictRule) -> Verdict | None:
     at_lowest = verdict(lowest.delta, lowest.interval, rule)
     at_highest = verdict(highest.delta, highest.interval, rule)
     if at_highest == "pillar":
@@ -163,5 +166,5 @@ def _settled(lowest: Effect, highest: Effect, rule: Rule) -> Verdict | None:
     return None if _within_margin(highest.interval[0], lowest.interval[1], rule) else "undecided"
 
 
-def _within_margin(low: float, high: float, rule: Rule) -> bool:
+def _within_margin(low: float, high: float, rule: VerdictRule) -> bool:
     return low >= -rule.margin - ROUNDING and high <= rule.margin + ROUNDING

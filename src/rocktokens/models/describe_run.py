@@ -11,10 +11,8 @@ from rocktokens.run_dir import RunDir
 
 def describe_run(run: RunDir, config: Config, tokenizer: PreTrainedTokenizerBase, **facts: Any) -> None:
     """Commit the config and the tokenizer, and note models, seed and ``facts`` in the manifest."""
-    folder = run.path / "tokenizer"
     run.commit_text(run.config.name, dump_config(config))
-    tokenizer.save_pretrained(folder)
-    run.adopt([path.relative_to(run.path).as_posix() for path in sorted(folder.iterdir())])
+    save_tokenizer(run, tokenizer)
     run.record_start(
         seed=config.run.seed,
         student=config.models.student,
@@ -22,3 +20,10 @@ def describe_run(run: RunDir, config: Config, tokenizer: PreTrainedTokenizerBase
         tokenizer_sha256=vocabulary_sha256(tokenizer.get_vocab()),
         **facts,
     )
+
+
+def save_tokenizer(run: RunDir, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Save the tokenizer that the run's traces are read with, and list its files in the manifest."""
+    folder = run.path / "tokenizer"
+    tokenizer.save_pretrained(folder)
+    run.adopt([path.relative_to(run.path).as_posix() for path in sorted(folder.iterdir())])

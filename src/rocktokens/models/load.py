@@ -44,7 +44,7 @@ class LoadedModel:
 
     @property
     def pad_id(self) -> int:
-        """The tokenizer's padding id; any id will do where it has none, since masks come from lengths."""
+        """The tokenizer's padding id, or any id where it has none, since masks come from lengths."""
         pad_id = self.tokenizer.pad_token_id
         return min(self.eos_ids, default=0) if pad_id is None else pad_id
 
@@ -114,7 +114,7 @@ def _from_transformers(name: str, dtype: torch.dtype) -> tuple[Any, Any]:
     if Path(name).is_dir():
         _refuse_other_weights(Path(name))
     elif not _HUB_ID.fullmatch(name):
-        raise RocktokensError(f"model {name!r} is no directory and cannot be a hub id: correct the path")
+        raise RocktokensError(f"model {name!r} is neither a directory nor a hub id: correct the path")
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
         model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, use_safetensors=True, trust_remote_code=False)
@@ -164,7 +164,7 @@ def _base_of(adapter: Path) -> str | None:
 
 def _damaged_adapter(directory: Path, error: Exception) -> RocktokensError:
     return RocktokensError(
-        f"the adapter {str(directory)!r} cannot be loaded ({_first_line(error)}): restore it, or save it anew with "
+        f"the adapter {str(directory)!r} cannot be loaded ({_first_line(error)}): restore it, or save it again with "
         "save_pretrained"
     )
 

@@ -1,8 +1,8 @@
-"""Weight policies: arrays in, the weight of each response token out; they know nothing of the trainer (METHOD 7).
+"""Weight policies: arrays in, the weight of each response token out (docs/method.md, section 7).
 
-A policy is a pure function in the file of its family or a small class, one entry of ``POLICIES``, and one section of
-rocktokens.config.policies. Weights are keyed by the *predicted* token ids, float32 and detached, numpy for numpy and
-torch for torch.
+They know nothing of the trainer. A policy is a pure function in the file of its family or a small class, one entry of
+``POLICIES``, and one section of rocktokens.config.policies. Weights are keyed by the *predicted* token ids, float32 and
+detached, numpy for numpy and torch for torch.
 """
 
 from rocktokens.policies.base import WeightPolicy

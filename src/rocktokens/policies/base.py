@@ -1,4 +1,4 @@
-"""What a trainer asks of a weight policy, and the boundary between its arrays and the policy's (METHOD 7).
+"""What a trainer asks of a weight policy, and the boundary between its arrays and the policy's (method 7).
 
 1. Arrays come as numpy or torch, on any device, their rows in any order. They become numpy once, here; scores become
    float64. Gradients stop here: weights are detached.
@@ -50,7 +50,7 @@ class WeightPolicy(ABC):
         """The weight of every response token.
 
         Args:
-            scores: TokenScores with the columns of ``needs``; None will do where there are none.
+            scores: TokenScores with the columns of ``needs``; may be None where there are none.
             token_ids_T: the predicted tokens.
             positions_T: their positions in the response.
             rollout_ids_T: their rollouts.
@@ -81,7 +81,7 @@ class WeightPolicy(ABC):
         return {}
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
-        """Go on from what ``state`` gave; a policy that keeps nothing refuses what is not its own."""
+        """Continue from what ``state`` gave; a policy that keeps nothing refuses what is not its own."""
         if state:
             raise RocktokensError(
                 f"policy {self.name} keeps no state and the checkpoint holds {', '.join(sorted(state))}: "

@@ -1,4 +1,4 @@
-"""What freezing rocks is compared with: as much frozen elsewhere, or just less trained on (METHOD 7)."""
+"""What freezing rocks is compared with: as much frozen elsewhere, or just less trained on (method 7)."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Weight λ on the types that the tracker has frozen so far: rocks found and bypassed in the same run (METHOD 7).
+"""Weight λ on the types that the tracker has frozen so far: rocks found and bypassed in the same run (method 7).
 
 1. Before an update, tokens of frozen types weigh λ. That needs nothing of either model, so with λ = 0 their rows never
    reach a head.
@@ -70,7 +70,7 @@ class OnlineRocksPolicy(WeightPolicy):
         return self.tracker.state()
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
-        """Go on from ``state``."""
+        """Continue from ``state``."""
         self.tracker.restore(state)
 
 

@@ -21,7 +21,7 @@ def prefix_importance(
 ) -> np.ndarray:
     """1 + (w_max − 1)(1 − Σ_{<t}|a| / Σ|a|), a = logp_t − logp_s, sums within the response (arXiv 2606.22600).
 
-    Before the first disagreement nothing lies behind a position and it weighs w_max; so does a response without any.
+    Up to the first disagreement a position has none before it and weighs w_max; so does a response without any.
     """
     starts_R, lengths_R = _responses(rollout_ids_T)
     disagreement_T = np.abs(logp_teacher_T - logp_student_T)

@@ -1,4 +1,4 @@
-"""Finds rocks while training: the types that hold much of the loss and have stopped moving (METHOD 7, online rocks).
+"""Finds rocks while training: the types that hold much of the loss and have stopped moving (method 7, online rocks).
 
 Steps are gathered into windows of ``window_steps``. Per type there are sums over its occurrences and nothing per step,
 so memory grows with the distinct types seen and with nothing else. When a window closes, every type is judged:
@@ -12,12 +12,13 @@ so memory grows with the distinct types seen and with nothing else. When a windo
 3. **Called.** Heavy and still for ``patience`` windows running: the type is a rock, and frozen. Not before ``start``,
    nor from ``stop`` on: where the learning rate is near 0 everything lies still.
 4. **On trial.** What is not trained does not fall, so stillness under a freeze proves little. After ``freeze_windows``
-   windows a frozen type is trained again, and frozen anew as in 3; every further freeze lasts twice as long.
+   windows a frozen type is trained again, and frozen again as in 3; every further freeze lasts twice as long.
 5. **Released.** Frozen or on trial, and light or moving for ``patience`` windows running.
 
-Every change of state starts the evidence of 2 anew, and so does movement of a type that is trained: what it did before
-says nothing of where it will come to rest. Discounting older steps as if they were noisier makes the interval too wide
-rather than too narrow (their true variance is no larger), so doubt ends in "unclear", and "unclear" freezes nothing.
+Every change of state restarts the evidence of 2, and so does movement of a type that is trained: what it did before
+says nothing about where it will come to rest. Discounting older steps as if they were noisier makes the interval too
+wide rather than too narrow (their true variance is no larger), so doubt ends in "unclear", and "unclear" freezes
+nothing.
 
 Sums of kl over a step are integers, in units of 2^-24: the same for any order of the rows and any split over ranks.
 """
@@ -89,8 +90,8 @@ class RockTracker:
         patience: windows running that must agree.
         freeze_windows: windows a type stays frozen before it is trained again on trial.
         start: the first step at whose end a window may speak for freezing.
-        stop: the first step at whose end no type is called any more; those called before are still tried, frozen anew
-            and released. None: there is no such step.
+        stop: the first step at whose end no type is called any more; those called before are still tried, frozen
+            again and released. None: there is no such step.
         protected: ids that are never called.
     """
 
@@ -136,12 +137,12 @@ class RockTracker:
         return changes
 
     def state(self) -> dict[str, np.ndarray]:
-        """All that ``restore`` needs to go on bit for bit."""
+        """Return all that ``restore`` needs to continue bit for bit."""
         arrays = {"ids": self._ids, "steps_in_window": np.array([self._steps]), **self._sums, **self._counters}
         return {name: array.copy() for name, array in arrays.items()}
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
-        """Go on from ``state``."""
+        """Continue from ``state``."""
         self._ids, self._steps = state["ids"].copy(), int(state["steps_in_window"][0])
         self._sums = {name: state[name].copy() for name in _SUMS}
         self._counters = {name: state[name].copy() for name in _COUNTERS}
@@ -177,7 +178,7 @@ class RockTracker:
         frozen, released = streak >= self.patience, streak <= -self.patience
         phase[served], phase[frozen], phase[released] = ON_TRIAL, FROZEN, TRAINED
         freezes += frozen
-        self._start_anew(phase != before, moving & (phase == TRAINED))
+        self._restart_evidence(phase != before, moving & (phase == TRAINED))
         return Changes(
             called=self._ids[frozen & (before == TRAINED)],
             released=self._ids[released],
@@ -205,7 +206,7 @@ class RockTracker:
         mass = self._sums["count"] * level
         return mass / max(float(mass.sum()), np.finfo(np.float64).tiny)
 
-    def _start_anew(self, changed: np.ndarray, moved: np.ndarray) -> None:
+    def _restart_evidence(self, changed: np.ndarray, moved: np.ndarray) -> None:
         for name in _TREND:
             self._sums[name][changed | moved] = 0.0
         for name in ("streak", "windows"):

@@ -46,7 +46,7 @@ def require_same_replay(run: RunDir, settings: dict[str, Any]) -> None:
     recorded = run.manifest().get("replay")
     if recorded == settings or not has_replay(run):
         return
-    remedy = "give --restart to replace them, or another run.directory"
+    remedy = "replace them with `rocktokens trace --restart`, or give another run.directory"
     if not recorded:
         raise RocktokensError(f"{run.path} holds traces that `rocktokens trace` did not make: {remedy}")
     before, now = _flat(recorded), _flat(settings)

@@ -9,6 +9,7 @@
 Nothing is written before the checkpoints are found and the teacher and the student that writes the first probe loaded.
 """
 
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -126,6 +127,20 @@ def replay(config: Config, *, restart: bool = False, progress: Progress = SILENT
         stack.enter_context(run.lock())
         rollouts, tokens = score_probes(session)
     return Replayed(str(run.path), [checkpoint.step for checkpoint in checkpoints], rollouts, tokens)
+
+
+def is_replayed(config: Config) -> bool:
+    """Whether every checkpoint of the config has scored its whole probe; refused where another replay is there."""
+    run = RunDir(config.run.directory)
+    checkpoints = find_checkpoints(run, config)
+    settings = replay_settings(run, config, {checkpoint.step: checkpoint.model for checkpoint in checkpoints})
+    require_same_replay(run, settings)
+    for probe in probes(config, checkpoints):
+        rollouts = sum(entry.rows for entry in run.files(probe.file))
+        parts = math.ceil(rollouts / config.trace.rollouts_per_part)
+        if not rollouts or any(TraceWriter(run, checkpoint=own.step).parts < parts for own in probe.scored_by):
+            return False
+    return True
 
 
 def find_checkpoints(run: RunDir, config: Config) -> list[Checkpoint]:

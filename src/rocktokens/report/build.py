@@ -68,7 +68,7 @@ def _figures(views: Sequence[RunView], directory: Path) -> Iterator[Path]:
     """Write every figure as PDF with its data as CSV; of several runs, a folder each."""
     for number, view in enumerate(views, start=1):
         folder = directory if len(views) == 1 else directory / f"{number}-{file_name(view.name)}"
-        for figure in run_figures(view):
+        for figure in run_figures(view).values():
             chart, data = (folder / f"{figure.name}.{ending}" for ending in ("pdf", "csv"))
             save_chart(figure.chart, chart)
             content = csv_text(finite(figure.records)).encode()

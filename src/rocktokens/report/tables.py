@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from rocktokens.display.numbers import count, counted, decimal, fixed, level, percent, points, signed, signed_percent
 from rocktokens.display.table import Cell, Column, Table, ends, flat, number, text, verdict
 from rocktokens.display.text import printable, visible
-from rocktokens.gradients.records import Claim
 from rocktokens.knockout.records import Ban, KnockoutSweep, Role
 from rocktokens.studies.records import Arm, Comparison, Kind, StudyResult
 from rocktokens.types import KEPT, RockSet, Verdict
@@ -29,18 +28,6 @@ COMPARED: dict[Kind, str] = {
 def ban_name(ban: Ban) -> str:
     """Name what a knock-out banned: a token with its spaces visible, a set by its name."""
     return visible(ban.name) if len(ban.ids) == 1 else printable(ban.name)
-
-
-def claim_table(claims: Sequence[Claim]) -> Table:
-    """Make the table of the paper's claims about gradients: the verdict on each, and why."""
-    columns: list[Column[Claim]] = [
-        Column("claim", lambda own: text(own.claim)),
-        Column("verdict", lambda own: verdict(own.verdict)),
-        Column("because", lambda own: text(own.because)),
-    ]
-    title = "The paper's claims about gradients, tested on this run."
-    records = [{"name": own.name, "claim": own.claim, "verdict": own.verdict, "because": own.because} for own in claims]
-    return Table.of("claims", columns, claims, title, (), records)
 
 
 def verdict_table(sweep: KnockoutSweep) -> Table:

@@ -20,12 +20,10 @@ from math import isqrt
 import numpy as np
 
 from rocktokens.errors import RocktokensError
+from rocktokens.inference.proportions import Z_95, wilson_bounds
 from rocktokens.rocks.encoding import Encoder
 from rocktokens.rocks.neighbours import neighbour_counts
 from rocktokens.run_dir import derive_seed
-
-Z_95 = 1.959963984540054
-"""Standard errors to each side of a 95 % interval."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +80,8 @@ class ContextResult:
         surely = self._count(rho_M > eta + margin_M)[sampled]
         maybe = self._count(rho_M >= eta - margin_M)[sampled]
         # Half a count outwards: without it, what is called 95 % is 90 % for some shares of a small sample.
-        interval_U2[sampled, 0] = _wilson(np.maximum(surely - 0.5, 0) / m, size)[0]
-        interval_U2[sampled, 1] = _wilson(np.minimum(maybe + 0.5, m) / m, size)[1]
+        interval_U2[sampled, 0] = wilson_bounds(np.maximum(surely - 0.5, 0) / m, size)[0]
+        interval_U2[sampled, 1] = wilson_bounds(np.minimum(maybe + 0.5, m) / m, size)[1]
         return interval_U2
 
     def _count(self, chosen_M: np.ndarray) -> np.ndarray:
@@ -174,14 +172,6 @@ def _batches(bounds: np.ndarray, at_once: int) -> Iterator[np.ndarray]:
         last = max(int(np.searchsorted(bounds, bounds[first] + at_once, side="right")) - 1, first + 1)
         yield bounds[first : last + 1]
         first = last
-
-
-def _wilson(shares: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Bounds of the 95 % score interval of shares of samples."""
-    z2 = Z_95**2 / sizes
-    centre = (shares + z2 / 2) / (1 + z2)
-    half = np.sqrt(z2 * (shares * (1 - shares) + z2 / 4)) / (1 + z2)
-    return np.maximum(centre - half, 0.0), np.minimum(centre + half, 1.0)
 
 
 def _require_above_zero(name: str, value: float) -> None:

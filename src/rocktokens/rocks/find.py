@@ -16,6 +16,7 @@ import numpy as np
 
 from rocktokens.config import ETA, GAMMA
 from rocktokens.errors import RocktokensError
+from rocktokens.inference.bootstrap import median_interval
 from rocktokens.rocks.aggregate import ONE, TypeSums, occurrences, rollout_shares, type_sums
 from rocktokens.rocks.categories import store_categories
 from rocktokens.rocks.embeddings import student_embeddings
@@ -23,7 +24,7 @@ from rocktokens.rocks.encoding import Encoder, embedding_encoder
 from rocktokens.rocks.search import MAX_PAIRS, Criterion, Finding, search
 from rocktokens.rocks.selectors import Sample, selector_of
 from rocktokens.rocks.split import HELD_OUT, NOT_SPLIT, resolve_checkpoints
-from rocktokens.rocks.uncertainty import median_interval, score_uncertainty, share_intervals
+from rocktokens.rocks.uncertainty import score_uncertainty, share_intervals
 from rocktokens.run_dir import derive_seed
 from rocktokens.traces.store import TraceStore
 from rocktokens.types import RockSet, RockToken

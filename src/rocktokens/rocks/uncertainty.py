@@ -21,19 +21,16 @@ import numpy as np
 from scipy.stats import rankdata, wilcoxon
 
 from rocktokens.errors import RocktokensError
-from rocktokens.inference.paired import prompt_draws
+from rocktokens.inference import bootstrap
+from rocktokens.inference.bootstrap import Interval, bootstrap_counts, interval_ends, ratio_interval, row_blocks
 from rocktokens.rocks.aggregate import ONE
 from rocktokens.rocks.selectors import Rules, Sample, Selector, rank_types, summed_kl, weighted_totals
 
 CANDIDATES = 1000
 CANDIDATES_PER_ROCK = 10
 """Types a replicate looks at: this many, or this many for every rock if that is more (see ``candidates``)."""
-BLOCK_CELLS = 1 << 22
-"""Cells of a block of replicates: 32 MiB in float64, of which a selector holds a handful at a time."""
 LEAST_NONZERO = 6
 """With 5 differences the smallest two-sided p of a signed-rank test is 2/2^5 > 0.05: it cannot reject anything."""
-
-Interval = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +68,9 @@ class PairedChange:
     """From −1 (the kl fell in every cluster) to 1 (it rose in every one)."""
 
 
-def bootstrap_counts(n_clusters: int, draws: int = 1000, seed: int = 0) -> np.ndarray:
-    """int64 (B, C): how often each cluster is drawn in each replicate; every row sums to C."""
-    return np.concatenate(list(prompt_draws(n_clusters, draws, seed)))
-
-
 def replicates(sample: Sample, selector: Selector, weights_BC: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Score (U,) and frequency (U,) of every type under each set of weights, computed in blocks of bounded size."""
-    for block_BC in _blocks(weights_BC, len(sample.token_ids)):
+    for block_BC in row_blocks(weights_BC, len(sample.token_ids)):
         yield from zip(selector(sample, block_BC), weighted_totals(block_BC, sample.freq), strict=True)
 
 
@@ -165,40 +157,11 @@ def share_intervals(
         "mean_kl_rocks": (rocks["kl"], ONE * rocks["freq"]),
         "mean_kl_rest": (rest["kl"], ONE * rest["freq"]),
     }
-    intervals = {name: _ratio_interval(*ratio, level) for name, ratio in ratios.items()}
+    intervals = {name: ratio_interval(*ratio, level) for name, ratio in ratios.items()}
     for name, sums in (("kl_change_rocks", rocks), ("kl_change_rest", rest)):
         before = sums.get("kl_before") if paired else None
-        intervals[name] = None if before is None else _ratio_interval(sums["kl"] - before, before, level)
+        intervals[name] = None if before is None else ratio_interval(sums["kl"] - before, before, level)
     return intervals
-
-
-def median_interval(
-    values_R: np.ndarray,
-    clusters_R: np.ndarray,
-    n_clusters: int,
-    draws: int = 1000,
-    seed: int = 0,
-    level: float = 0.95,
-) -> Interval | None:
-    """Interval of the median over rollouts when their clusters are drawn anew.
-
-    Args:
-        values_R: one number per rollout, such as its share of rocks.
-        clusters_R: the cluster of each rollout, below ``n_clusters``.
-        n_clusters: how many clusters are drawn, those without a rollout included.
-        draws: number of replicates.
-        seed: of the replicates.
-        level: nominal coverage.
-    """
-    order = np.argsort(values_R, kind="stable")
-    sorted_R, clusters_R = np.asarray(values_R)[order], np.asarray(clusters_R)[order]
-    medians = [
-        (sorted_R[np.searchsorted(upto_R, [(upto_R[-1] - 1) // 2, upto_R[-1] // 2], side="right")]).mean()
-        for block_BC in _blocks(bootstrap_counts(n_clusters, draws, seed), len(order))
-        for upto_R in np.cumsum(block_BC[:, clusters_R], axis=1)
-        if len(upto_R) and upto_R[-1] > 0
-    ]
-    return _interval(np.array(medians), level)
 
 
 def paired_tests(
@@ -235,9 +198,9 @@ def paired_tests(
         kl_before=before / (freq * ONE) if freq else None,
         kl_after=after / (freq * ONE) if freq else None,
         delta=(after - before) / (freq * ONE) if freq else None,
-        delta_interval=_ratio_interval(change, ONE * drawn["freq"], level),
+        delta_interval=ratio_interval(change, ONE * drawn["freq"], level),
         relative=(after - before) / before if before else None,
-        relative_interval=_ratio_interval(change, drawn["kl_before"], level),
+        relative_interval=ratio_interval(change, drawn["kl_before"], level),
         wilcoxon_p=wilcoxon_p,
         rank_biserial=rank_biserial,
     )
@@ -265,29 +228,7 @@ def _drawn(sample: Sample, chosen_U: np.ndarray, counts_BC: np.ndarray) -> dict[
 
 def _score_intervals(sample: Sample, scored: Selector, counts_BC: np.ndarray, level: float) -> np.ndarray:
     """float64 (2, U): both ends of the interval of a score, column block by column block."""
-    width = max(BLOCK_CELLS // len(counts_BC), 1)
+    width = max(bootstrap.BLOCK_CELLS // len(counts_BC), 1)
     starts = range(0, len(sample.token_ids), width)
     parts = (sample.columns(np.arange(start, min(start + width, len(sample.token_ids)))) for start in starts)
-    return np.hstack([np.quantile(scored(part, counts_BC), _ends(level), axis=0) for part in parts])
-
-
-def _ratio_interval(numerator_B: np.ndarray, denominator_B: np.ndarray, level: float) -> Interval | None:
-    defined = denominator_B > 0
-    return _interval(numerator_B[defined] / denominator_B[defined], level)
-
-
-def _interval(values: np.ndarray, level: float) -> Interval | None:
-    if not len(values):
-        return None
-    low, high = np.quantile(values, _ends(level))
-    return float(low), float(high)
-
-
-def _ends(level: float) -> list[float]:
-    return [(1 - level) / 2, (1 + level) / 2]
-
-
-def _blocks(weights_BC: np.ndarray, width: int) -> Iterator[np.ndarray]:
-    """Rows of the weights, so many at a time that a block of that width stays within ``BLOCK_CELLS``."""
-    size = max(BLOCK_CELLS // max(width, 1), 1)
-    return (weights_BC[start : start + size] for start in range(0, len(weights_BC), size))
+    return np.hstack([np.quantile(scored(part, counts_BC), interval_ends(level), axis=0) for part in parts])

@@ -1,7 +1,7 @@
-"""The student a second time, in the narrow dtype in which a GPU samples from it.
+"""A copy of the student in the narrow dtype in which a GPU samples from it.
 
 Training keeps the student in float32 and computes in bfloat16 by autocast, which would convert every weight at every
-token of a rollout. The copy is converted once a step. Its tensors stay where they are, as captured CUDA graphs need.
+token of a rollout. The copy is converted once per step. Its tensors stay where they are, as captured CUDA graphs need.
 Only the parameters are converted: the tables of rotary positions lose too much in bfloat16.
 """
 
@@ -23,6 +23,6 @@ class SamplingCopy:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Take over the present weights of those parameters that are trained."""
+        """Copy the current weights of the parameters that are trained."""
         for own, given in self._trained:
             own.copy_(given)

@@ -2,7 +2,7 @@
 
 1. A prompt becomes ids through the tokenizer's chat template (generation prompt included) or as plain text.
 2. Every prompt is sampled ``num_generations`` times; sample s of a prompt has noise of its own. A prompt that comes
-   again goes on with its sample numbers, so that no two rollouts share their noise.
+   again continues its sample numbers, so that no two rollouts share their noise.
 3. Rollouts are numbered consecutively, prompt after prompt, sample after sample.
 """
 
@@ -52,7 +52,7 @@ class Sampling:
 def encode_prompt(
     tokenizer: "PreTrainedTokenizerBase", prompt: Prompt, chat_template: bool, max_prompt_length: int
 ) -> np.ndarray:
-    """The prompt as the model sees it, int32 (P,); too long or empty is an error, never cut or padded."""
+    """Encode a prompt as the model sees it, int32 (P,); too long or empty is an error, never cut or padded."""
     if chat_template and tokenizer.chat_template:
         turn = [{"role": "user", "content": prompt.text}]
         ids = tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=True, return_dict=False)

@@ -1,13 +1,13 @@
 """The rows of a decoding batch as tensors on the model's device, and the step that advances all of them at once.
 
-1. A step feeds every row the last token it has and takes the next (``decoding.choose``), or the known one where a row
-   retraces a rollout; writes it and its log-probability down; and moves the row on by one. A row that has come to its
-   end stays where it is, and what it is still fed is not looked at.
-2. Nothing of that waits for the device. ``look`` does: it says which rows are still live, and how far each has come.
-3. On a GPU a step is a thousand small kernels, and starting them would take longer than running them. So the step of
-   each shape (rows, slots looked at) is captured once as a CUDA graph and replayed. All it touches stays in place: the
-   rows are kept from call to call, and new weights are copied into the parameters that the model has. A model whose
-   forward waits for the GPU (some mixtures of experts, some rotary positions) cannot be captured, and runs as it is.
+1. A step feeds every row its last token and takes the next (``decoding.choose``), or the known one where a row retraces
+   a rollout; records it and its log-probability; and moves the row on by one. A row that has ended stays where it is,
+   and what it is still fed is ignored.
+2. None of this waits for the device. ``look`` does: it says which rows are still live, and how far each has come.
+3. On a GPU a step is a thousand small kernels, and launching them would take longer than running them. So the step of
+   each shape (rows, slots attended to) is captured once as a CUDA graph and replayed. All it touches stays in place:
+   the rows are kept from call to call, and new weights are copied into the model's parameters. A model whose forward
+   waits for the GPU (some mixtures of experts, some rotary positions) cannot be captured, and runs without a graph.
 
 CUDA graphs: https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
 """

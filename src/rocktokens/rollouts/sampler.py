@@ -1,14 +1,15 @@
 """Sampling completions: the request, the completion, and the sampler over a transformers model in memory.
 
 Requests are checked, sorted by prompt length so that batches need little padding, decoded together (see ``stream``; see
-``decoding`` for models whose cache cannot be refilled), and given back in the order they came. What a request gets does
-not depend on its batch mates. A branch leaves a rollout that was sampled before, where that first has an id that is now
+``generate`` for models whose cache cannot be refilled), and returned in the order they came. What a request gets does
+not depend on the others in its batch. A branch leaves a rollout that was sampled before, at the first id that is now
 banned: it has the noise of that rollout, and only what follows is decoded.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,7 +20,8 @@ from rocktokens.errors import RocktokensError
 from rocktokens.models.head import lm_head
 from rocktokens.models.load import LoadedModel
 from rocktokens.rollouts.bf16_copy import SamplingCopy
-from rocktokens.rollouts.decoding import DecodingBatch, DecodingSettings, decode_batch
+from rocktokens.rollouts.decoding import DecodingSettings
+from rocktokens.rollouts.generate import generate_batches
 from rocktokens.rollouts.noise import stream_key
 from rocktokens.rollouts.rows import DecodingRows
 from rocktokens.rollouts.slots import fits
@@ -44,10 +46,10 @@ class SampleRequest:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """What a rollout would have been with some ids banned: the same up to the first of them, then decoded anew."""
+    """What a rollout would have been with some ids banned: the same up to the first of them, then decoded again."""
 
     trunk: int
-    """Place of the rollout in the list it comes with."""
+    """Index of the rollout in the list of trunks."""
     start: int
     """Response tokens that both have in common."""
     banned: frozenset[int]
@@ -69,7 +71,7 @@ class Completion:
 
 
 class Sampler(Protocol):
-    """Anything that can complete prompts."""
+    """Completes prompts."""
 
     @property
     def eos_ids(self) -> frozenset[int]:
@@ -208,7 +210,12 @@ class TransformersSampler:
             trunk = trunks[branch.trunk]
             request = SampleRequest(trunk.prompt_id, trunk.prompt_ids, trunk.sample, branch.banned)
             self._check(request, max_new_tokens)
-            _check_start(trunk, branch, max_new_tokens)
+            if not 0 <= branch.start < min(len(trunk.token_ids), max_new_tokens):
+                raise RocktokensError(
+                    f"prompt {trunk.prompt_id!r}: a branch leaves it at token {branch.start} of "
+                    f"{len(trunk.token_ids)}, and at most {max_new_tokens} may be written: give the position of a "
+                    "token it has"
+                )
             known = trunk.token_ids[: branch.start]
             leaving.setdefault(branch.trunk, []).append(_stream_request(index, request, seed, known))
         self._decode([_trunk(own) for own in leaving.values()], temperature, max_new_tokens, on_done)
@@ -227,22 +234,17 @@ class TransformersSampler:
         settings = DecodingSettings(
             self.eos_ids, self.pad_id, self.vocab_size, self.batch_size, temperature, max_new_tokens
         )
-        with torch.no_grad(), evaluation_mode(self.model), self._on_threads():
-            ended = (
-                self._stream(settings, requests) if fits(self.model) else _in_batches(self.model, settings, requests)
-            )
-            for index, token_ids, logprobs, finished in ended:
+        with torch.no_grad(), evaluation_mode(self.model), cpu_threads(self.threads):
+            decode = self._stream if fits(self.model) else partial(generate_batches, self.model)
+            for index, token_ids, logprobs, finished in decode(requests, settings):
                 on_done(index, Completion(token_ids, logprobs, finished))
 
-    def _stream(self, settings: DecodingSettings, requests: list[StreamRequest]) -> Iterator[Ended]:
+    def _stream(self, requests: list[StreamRequest], settings: DecodingSettings) -> Iterator[Ended]:
         """In one refilled batch; on a GPU its rows stay for the next call, with what was captured for them."""
         rows, self._rows = stream_rows(self.model, settings, requests, self._rows), None
         yield from Stream(rows, requests, TRUNK_MEMORY).run()
         if self.model.device.type == "cuda":
             self._rows = rows
-
-    def _on_threads(self) -> AbstractContextManager[None]:
-        return nullcontext() if self.threads is None else cpu_threads(self.threads)
 
     def _check(self, request: SampleRequest, max_new_tokens: int) -> None:
         name, length = f"prompt {request.prompt_id!r}", len(request.prompt_ids)
@@ -277,10 +279,10 @@ def evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def cpu_threads(count: int) -> Iterator[None]:
-    """So many threads for torch's operators on the CPU, and then as many as before."""
+def cpu_threads(count: int | None) -> Iterator[None]:
+    """Use this many threads for torch's operators on the CPU, None for as many as now; afterwards as many as before."""
     before = torch.get_num_threads()
-    torch.set_num_threads(count)
+    torch.set_num_threads(before if count is None else count)
     try:
         yield
     finally:
@@ -298,34 +300,10 @@ def _stream_request(index: int, request: SampleRequest, seed: int, known: np.nda
     )
 
 
-def _check_start(trunk: Rollout, branch: Branch, max_new_tokens: int) -> None:
-    if not 0 <= branch.start < min(len(trunk.token_ids), max_new_tokens):
-        raise RocktokensError(
-            f"prompt {trunk.prompt_id!r}: a branch leaves it at token {branch.start} of {len(trunk.token_ids)}, and at "
-            f"most {max_new_tokens} may be written: give the position of a token it has"
-        )
-
-
 def _trunk(branches: list[StreamRequest]) -> StreamRequest:
     """The request that is retraced as far as any of its branches needs: each feeds the last token it shares itself."""
     longest = max(branches, key=lambda request: len(request.known))
     return replace(longest, index=-1, banned=frozenset(), known=longest.known[:-1], branches=tuple(branches))
-
-
-def _in_batches(model: Any, settings: DecodingSettings, requests: list[StreamRequest]) -> Iterator[Ended]:
-    """Batch after batch; branches read again what they share."""
-    single = [single for request in requests for single in request.branches or (request,)]
-    for start in range(0, len(single), settings.batch_size):
-        own = single[start : start + settings.batch_size]
-        batch = DecodingBatch(
-            names=[request.name for request in own],
-            prompts=[np.concatenate([request.prompt, request.known]) for request in own],
-            stream_keys=[request.stream_key for request in own],
-            banned=[request.banned for request in own],
-            starts=[len(request.known) for request in own],
-        )
-        for request, completion in zip(own, decode_batch(model, batch, settings), strict=True):
-            yield request.index, *completion
 
 
 def make_sampler(

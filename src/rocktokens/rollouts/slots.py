@@ -1,11 +1,11 @@
-"""Rows of a key-value cache that come and go on their own: each has a length of its own and can be saved and loaded.
+"""A key-value cache whose rows are independent: each has its own length and can be saved and loaded.
 
-The cache is allocated once, ``rows`` × ``capacity`` positions a layer. A step writes one token per row, each at its own
-slot, and attends to the first ``width`` slots of every row; a mask hides those that a row has not filled. What a row
-holds can be copied out, and copied back into any row: a rollout continues from there with the very same numbers.
+The cache is allocated once, ``rows`` × ``capacity`` positions per layer. A step writes one token per row, each at its
+own slot, and attends to the first ``width`` slots of every row; a mask hides those that a row has not filled. What a
+row holds can be copied out, and copied back into any row: a rollout continues from there with the very same numbers.
 
 transformers calls ``update`` layer by layer and takes a four-dimensional mask as it is, which only layers of plain
-attention understand (``fits``): sliding windows, recurrent states and ALiBi are left to ``decoding.decode_batch``.
+attention understand (``fits``): sliding windows, recurrent states and ALiBi are left to ``generate``.
 """
 
 from collections.abc import Iterator, Sequence
@@ -110,7 +110,7 @@ def grouped_attention(
 ) -> tuple[torch.Tensor, None]:
     """Attention, torch's own, of one new token (A, heads, 1, width) over fewer key heads, which are not copied first.
 
-    The query heads that share a key head see the same slots, so they are laid out like so many query positions.
+    The query heads that share a key head see the same slots, so they are laid out as query positions.
     """
     rows, heads, _, _ = query.shape
     shared = query.reshape(rows, key.shape[1], heads // key.shape[1], query.shape[-1])

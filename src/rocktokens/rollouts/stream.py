@@ -9,13 +9,14 @@
 3. A row ends with the first end token it samples, at ``max_new_tokens``, or when it has retraced what it had to. The
    next rollout takes its place; when none is left, the last row does, so that the rows in use are always the first.
 
-A row does not depend on its batch mates. Its noise is its own, so only rounding could differ, where two tokens tie to
-within it. Shapes are chosen so that rounding does not differ either: prompts end at a multiple of ``WIDTH_BLOCK`` slots
-and widths are multiples of it, so that vectorised sums over keys group the same terms whatever the padding; rows are
-multiples of ``ROW_BLOCK``, which all take the same matrix kernel; and the last token of a prompt is fed by a step, like
-all that follow, so that no number depends on where a rollout entered. With MKL in float32 on one CPU thread, results
-are the same bit for bit in any batch, branches included. On more threads the rounding of attention depends on which
-thread has the row, and results are the same up to such ties; on a GPU it depends on the shape that is replayed.
+A row does not depend on the others in its batch. Its noise is its own, so only rounding could differ, where two tokens
+tie to within it. Shapes are chosen so that rounding does not differ either: prompts end at a multiple of
+``WIDTH_BLOCK`` slots and widths are multiples of it, so that vectorised sums over keys group the same terms whatever
+the padding; rows are multiples of ``ROW_BLOCK``, which all take the same matrix kernel; and the last token of a prompt
+is fed by a step, like all that follow, so that no number depends on where a rollout entered. With MKL in float32 on one
+CPU thread, results are the same bit for bit in any batch, branches included. On more threads the rounding of attention
+depends on which thread has the row, and results are the same up to such ties; on a GPU it depends on the shape that is
+replayed.
 """
 
 from collections import deque
@@ -29,11 +30,11 @@ import torch
 from transformers import DynamicCache
 
 from rocktokens.rollouts.decoding import (
-    GPU_CHECK_STEPS,
     ROW_BLOCK,
     WIDTH_BLOCK,
     DecodingSettings,
-    require_finite,
+    left_padded,
+    require_logprobs,
     round_up,
 )
 from rocktokens.rollouts.rows import DecodingRows, RowStart
@@ -42,8 +43,10 @@ from rocktokens.rollouts.slots import States, one_token_attention
 Ended = tuple[int, np.ndarray, np.ndarray, bool]
 """Index of a request, its token ids (int32) and their log-probabilities (float32), and whether it finished."""
 PREFILL_SHARE = 4
-"""New prompts wait until one in so many rows is free, so that several are read together."""
+"""New prompts wait until one row in this many is free, so that several are read together."""
 GPU_WIDTH_BLOCK = 64
+GPU_CHECK_STEPS = 8
+"""Steps between looks at which rows are finished: each look waits for the GPU to catch up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,7 @@ class StreamRequest:
         return 0 if self.branches else len(self.known)
 
     def row_start(self, max_new_tokens: int) -> RowStart:
-        """What a row needs to know to go on from ``start``, its last token not yet fed."""
+        """Return what a row needs to continue from ``start``, its last token not yet fed."""
         return RowStart(
             last_id=int(self.known[self.start - 1] if self.start else self.prompt[-1]),
             slot=self.base + self.start - 1,
@@ -111,7 +114,7 @@ def stream_rows(
 
 
 def needed_slots(requests: list[StreamRequest], settings: DecodingSettings) -> int:
-    """Of a row that can hold any of the requests."""
+    """Return the slots of a row that can hold any of the requests."""
     return round_up(max(request.base for request in requests) + settings.max_new_tokens, WIDTH_BLOCK)
 
 
@@ -206,10 +209,10 @@ class Stream:
     def _index(self, rows: list[int]) -> torch.Tensor:
         return torch.tensor(rows, device=self.model.device)
 
-    # Going on
+    # Stepping
 
     def _advance(self) -> list[int]:
-        """Take steps up to the next look; returns the rows that have come to their end."""
+        """Take steps up to the next look; returns the rows that have ended."""
         count = len(self.in_rows)
         left = int((self.ends - self.steps)[:count].max())
         steps = min(GPU_CHECK_STEPS, left) if self.on_gpu else 1
@@ -247,7 +250,7 @@ class Stream:
                 self.branches.extend((trunk, branch) for branch in request.branches)
             else:
                 here = slice(request.start, step)
-                require_finite(request.name, request.start, logprobs_T[here])
+                require_logprobs(request.name, request.start, logprobs_T[here])
                 finished = int(tokens_T[step - 1]) in self.settings.eos_ids
                 yield request.index, tokens_T[here].copy(), logprobs_T[here].copy(), finished
         self._leave(ended)
@@ -267,13 +270,8 @@ class Stream:
 
 def prefill(model: Any, prompts: list[np.ndarray], pad_id: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Keys and values (rows, heads, padded width, width) of left-padded prompts, layer by layer."""
-    count, width = round_up(len(prompts), ROW_BLOCK), round_up(max(map(len, prompts)) + 1, WIDTH_BLOCK)
-    input_ids_RL = torch.full((count, width), pad_id)
-    attention_mask_RL = torch.zeros(count, width, dtype=torch.long)
-    for row in range(count):
-        prompt = prompts[row if row < len(prompts) else 0]
-        input_ids_RL[row, width - len(prompt) :] = torch.tensor(prompt)
-        attention_mask_RL[row, width - len(prompt) :] = 1
+    idle = [prompts[0]] * (round_up(len(prompts), ROW_BLOCK) - len(prompts))
+    input_ids_RL, attention_mask_RL = left_padded([*prompts, *idle], pad_id)
     cache: Any = DynamicCache(config=model.config)
     model(
         input_ids=input_ids_RL.to(model.device),

@@ -1,1 +1,1 @@
-"""Per-token quantities of METHOD 2: the divergence and its gradient, batches of rollouts, and replay."""
+"""Per-token quantities (docs/method.md, section 2): divergence and gradient, batches of rollouts, and replay."""

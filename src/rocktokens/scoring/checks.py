@@ -1,4 +1,4 @@
-"""What scores are refused for: ids that a model has no logit for, logits that are broken, divergences without end.
+"""Why scores are refused: ids that a model has no logit for, logits that are broken, divergences that are infinite.
 
 1. A model's logits at a position are broken (NaN, infinite, or every token ruled out) where its entropy is NaN.
 2. A divergence is infinite where one model rules out a token that the other does not.

@@ -157,7 +157,7 @@ def weighted_kl(
     round_logits: bool = False,
     defer_checks: bool = False,
 ) -> tuple[torch.Tensor, TokenScores]:
-    """The loss Σ weight · divergence / denominator of METHOD 7, differentiable in the student's states and head.
+    """The loss Σ weight · divergence / denominator (method 7), differentiable in the student's states and head.
 
     Args:
         h_s_TD: The student's last hidden states, each the one that predicts its token.

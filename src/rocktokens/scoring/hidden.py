@@ -1,4 +1,4 @@
-"""Contexts as the student sees them: its last hidden state before an occurrence (METHOD 4.3, encoder ``hidden``).
+"""Contexts as the student sees them: its last hidden state before an occurrence (method 4.3, encoder ``hidden``).
 
 1. Only the rollouts that are asked for are forced through the student, grouped by length as for scoring.
 2. An occurrence at position t gets the state that *predicts* x_t, what the LM head received: it has seen the prompt and
@@ -17,9 +17,9 @@ import torch
 
 from rocktokens.errors import RocktokensError
 from rocktokens.models.head import lm_head
-from rocktokens.models.load import LoadedModel
 from rocktokens.scoring.batch import collate, response_states, split_by_tokens
 from rocktokens.scoring.packed import packs
+from rocktokens.scoring.teacher_pass import bare_model
 from rocktokens.types import Rollout
 
 STATES_BYTES = 1 << 30
@@ -41,7 +41,7 @@ class HiddenEncoder:
 
     @property
     def at_once(self) -> int:
-        """As many float32 states as fit in a gigabyte."""
+        """How many float32 states fit in ``STATES_BYTES``."""
         return max(1, STATES_BYTES // (4 * self.width))
 
     @torch.inference_mode()
@@ -89,5 +89,4 @@ def hidden_encoder(student: Any, rollouts: Sequence[Rollout], tokens_per_batch: 
         rollouts: those the trace was made of; only the ones asked for are forced through the student.
         tokens_per_batch: tokens of one forward, with its padding if it has any.
     """
-    model = student.model if isinstance(student, LoadedModel) else student
-    return HiddenEncoder(model, {rollout.rollout_id: rollout for rollout in rollouts}, tokens_per_batch)
+    return HiddenEncoder(bare_model(student), {rollout.rollout_id: rollout for rollout in rollouts}, tokens_per_batch)

@@ -1,6 +1,6 @@
 """Sequences laid end to end in one row, so that a model computes no padding.
 
-1. The row has no batch dimension but 1; positions restart with every sequence.
+1. The batch dimension is 1; positions restart with every sequence.
 2. Torch's variable-length flash attention keeps the sequences apart: it is told where each begins, and no mask is made.
    transformers finds it under ``PACKED`` (https://huggingface.co/docs/transformers/attention_interface) and hands it
    the arguments that the model was called with. The model's own attention is back when the call ends.
@@ -8,9 +8,9 @@
 4. ``packs`` says for which models: plain attention everywhere, in bfloat16 or float16 on a GPU, of a head width that
    the kernel has. All others are padded.
 
-A layer that is computed again in the backward pass (gradient checkpointing) must attend as it did the first time, when
-the model's own attention has long been back: ``checkpointing_kwargs`` sees to that, and a model that is checkpointed
-without them is padded.
+A layer that is computed again in the backward pass (gradient checkpointing) must attend as it did the first time,
+although the model's own attention has been restored by then: ``checkpointing_kwargs`` ensures that, and a model that is
+checkpointed without them is padded.
 """
 
 import inspect
@@ -39,7 +39,7 @@ ATTENTION_DROPOUT = ("attention_dropout", "attn_pdrop")
 varlen_attn: Any = varlen and varlen.varlen_attn
 VARLEN_PARAMETERS = frozenset(inspect.signature(varlen_attn).parameters) if varlen_attn else frozenset()
 FEWER_KEY_HEADS = {"enable_gqa": True} if "enable_gqa" in VARLEN_PARAMETERS else {}
-"""Torch 2.11 takes fewer key than query heads as they come, later versions want to be told."""
+"""Torch 2.11 takes fewer key than query heads by itself, later versions need to be told."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,9 @@
 
 1. Rollouts are grouped by length and forced through the teacher (``TeacherPass``), once for all students.
 2. Each group is forced through the student, and scored where both predict the response tokens.
-3. Scores leave a GPU without the host waiting for them; whoever needs them waits, in a thread of its own if it likes,
-   and sees then whether they are finite. So the host can be ahead of the GPU, unless extra columns or the likeliest
-   tokens are asked for.
+3. Scores leave a GPU without the host waiting for them; the caller that needs them waits, in another thread if it
+   likes, and only then sees whether they are finite. So the host can run ahead of the GPU, unless extra columns or the
+   likeliest tokens are asked for.
 4. They are put back in the order of the rollouts; they do not depend on the grouping.
 """
 
@@ -182,7 +182,7 @@ def _require_ids(rollouts: Sequence[Rollout], *models: Any) -> None:
 
 
 def _mark(device: torch.device) -> torch.cuda.Event | None:
-    """An event behind everything the GPU was given so far."""
+    """Record an event after everything that was queued on the GPU so far."""
     if device.type != "cuda":
         return None
     event = torch.cuda.Event(blocking=True)

@@ -6,8 +6,8 @@
 2. The first walk over a ``TeacherPass`` forces its groups through the teacher. The states are kept where they predict a
    response token, and nowhere else: on the models' GPU while they fit in ``DEVICE_SHARE`` of the memory that is free
    there once both models are loaded, then in ``HOST_SHARE`` of the free host memory (pinned, so that they come back
-   without the host waiting). Models on the CPU have the latter alone. The batches, about 100 bytes a token, stay beside
-   the states.
+   without the host waiting). Models on the CPU have the latter alone. The batches, about 100 bytes per token, stay
+   beside the states.
 3. What fits in neither is computed again in every walk. The states are the same in all three cases.
 """
 
@@ -48,7 +48,7 @@ class StatesRoom:
         self._on_device, self._on_host = on_device, on_host
 
     def keep(self, h_TE: torch.Tensor) -> torch.Tensor | None:
-        """The states where they can stay, None if there is no room for them."""
+        """Return the states where they can stay, None if there is no room for them."""
         on_device, on_host = self._left(h_TE.device)
         if h_TE.is_cuda and h_TE.nbytes <= on_device:
             self._on_device = on_device - h_TE.nbytes
@@ -68,7 +68,7 @@ class StatesRoom:
 
 
 def pinned_bytes(size: int) -> int:
-    """What a pinned block of so many bytes takes: the next power of two."""
+    """Bytes that a pinned block of this size takes: the next power of two."""
     return 1 << max(0, size - 1).bit_length()
 
 

@@ -27,8 +27,9 @@ from typing import NamedTuple
 import numpy as np
 
 from rocktokens.errors import RocktokensError
-from rocktokens.inference.crossed import Estimate, crossed_mean, holm, resampled_mean
-from rocktokens.inference.paired import prompt_draws
+from rocktokens.inference.bootstrap import prompt_draws
+from rocktokens.inference.crossed import CrossedMean, crossed_mean, resampled_mean
+from rocktokens.inference.multiplicity import holm
 from rocktokens.studies.curves import (
     Axis,
     Runs,
@@ -65,7 +66,7 @@ class Reading(NamedTuple):
     """A pair, read in one way."""
 
     at: float
-    estimate: Estimate | None
+    estimate: CrossedMean | None
     """None where all runs of an arm never got there."""
     largest: float
     """No difference can be larger."""

@@ -8,7 +8,7 @@
 
 from rocktokens.config import Config
 from rocktokens.errors import ConfigError
-from rocktokens.knockout.bans import Wanted
+from rocktokens.knockout.knockout import knockout
 from rocktokens.progress import SILENT, Progress
 from rocktokens.run_dir import RunDir, derive_seed
 from rocktokens.studies.config import CONTROLS, ScoutSection, StudyConfig, arms_with
@@ -42,17 +42,16 @@ def _scouted_rocks(run: RunDir, config: Config, section: ScoutSection, progress:
             )
         return RockSet.load(run.rocks)
     scout = RunDir(config.run.directory)
-    from rocktokens.cli.distill import run_distill
     from rocktokens.cli.find import run_find, split_seed
-    from rocktokens.cli.knockout import run_knockout
     from rocktokens.replay.replay import replay
+    from rocktokens.training.loop import distill
 
     progress.heading("scout: distil, replay, find the rocks")
-    run_distill(config, resume=True)
+    distill(config, resume=True, progress=progress)
     replay(config, progress=progress)
     run_find(scout, config.find, split_seed(config))
     if "knockout" in section.stages:
-        run_knockout(scout, config, Wanted(top=config.knockout.top))
+        knockout(scout, config, progress=progress)
     rocks = RockSet.load(scout.rocks)
     run.update_manifest(**{STAGES: section.stages})
     run.commit(run.rocks.name, rocks.save)

@@ -98,7 +98,7 @@ def _train(job: Job, report: Report) -> None:
     from rocktokens.training.loop import distill
 
     per_step = job.training_work // job.config.training.max_steps
-    distill(job.config, resume=True, progress=lambda made, _total, _record: report(made * per_step))
+    distill(job.config, resume=True, on_step=lambda made, _total, _record: report(made * per_step))
     report(job.training_work)
 
 

@@ -1,4 +1,4 @@
-"""A dataset of JSON lines as a task: one object a line, fields named in the config."""
+"""A dataset of JSON lines as a task: one object per line, fields named in the config."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -49,7 +49,7 @@ def _parse(path: Path, number: int, line: str) -> Mapping[str, Any]:
     try:
         record = json.loads(line)
     except json.JSONDecodeError as error:
-        raise RocktokensError(f"{path}, line {number} is not valid JSON ({error}): mend or remove it") from None
+        raise RocktokensError(f"{path}, line {number} is not valid JSON ({error}): fix or remove it") from None
     if not isinstance(record, dict):
         raise RocktokensError(f"{path}, line {number} is not a JSON object: every line must be one")
     return record

@@ -13,7 +13,7 @@ Every process computes; the main one alone writes, under the lock of the run.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -21,6 +21,7 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list, gather_object
 
 from rocktokens.config import Config
+from rocktokens.progress import SILENT, Progress
 from rocktokens.rollouts.encode import Sampling, make_rollouts
 from rocktokens.rollouts.store import read_rollouts, write_rollouts
 from rocktokens.run_dir import RunDir, derive_seed
@@ -47,7 +48,8 @@ from rocktokens.training.session import Session, global_batch, make_accelerator,
 from rocktokens.training.step import token_arrays, update_student
 from rocktokens.types import Rollout
 
-Progress = Callable[[int, int, dict[str, Any]], None]
+OnStep = Callable[[int, int, dict[str, Any]], None]
+"""Told after every step how many are made, of how many, and the log record."""
 Value = TypeVar("Value")
 
 
@@ -63,19 +65,27 @@ class TrainingResult:
     already_complete: bool
     """True when there was nothing left to do."""
 
+    def to_record(self) -> dict[str, Any]:
+        """The result as plain numbers and strings."""
+        return asdict(self) | {"directory": str(self.directory), "checkpoint": str(self.checkpoint)}
 
-def distill(config: Config, *, resume: bool = False, progress: Progress | None = None) -> TrainingResult:
+
+def distill(
+    config: Config, *, resume: bool = False, progress: Progress = SILENT, on_step: OnStep | None = None
+) -> TrainingResult:
     """Train the student of ``config`` to its last step and leave a complete run directory.
 
     Args:
         config: The whole configuration; everything random derives from ``run.seed``.
         resume: Continue the run in ``run.directory`` from its latest checkpoint, or start it if there is none.
-        progress: Called on the main process after every step with (steps made, steps in all, log record).
+        progress: Shown a bar over the steps, and a line at every checkpoint.
+        on_step: Called on the main process after every step with (steps made, steps in all, log record).
     """
     accelerator = make_accelerator(config)
     global_batch(config, accelerator.num_processes)
     run = RunDir(config.run.directory)
-    with run.lock() if accelerator.is_main_process else nullcontext():
+    lock = run.lock() if accelerator.is_main_process else nullcontext()
+    with lock, _reporting(config, progress, on_step) as report:
         done = _from_main(accelerator, lambda: open_run(run, config, accelerator.num_processes, resume=resume))
         checkpoint = None if done is None else run.verified_checkpoint(done)
         state = None if checkpoint is None else load_trainer_state(checkpoint)
@@ -84,12 +94,12 @@ def distill(config: Config, *, resume: bool = False, progress: Progress | None =
             session = make_session(config, accelerator, checkpoint, state)
             if accelerator.is_main_process:
                 _make_ready(session, run, state)
-            state = _train(session, run, state, progress or _silent)
+            state = _train(session, run, state, report)
             accelerator.wait_for_everyone()  # the main process may still be writing
     return TrainingResult(run.path, run.checkpoint(state.step), state.step, state.tokens_seen, not left)
 
 
-def _train(session: Session, run: RunDir, state: TrainerState | None, progress: Progress) -> TrainerState:
+def _train(session: Session, run: RunDir, state: TrainerState | None, report: OnStep) -> TrainerState:
     """Make the steps that are left and return the state after the last."""
     config, total = session.config, session.config.training.max_steps
     clock = PhaseClock()
@@ -120,15 +130,32 @@ def _train(session: Session, run: RunDir, state: TrainerState | None, progress: 
                 record |= {"rollouts_reused": True} if is_reused else {}  # seconds_sample is then that of reading
                 append_log(run, record)
                 session.accelerator.log(record, step=step)
-                progress(state.step, total, record)
+                report(state.step, total, record)
             if state.step == total or state.step % config.training.save_steps == 0:
                 with clock.phase("write"):
                     state = _save(session, run, state, traces)
         return state
 
 
-def _silent(_done: int, _total: int, _record: dict[str, Any]) -> None:
-    """Report nothing."""
+@contextmanager
+def _reporting(config: Config, progress: Progress, on_step: OnStep | None) -> Iterator[OnStep]:
+    """Show steps on a bar, checkpoints as lines, and pass every step on."""
+    total, made = config.training.max_steps, 0
+    with progress.bar("distilling", total) as advance:
+
+        def report(step: int, total: int, record: dict[str, Any]) -> None:
+            nonlocal made
+            advance(step - made)
+            made = step
+            if step == 1 or step % config.training.save_steps == 0:
+                progress.note(
+                    f"step {step}: kl {record['kl']:.3f}, {record['response_length']:.0f} tokens per response"
+                )
+            if on_step is not None:
+                on_step(step, total, record)
+
+        yield report
+        advance(total - made)
 
 
 def _make_ready(session: Session, run: RunDir, state: TrainerState | None) -> None:

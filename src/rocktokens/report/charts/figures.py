@@ -9,7 +9,7 @@ from rocktokens.report.charts.theme import Figure
 from rocktokens.report.views.run_view import RunView
 
 
-def run_figures(run: RunView) -> list[Figure]:
+def run_figures(run: RunView) -> dict[str, Figure]:
     """Make every figure there is data for."""
     makers = (
         (share_figures, run.rocks),
@@ -19,4 +19,5 @@ def run_figures(run: RunView) -> list[Figure]:
         (knockout_figures, run.knockout),
         (study_figures, run.study),
     )
-    return [figure for make, record in makers if record is not None for figure in make(run.name, record)]
+    drawn = [make(run.name, record) for make, record in makers if record is not None]
+    return {name: figure for figures in drawn for name, figure in figures.items()}

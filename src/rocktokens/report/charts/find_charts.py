@@ -31,6 +31,7 @@ from rocktokens.report.charts.theme import (
     Chart,
     Figure,
     Records,
+    by_name,
     finished,
     finite,
     inline,
@@ -50,7 +51,7 @@ CUTOFF_HEIGHT = 300
 GROUP_LINES = {ROCK: (VERMILLION, SOLID), RARE: (BLUE, DASHED), "random": (GREY, DOTTED)}
 
 
-def find_figures(run: str, found: FindRecord) -> list[Figure]:
+def find_figures(run: str, found: FindRecord) -> dict[str, Figure]:
     """Make the figures of ``rocktokens find``."""
     where = f"{run}, checkpoint {found.criterion['reference']}"
     selected = f"{where}, prompts that selected the rocks"
@@ -64,7 +65,7 @@ def find_figures(run: str, found: FindRecord) -> list[Figure]:
         {"parameter": own.parameter, "value": own.value, "default": own.default, "jaccard": own.jaccard}
         for own in found.sensitivity
     ]
-    return [
+    return by_name(
         Figure(
             "funnel",
             f"Scatter of {counted(len(named), 'token type')} by occurrences and mean kl; rocks lie top right.",
@@ -90,7 +91,7 @@ def find_figures(run: str, found: FindRecord) -> list[Figure]:
             sensitivity_chart(settings, selected),
             settings,
         ),
-    ]
+    )
 
 
 def cutoff_chart(curve: Records, chosen: int | None = None, subtitle: str = "") -> Chart:

@@ -23,6 +23,7 @@ from rocktokens.report.charts.theme import (
     Chart,
     Figure,
     Records,
+    by_name,
     finished,
     finite,
     inline,
@@ -45,14 +46,14 @@ ROW = 17
 AXIS = "change of accuracy (points)"
 
 
-def knockout_figures(run: str, sweep: KnockoutSweep) -> list[Figure]:
+def knockout_figures(run: str, sweep: KnockoutSweep) -> dict[str, Figure]:
     """Make the figure of ``rocktokens knockout``."""
     settings, records = sweep.settings, forest_records(sweep.knockouts)
     prompts = counted(sweep.baseline["n_prompts"], "prompt")
     where = f"{run}, {settings['model']} on {settings['task']}, {prompts}"
     chart = forest_chart(records, 100 * settings["margin"], where, level(settings["alpha"]))
     shows = f"Forest plot of {counted(len(records), 'ban')}: change of accuracy with its interval, and the verdict."
-    return [Figure("knockout", shows, chart, records)]
+    return by_name(Figure("knockout", shows, chart, records))
 
 
 def forest_records(knockouts: Sequence[Knockout]) -> list[dict[str, Any]]:

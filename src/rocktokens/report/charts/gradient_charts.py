@@ -25,6 +25,7 @@ from rocktokens.report.charts.theme import (
     Chart,
     Figure,
     Records,
+    by_name,
     finished,
     finite,
     inline,
@@ -50,14 +51,14 @@ MOST_MARKS = 1000
 SOURCES = {"gradient": ("gradient", VERMILLION), "update": ("Adam's step", BLUE)}
 
 
-def gradient_figures(run: str, record: GradientsRecord) -> list[Figure]:
+def gradient_figures(run: str, record: GradientsRecord) -> dict[str, Figure]:
     """Make the figures of ``rocktokens gradients``."""
     settings = record.settings
     where = f"{run}, checkpoint {settings.reference}, {settings.measured_on}, {settings.n_prompts} prompts"
     norms, directions = type_records(record, NORM_PANELS), type_records(record, ALIGNMENT_PANELS)
     kl, blocks = kl_records(record), block_records(record)
     each = "each mark is a token type (logit space)"
-    return [
+    return by_name(
         Figure(
             "gradient_norm",
             "Strips of token types by group: how large their gradients are.",
@@ -82,7 +83,7 @@ def gradient_figures(run: str, record: GradientsRecord) -> list[Figure]:
             blocks_chart(blocks, record.parameter.token_share[ROCKS], where),
             blocks,
         ),
-    ]
+    )
 
 
 def type_records(record: GradientsRecord, panels: dict[str, str]) -> list[dict[str, Any]]:

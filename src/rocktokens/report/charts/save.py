@@ -2,7 +2,7 @@
 
 import io
 import json
-from collections.abc import Iterable
+from collections.abc import Mapping
 from pathlib import Path
 
 from rocktokens.errors import RocktokensError
@@ -12,11 +12,11 @@ from rocktokens.run_dir import RunDir, write_atomically
 FORMATS = ("png", "svg", "pdf", "json")
 
 
-def commit_figures(run: RunDir, figures: Iterable[Figure]) -> None:
+def commit_figures(run: RunDir, figures: Mapping[str, Figure]) -> None:
     """Draw each figure as PNG and commit it to the run as ``figures/NAME.png``."""
-    for figure in figures:
+    for name, figure in figures.items():
         content = chart_bytes(figure.chart, "png")
-        run.commit(f"figures/{figure.name}.png", lambda path, content=content: path.write_bytes(content))
+        run.commit(f"figures/{name}.png", lambda path, content=content: path.write_bytes(content))
 
 
 def save_chart(chart: Chart, path: str | Path) -> None:

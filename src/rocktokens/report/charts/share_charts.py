@@ -19,6 +19,7 @@ from rocktokens.report.charts.theme import (
     Chart,
     Figure,
     Records,
+    by_name,
     finished,
     finite,
     inline,
@@ -42,22 +43,22 @@ ROW = 30
 _CATEGORY_AXIS = alt.Axis(labelLimit=0, ticks=False, labelExpr="replace(datum.label, '_', ' ')")
 
 
-def share_figures(run: str, rocks: RockSet) -> list[Figure]:
+def share_figures(run: str, rocks: RockSet) -> dict[str, Figure]:
     """Show how much of everything the rocks are."""
     records = share_records(rocks.summary)
     where = f"{run}, checkpoint {rocks.criterion['reference']}, {rocks.summary['measured_on']}"
     shown = ", ".join(f"{percent(own['share'])} of the {own['of']}" for own in records if own["share"] is not None)
-    return [Figure("shares", f"Bars of the rocks' shares: {shown}.", shares_chart(records, where), records)]
+    return by_name(Figure("shares", f"Bars of the rocks' shares: {shown}.", shares_chart(records, where), records))
 
 
-def category_figures(run: str, found: FindRecord) -> list[Figure]:
+def category_figures(run: str, found: FindRecord) -> dict[str, Figure]:
     """Show what kind of tokens the rocks are."""
     records = category_records(found.categories)
     shows = (
         "Bars by category of token: share of the tokens, of the kl and of the gradient norm, rocks and others stacked."
     )
     chart = categories_chart(records, f"{run}, checkpoint {found.criterion['reference']}")
-    return [Figure("categories", shows, chart, records)]
+    return by_name(Figure("categories", shows, chart, records))
 
 
 def share_records(summary: dict[str, Any]) -> list[dict[str, Any]]:

@@ -23,6 +23,7 @@ from rocktokens.report.charts.theme import (
     Chart,
     Figure,
     Records,
+    by_name,
     finished,
     finite,
     inlined,
@@ -48,12 +49,12 @@ VERDICT_LOOKS = {
 PANEL_WIDTH, PANEL_HEIGHT = 220, 190
 
 
-def study_figures(name: str, study: StudyResult) -> list[Figure]:
+def study_figures(name: str, study: StudyResult) -> dict[str, Figure]:
     """Make the figures of ``rocktokens study``."""
     sizes = f"{counted(len(study.seeds), 'seed')}, {counted(study.n_prompts, 'prompt')}"
     where, interval_level = f"{name}, {sizes}, denominator {study.denominator}", level(study.alpha)
     (means, runs), comparisons = curve_records(study), comparison_records(study)
-    return [
+    return by_name(
         Figure(
             "study_curves",
             "Lines over training steps: accuracy of each arm beside the baseline, with bands.",
@@ -66,7 +67,7 @@ def study_figures(name: str, study: StudyResult) -> list[Figure]:
             comparisons_chart(comparisons, where, interval_level),
             comparisons,
         ),
-    ]
+    )
 
 
 def curve_records(study: StudyResult) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

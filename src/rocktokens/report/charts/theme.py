@@ -46,6 +46,11 @@ LINE_LEGEND = alt.Legend(
 )
 
 
+def by_name(*figures: Figure) -> dict[str, Figure]:
+    """Return figures by their names."""
+    return {figure.name: figure for figure in figures}
+
+
 def inline(records: Records) -> alt.Chart:
     """Start a chart whose data are these records, in the spec itself."""
     return alt.Chart(inlined(records))

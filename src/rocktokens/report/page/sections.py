@@ -8,10 +8,11 @@ from rocktokens.display.rocks import rock_table
 from rocktokens.display.table import Table
 from rocktokens.display.text import printable
 from rocktokens.evaluation.records import accuracy_table
+from rocktokens.gradients.records import claim_table
 from rocktokens.knockout.records import KnockoutSweep
 from rocktokens.report.charts.figures import run_figures
 from rocktokens.report.charts.theme import Figure
-from rocktokens.report.tables import arm_table, claim_table, comparison_table, verdict_table
+from rocktokens.report.tables import arm_table, comparison_table, verdict_table
 from rocktokens.report.views.run_view import RunView
 
 LONGEST_NOTE = 1_000
@@ -40,7 +41,7 @@ class Section:
 
 def sections(run: RunView) -> list[Section]:
     """Make all sections in the order of the page, those without data too."""
-    drawn = {figure.name: figure for figure in run_figures(run)}
+    drawn = run_figures(run)
 
     def figures(*names: str) -> list[Figure]:
         return [drawn[name] for name in names if name in drawn]

@@ -1,0 +1,198 @@
+"""Make a student: keep some layers of a causal LM, and heal it on a teacher's answers.
+
+1. The layers of ``--layers`` stay, bit for bit and in order (``0-17,28-29``: the first 18 and the last 2 of 30), and
+   so do embeddings, final norm and LM head.
+2. With ``--teacher`` and ``--prompts`` the teacher answers the prompts, temperature 1 unless told otherwise; the pruned
+   model is fine-tuned on the answers that ended within the length limit.
+3. Answers are kept in OUT/.answers, a part at a time, and the fine-tuning in OUT/.unfinished: the same command resumes.
+
+Run ``python examples/make_student.py runs/teacher runs/student --layers 0-21,28-29 --teacher runs/teacher
+--prompts renumbered-train.jsonl --num-prompts 16000``. Without a teacher the model is only pruned.
+"""
+
+import argparse
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+from make_teacher import (
+    Settings,
+    add_training_options,
+    fine_tune,
+    identity,
+    is_made,
+    read_prompts,
+    save_finished,
+    settings_of,
+)
+from ticker import ticker
+from torch import nn
+
+from rocktokens.errors import RocktokensError
+from rocktokens.models.fingerprints import same_tokenizer
+from rocktokens.models.head import lm_head
+from rocktokens.models.load import LoadedModel, load_model
+from rocktokens.rollouts.encode import make_rollouts
+from rocktokens.rollouts.sampler import TransformersSampler
+from rocktokens.rollouts.store import rollouts_table, table_rollouts
+from rocktokens.run_dir import derive_seed, file_sha256
+from rocktokens.types import Prompt, Rollout
+
+PART = 1024
+"""Answers that are kept together; a kill loses at most this many."""
+
+
+def parse_layers(text: str, count: int) -> list[int]:
+    """``0-2,5`` is [0, 1, 2, 5]; each layer once, in order, of those the model has."""
+    try:
+        spans = [[int(end) for end in span.split("-")] for span in text.split(",")]
+        layers = [index for span in spans for index in range(span[0], span[-1] + 1)]
+    except ValueError:
+        raise RocktokensError(f"--layers is {text!r}: write indices and spans, such as 0-17,28-29") from None
+    if not layers or layers != sorted(set(layers)) or layers[-1] >= count:
+        raise RocktokensError(f"--layers is {text!r}: name layers in order, each once, from 0 to {count - 1}")
+    return layers
+
+
+def keep_layers(model: Any, kept: Sequence[int]) -> None:
+    """Drop all layers but these, in place; each learns its new place, by which it finds its keys in a cache."""
+    trunk, config = model.base_model, model.config.get_text_config()
+    layers = getattr(trunk, "layers", None)
+    if not isinstance(layers, nn.ModuleList) or len(layers) != config.num_hidden_layers:
+        raise RocktokensError(f"{type(model).__name__} does not hold its layers in base_model.layers: prune it by hand")
+    trunk.layers = nn.ModuleList([layers[index] for index in kept])
+    for place, layer in enumerate(trunk.layers):
+        for module in layer.modules():
+            if hasattr(module, "layer_idx"):
+                module.layer_idx = place
+    config.num_hidden_layers = len(kept)
+    for name in ("layer_types", "mlp_layer_types"):
+        if types := getattr(config, name, None):
+            setattr(config, name, [types[index] for index in kept])
+
+
+def teacher_answers(
+    teacher: LoadedModel,
+    prompts: Sequence[Prompt],
+    folder: Path,
+    *,
+    temperature: float,
+    max_new_tokens: int,
+    max_prompt_length: int,
+    batch_size: int,
+    seed: int,
+) -> list[Rollout]:
+    """What the teacher answers, part by part; parts that are in ``folder`` are read instead."""
+    folder.mkdir(parents=True, exist_ok=True)
+    sampler = TransformersSampler(
+        teacher.model,
+        teacher.eos_ids,
+        teacher.pad_id,
+        batch_size=batch_size,
+        vocab_size=lm_head(teacher.model).width,
+        threads=1 if teacher.model.device.type == "cpu" else None,
+    )
+    answers: list[Rollout] = []
+    with ticker("the teacher answers", len(prompts)) as advance:
+        for first in range(0, len(prompts), PART):
+            path = folder / f"part-{first // PART}.parquet"
+            own = prompts[first : first + PART]
+            if path.exists():
+                answers += table_rollouts(pq.read_table(path))
+                advance(len(own))
+                continue
+            part = make_rollouts(
+                sampler,
+                teacher.tokenizer,
+                own,
+                num_generations=1,
+                policy_step=0,
+                first_rollout_id=first,
+                temperature=temperature,
+                max_new_tokens=max_new_tokens,
+                seed=derive_seed(seed, "teacher answers"),
+                chat_template=True,
+                max_prompt_length=max_prompt_length,
+                on_done=advance,
+            )
+            temporary = path.with_name(f".{path.name}.tmp")
+            pq.write_table(rollouts_table(part), temporary, compression="zstd")
+            temporary.replace(path)
+            answers += part
+    return answers
+
+
+def heal(student: LoadedModel, arguments: argparse.Namespace, source: dict[str, Any]) -> None:
+    """Let the teacher answer, and fine-tune the student on what ended."""
+    teacher = load_model(arguments.teacher, device=arguments.device)
+    same_tokenizer(student.tokenizer, teacher.tokenizer)
+    answering = {
+        name: getattr(arguments, name)
+        for name in ("temperature", "max_new_tokens", "max_prompt_length", "batch_size", "seed")
+    }
+    source |= {
+        "teacher": identity(arguments.teacher),
+        "prompts": file_sha256(arguments.prompts),
+        "num_prompts": arguments.num_prompts,
+        "template": arguments.template,
+        "answering": answering,
+    }
+    folder = arguments.out / ".answers"
+    require_same(folder, source)
+    prompts = read_prompts(arguments.prompts, arguments.template, arguments.num_prompts)
+    answers = teacher_answers(teacher, prompts, folder, **answering)
+    finished = [answer for answer in answers if answer.finished]
+    print(f"{len(finished):,} of {len(answers):,} answers ended within {arguments.max_new_tokens} tokens")
+    if not finished:
+        raise RocktokensError("no answer of the teacher ended: raise --max-new-tokens")
+    del teacher
+    result = fine_tune(student, finished, settings_of(arguments), arguments.out, source, arguments.save_steps)
+    shutil.rmtree(folder)
+    print(f"{arguments.out}: {result['steps']} steps, loss {result['loss_first']:.3f} → {result['loss_last']:.3f}")
+
+
+def require_same(folder: Path, source: dict[str, Any]) -> None:
+    """Refuse to mix the answers of two calls that ask for different ones."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path, text = folder / "source.json", json.dumps(source, sort_keys=True)
+    if path.exists() and path.read_text(encoding="utf-8") != text:
+        raise RocktokensError(f"{folder} holds answers of a call with other settings: repeat it, or remove the folder")
+    path.write_text(text, encoding="utf-8")
+
+
+def main() -> None:
+    """Prune, heal if there is a teacher, and save."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("model", help="what to prune: hub id, folder or embedded id")
+    parser.add_argument("out", type=Path, help="folder of the finished student")
+    parser.add_argument("--layers", required=True, help="layers to keep, such as 0-17,28-29")
+    parser.add_argument("--teacher", help="whose answers heal the student")
+    parser.add_argument("--prompts", type=Path, help="JSON lines with the questions that the teacher answers")
+    parser.add_argument("--num-prompts", type=int, help="use only this many from the top of the file")
+    parser.add_argument("--temperature", type=float, default=1.0, help="of the teacher's answers")
+    parser.add_argument("--max-new-tokens", type=int, default=320)
+    add_training_options(parser, Settings(learning_rate=1e-4))
+    arguments = parser.parse_args()
+    if (arguments.teacher is None) != (arguments.prompts is None):
+        raise RocktokensError("--teacher and --prompts go together: give both to heal the student, none to prune only")
+    if is_made(arguments.out):
+        return
+    student = load_model(arguments.model, device=arguments.device)
+    count = student.model.config.get_text_config().num_hidden_layers
+    kept = parse_layers(arguments.layers, count)
+    keep_layers(student.model, kept)
+    source: dict[str, Any] = {"model": identity(arguments.model), "layers": kept}
+    print(f"{len(kept)} of {count} layers kept", flush=True)
+    if arguments.teacher is None:
+        return save_finished(student, arguments.out, source)
+    heal(student, arguments, source)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except RocktokensError as error:
+        raise SystemExit(f"error: {error}") from None

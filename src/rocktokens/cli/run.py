@@ -1,0 +1,22 @@
+"""``rocktokens run``: everything from a config to its report, whatever of it is not done yet."""
+
+from rocktokens.cli.common import AsJson, ConfigPath, Overrides, output, print_json, terminal
+from rocktokens.config import load_config
+
+
+def run(config: ConfigPath, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Do what is left of a run, from distill to knockout, and write one page with the answers.
+
+    The stages are distill, trace, find, gradients, knockout and report. A stage whose result is there, made with the
+    same settings from what is there now, is passed over. Interrupted, the same command continues where it was.
+
+    Example: [bold]rocktokens run pebbles --set training.max_steps=50[/bold]
+    """
+    settings = load_config(config, overrides)
+    with terminal.status("loading"):
+        from rocktokens.pipeline import run as run_pipeline
+    result = run_pipeline(settings, terminal)
+    if as_json:
+        return print_json(result.to_record())
+    output.print(f"made: {', '.join(result.made) or 'nothing, everything was up to date'}")
+    output.print(f"report: {result.report}", soft_wrap=True, markup=False)

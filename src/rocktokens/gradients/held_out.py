@@ -1,0 +1,299 @@
+"""Which tokens are measured: held-out rollouts, groups of their types, and what the trace says of them.
+
+1. The prompts are those that did not select the rocks, by the split that ``find`` made. Where rocks.json does not come
+   from the traces of the run, these are not known, and nothing is called held out.
+2. Groups, no type in two of them: the rocks; a control as frequent as the rocks; the types of the highest mean kl that
+   are neither; the rest. A control that does not fit every rock is the largest that fits some, and says so. Besides
+   them, all types of the highest mean kl that are not rocks, controls or not (method 4.8).
+3. The trace has ‖g‖ and kl of every token: shares, means and changes by group, with intervals over prompts.
+"""
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from rocktokens.errors import ControlMatchError, RocktokensError
+from rocktokens.gradients.estimates import column, defined, ratio
+from rocktokens.gradients.records import (
+    CONTROL,
+    RARE,
+    REST,
+    ROCKS,
+    ControlGroup,
+    KeptKl,
+    KlChange,
+    NormRatio,
+    RareTypes,
+    TraceGroup,
+    TraceSummary,
+    TraceTypes,
+)
+from rocktokens.inference.bootstrap import bootstrap_counts
+from rocktokens.rocks import persistence
+from rocktokens.rocks.aggregate import ONE, occurrences, type_sums
+from rocktokens.rocks.categories import store_categories
+from rocktokens.rocks.controls import match_controls
+from rocktokens.rocks.matching import NO_PARTNER, make_market, most_partners
+from rocktokens.rocks.selectors import Sample
+from rocktokens.rocks.split import HELD_OUT, NOT_SPLIT, Evidence, gather
+from rocktokens.rocks.uncertainty import paired_tests, share_intervals
+from rocktokens.rollouts.store import read_rollouts
+from rocktokens.run_dir import RunDir, derive_seed
+from rocktokens.traces.store import TraceStore
+from rocktokens.types import RockSet, Rollout
+
+PARTIAL_TOLERANCE = 0.25
+"""By which share the frequency of a control may differ from its rock's where a full match is not possible."""
+LEVEL = 0.95
+Groups = dict[str, np.ndarray]
+_UNKNOWN_SELECTION = (
+    "rocks.json was found in other traces than the run has now, so which prompts selected the rocks is not known: all "
+    "prompts are measured on; run `rocktokens find` again to hold some out"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """The rollouts that are measured, and the groups of their types."""
+
+    store: TraceStore
+    evidence: Evidence
+    rollouts: list[Rollout]
+    """Of the prompts that are measured on, in the order of the probe."""
+    groups: Groups
+    """Ascending token ids by name: disjoint, and together all that occur. A group without types is left out."""
+    rare_ids: np.ndarray
+    """All rare high-kl types: those of the group, and those that are in the control."""
+    control: ControlGroup
+    warnings: list[str]
+    seed: int
+    """Of bootstrap intervals."""
+
+    @property
+    def measured_on(self) -> str:
+        """Which prompts."""
+        return _measured_on(self.evidence)
+
+    @property
+    def n_prompts(self) -> int:
+        """How many."""
+        return len({rollout.prompt_id for rollout in self.rollouts})
+
+    @property
+    def token_ids(self) -> np.ndarray:
+        """All types, ascending."""
+        return np.sort(np.concatenate(list(self.groups.values())))
+
+    @property
+    def sample(self) -> Sample:
+        """The traced tokens of these prompts at the reference."""
+        return self.evidence.measuring
+
+
+def hold_out(run: RunDir, rocks: RockSet, reference: int | None, baseline: int | None) -> HeldOut:
+    """Choose rollouts and groups of a run; the checkpoints are those of the rocks where none are named."""
+    if not rocks.tokens:
+        raise RocktokensError(f"{run.rocks} holds no rocks, so there is no group to look at: run `rocktokens find`")
+    store, criterion = TraceStore(run), rocks.criterion
+    rocks.require_tokenizer(store.tokenizer_sha256)
+    known = rocks.source.get("manifest_sha256") == store.manifest_sha256
+    if baseline is None and (baseline := criterion.get("baseline")) is not None and reference is not None:
+        baseline = min(baseline, reference)
+    evidence = gather(
+        store,
+        criterion.get("reference") if reference is None else reference,
+        baseline,
+        criterion.get("split") if known else None,
+        criterion.get("seed", 0),
+    )
+    _require_rocks(rocks, evidence)
+    groups, rare_ids, control = _groups(store, rocks, evidence)
+    measuring = None if evidence.prompts.measuring is None else set(evidence.prompts.measuring)
+    return HeldOut(
+        store=store,
+        evidence=evidence,
+        rollouts=[
+            rollout
+            for rollout in _probe(run, evidence.reference)
+            if measuring is None or rollout.prompt_id in measuring
+        ],
+        groups=groups,
+        rare_ids=rare_ids,
+        control=control,
+        warnings=[] if known else [_UNKNOWN_SELECTION],
+        seed=derive_seed(criterion.get("seed", 0), "gradients"),
+    )
+
+
+def _require_rocks(rocks: RockSet, evidence: Evidence) -> None:
+    """Refuse rocks of which none is there to be measured."""
+    sample = evidence.measuring
+    if not np.isin(rocks.ids, sample.token_ids[sample.totals("freq") > 0]).any():
+        raise RocktokensError(
+            f"none of the {len(rocks.tokens)} rocks of rocks.json occurs at checkpoint {evidence.reference} on the "
+            f"{evidence.prompts.n_measuring} prompts to measure on ({_measured_on(evidence)}): trace more prompts "
+            "(trace.num_prompts), or run `rocktokens find` again"
+        )
+
+
+def _measured_on(evidence: Evidence) -> str:
+    return HELD_OUT if evidence.is_split else NOT_SPLIT
+
+
+def _probe(run: RunDir, reference: int) -> list[Rollout]:
+    """Read the probe rollouts; where every checkpoint wrote its own, those of the reference."""
+    probes = [entry.path for entry in run.files("rollouts/probe/")]
+    own = f"rollouts/probe/checkpoint={reference}.parquet"
+    if not probes or (len(probes) > 1 and own not in probes):
+        raise RocktokensError(
+            f"{run.path} has no probe rollouts to take gradients of: replay some with `rocktokens trace`"
+        )
+    return read_rollouts(run, own if len(probes) > 1 else probes[0])
+
+
+def _groups(store: TraceStore, rocks: RockSet, evidence: Evidence) -> tuple[Groups, np.ndarray, ControlGroup]:
+    """Return the groups by name, all rare high-kl types, and how the control was matched."""
+    token_ids, criterion = evidence.selection.token_ids, rocks.criterion
+    rock_columns = np.flatnonzero(np.isin(token_ids, rocks.ids))
+    columns = persistence.type_groups(
+        evidence.selection,
+        rock_columns,
+        criterion.get("min_freq", 2),
+        derive_seed(criterion.get("seed", 0), "analysis"),
+    )
+    control_ids, matched = _control(store, replace(rocks, criterion={**criterion, "reference": evidence.reference}))
+    rare_ids = token_ids[columns[persistence.RARE]]
+    groups = {
+        ROCKS: token_ids[rock_columns],
+        RARE: np.setdiff1d(rare_ids, control_ids),
+        CONTROL: np.sort(control_ids),
+    }
+    groups[REST] = np.setdiff1d(token_ids, np.concatenate(list(groups.values())))
+    control = ControlGroup(**matched, n_rare_high_kl=len(np.intersect1d(rare_ids, control_ids)))
+    return {name: ids for name, ids in groups.items() if len(ids)}, rare_ids, control
+
+
+def _control(store: TraceStore, rocks: RockSet) -> tuple[np.ndarray, dict[str, Any]]:
+    """Match types as frequent as the rocks: all of them by ``match_controls`` if it can, else as many as possible."""
+    sums = type_sums(occurrences(store.table(rocks.criterion["reference"])))
+
+    def described(ids: np.ndarray, matched: np.ndarray, **facts: Any) -> tuple[np.ndarray, dict[str, Any]]:
+        counted = {"occurrences": ids, "matched_rock_occurrences": matched, "rock_occurrences": rocks.ids}
+        counts = {name: int(sums.freq[np.isin(sums.token_id, own)].sum()) for name, own in counted.items()}
+        return ids, {"n_matched": len(ids), "n_rocks": len(rocks.tokens), **counts, **facts}
+
+    try:
+        controls = match_controls(store, rocks, draws=1, seed=rocks.criterion.get("seed", 0))
+    except ControlMatchError as refusal:
+        market = make_market(sums.token_id, sums.freq, rocks.ids, PARTIAL_TOLERANCE)
+        partners_K = most_partners(market)
+        has_partner_K = partners_K != NO_PARTNER
+        ids = market.ids[partners_K[has_partner_K]]
+        kind = "partial" if len(ids) else "none"
+        return described(ids, rocks.ids[has_partner_K], kind=kind, tolerance=PARTIAL_TOLERANCE, reason=str(refusal))
+    tolerance = controls.criterion["tolerance"]
+    return described(controls.ids(0), rocks.ids, kind="matched", tolerance=tolerance, reason=None)
+
+
+def category_ids(store: TraceStore, token_ids: np.ndarray) -> Groups:
+    """Group the types by category."""
+    categories = np.array(store_categories(store, token_ids))
+    return {str(name): token_ids[categories == name] for name in np.unique(categories)}
+
+
+# What the trace says
+
+
+def describe_trace(held_out: HeldOut) -> TraceSummary:
+    """Summarize the trace by group and by type: norms, kl before and after, intervals over prompts."""
+    sample, seed = held_out.sample, held_out.seed
+    members = {name: np.isin(sample.token_ids, ids) for name, ids in held_out.groups.items()}
+    rocks_U, rare_U = members[ROCKS], np.isin(sample.token_ids, held_out.rare_ids)
+    against = {"all": np.ones(len(sample.token_ids), dtype=bool), **members}
+    freq, kl = sample.totals("freq"), sample.totals("kl")
+    rare_kl, rocks_kl = (defined(ratio(kl[own_U].sum(), freq[own_U].sum() * ONE)) for own_U in (rare_U, rocks_U))
+    return TraceSummary(
+        paired=held_out.evidence.paired,
+        groups={name: _describe_group(held_out, chosen_U) for name, chosen_U in members.items()},
+        norm_ratios={
+            name: norm_ratio(sample, rocks_U, chosen_U, seed) for name, chosen_U in against.items() if name != ROCKS
+        },
+        rare_high_kl=RareTypes(
+            n_types=int((rare_U & (freq > 0)).sum()),
+            kl=rare_kl,
+            rocks_kl=rocks_kl,
+            norm_ratio=norm_ratio(sample, rocks_U, rare_U, seed),
+        ),
+        rocks_kept=_kept(sample, rocks_U) if held_out.evidence.paired else None,
+        types=_types(held_out, members),
+    )
+
+
+def norm_ratio(sample: Sample, first_U: np.ndarray, second_U: np.ndarray, seed: int, draws: int = 1000) -> NormRatio:
+    """Divide the mean ‖g‖ of an occurrence of the first types by that of the second; bootstrap interval over prompts.
+
+    Against all types, this is the first types' share of Σ‖g‖ over their share of the tokens.
+    """
+    weights_BC = np.vstack([np.ones(sample.n_clusters), bootstrap_counts(sample.n_clusters, draws, seed)])
+    norm_first, freq_first, norm_second, freq_second = (
+        weights_BC @ (matrix @ chosen_U.astype(np.int64))
+        for chosen_U in (first_U, second_U)
+        for matrix in (sample.grad_norm, sample.freq)
+    )
+    ratio_B = ratio(norm_first * freq_second, freq_first * norm_second)
+    if np.isnan(ratio_B[0]):
+        return NormRatio(None, None)
+    low, high = np.nanquantile(ratio_B[1:], [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return NormRatio(float(ratio_B[0]), (float(low), float(high)))
+
+
+def _describe_group(held_out: HeldOut, chosen_U: np.ndarray) -> TraceGroup:
+    sample, paired, seed = held_out.sample, held_out.evidence.paired, held_out.seed
+    intervals = share_intervals(sample, chosen_U, paired, seed=seed)
+    freq, norm, kl = (sample.totals(name) for name in ("freq", "grad_norm", "kl"))
+    count = int(freq[chosen_U].sum())
+    return TraceGroup(
+        n_types=int((chosen_U & (freq > 0)).sum()),
+        n_occurrences=count,
+        token_share=_share(freq, chosen_U),
+        token_share_interval=intervals["token_share"],
+        norm_share=_share(norm, chosen_U),
+        norm_share_interval=intervals["grad_share"],
+        kl_share=_share(kl, chosen_U),
+        kl_share_interval=intervals["kl_share"],
+        mean_norm=int(norm[chosen_U].sum()) / (count * ONE) if count else None,
+        change=KlChange(**asdict(paired_tests(sample, chosen_U, seed=seed))) if paired else None,
+    )
+
+
+def _kept(sample: Sample, chosen_U: np.ndarray) -> KeptKl:
+    """Return the share of its kl that each of the types kept, None where it had none."""
+    after, before = (sample.totals(name)[chosen_U] for name in ("kl", "kl_before"))
+    return KeptKl(sample.token_ids[chosen_U].tolist(), column(ratio(after, before)))
+
+
+def _types(held_out: HeldOut, members: Groups) -> TraceTypes:
+    """List every type that occurs, column by column."""
+    sample, store = held_out.sample, held_out.store
+    used = np.flatnonzero(sample.totals("freq"))
+    ids, freq = sample.token_ids[used], sample.totals("freq")[used]
+
+    def mean(name: str) -> list[float | None]:
+        return (sample.totals(name)[used] / (freq * ONE)).tolist()
+
+    return TraceTypes(
+        token_id=ids.tolist(),
+        text=store.token_texts(ids),
+        category=list(store_categories(store, ids)),
+        group=np.select([chosen_U[used] for chosen_U in members.values()], list(members), default=REST).tolist(),
+        freq=freq.tolist(),
+        kl_before=mean("kl_before") if held_out.evidence.paired else [None] * len(ids),
+        kl=mean("kl"),
+        mean_norm=mean("grad_norm"),
+    )
+
+
+def _share(values: np.ndarray, chosen: np.ndarray) -> float | None:
+    total = int(values.sum())
+    return int(values[chosen].sum()) / total if total else None

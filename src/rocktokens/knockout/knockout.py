@@ -1,0 +1,239 @@
+"""The stage ``knockout``: what accuracy loses or gains when tokens may not be written (docs/method.md, section 6).
+
+1. The rocks, or whatever else is asked for, are banned one by one (or all at once) on the prompts and with the random
+   numbers of ``rocktokens evaluate``: without a ban, this is the accuracy it reports.
+2. What is decoded is kept in the run as it comes. The same call goes on where it was interrupted, and another one finds
+   what was decoded under the same conditions, whatever it bans.
+3. The sweep goes into knockout.json. Its verdicts go into rocks.json if a student of the run wrote the answers.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from rocktokens.config import Config, evaluation_task
+from rocktokens.errors import RocktokensError
+from rocktokens.evaluation.evaluate import resolve_models
+from rocktokens.knockout.bans import Tokens, Wanted, choose_bans, control_ban, ranked_rocks
+from rocktokens.knockout.records import Ban, Knockout, KnockoutSweep
+from rocktokens.models.fingerprints import model_identity, vocabulary_sha256
+from rocktokens.progress import SILENT, Progress
+from rocktokens.run_dir import RunDir, derive_seed, package_versions
+from rocktokens.types import Prompt, RockSet, RockToken
+
+if TYPE_CHECKING:
+    from rocktokens.knockout.sweep import Mode
+    from rocktokens.models.load import LoadedModel
+    from rocktokens.rollouts.encode import Sampling
+
+RuleName = Literal["method", "paper"]
+"""Whose verdicts are written to rocks.json: ours, or the paper's."""
+DECODING_PACKAGES = ("rocktokens", "torch", "transformers")
+
+
+@dataclass(frozen=True, slots=True)
+class BannedModel:
+    """The model whose tokens are banned, known by what it is, not by where it lies."""
+
+    name: str
+    identity: str
+    loaded: "LoadedModel"
+    tokenizer_sha256: str
+
+
+def knockout(
+    run: RunDir,
+    config: Config,
+    wanted: Wanted | None = None,
+    *,
+    checkpoint: str = "last",
+    mode: "Mode" = "exact",
+    rule: RuleName = "method",
+    progress: Progress = SILENT,
+) -> KnockoutSweep:
+    """Ban tokens at every decoding step; commit knockout.json, and the student's verdicts in rocks.json.
+
+    Args:
+        run: a run with rocks.json.
+        config: of the run.
+        wanted: what to ban; default: the first ``knockout.top`` rocks, one by one.
+        checkpoint: a step of the run, "last", "teacher", "student", or any model.
+        mode: when a ban is settled, as in ``knockout_sweep``.
+        rule: whose verdicts go into rocks.json; knockout.json has both.
+        progress: shows what is going on.
+    """
+    with progress.status("loading"):
+        from rocktokens.knockout.journal import RunJournal
+        from rocktokens.knockout.sweep import SweepSettings, knockout_sweep
+        from rocktokens.knockout.verdicts import VerdictRule
+        from rocktokens.rollouts.encode import Sampling
+        from rocktokens.rollouts.sampler import make_sampler
+        from rocktokens.tasks import make_task
+
+    section, seed = config.knockout, config.run.seed
+    wanted = wanted or Wanted(top=section.top)
+    own_seed = derive_seed(seed, "knockout")
+    judge = VerdictRule(section.alpha, section.epsilon, section.margin, section.resamples, own_seed)
+    own_temperature = config.evaluation.temperature if section.temperature is None else section.temperature
+    sampling = Sampling.of(config.rollouts, derive_seed(seed, "evaluation"), own_temperature)
+    with run.lock():
+        rocks = RockSet.load(run.rocks)
+        task = make_task(evaluation_task(config))
+        prompts = task.prompts(section.num_prompts, derive_seed(seed, "evaluation prompts"))
+        with progress.status("loading"):
+            banned = _load(run, config, checkpoint)
+        rocks.require_tokenizer(banned.tokenizer_sha256)
+        bans = _bans(run, config, rocks, wanted, banned.loaded)
+        conditions = _conditions(config, banned, prompts, sampling)
+        journal = RunJournal(run, _digest(conditions))
+        try:
+            sweep = knockout_sweep(
+                make_sampler(config, banned.loaded, threads=1 if conditions["device"] == "cpu" else None),
+                banned.loaded.tokenizer,
+                task,
+                prompts,
+                bans,
+                sampling=sampling,
+                settings=SweepSettings(
+                    num_samples=section.num_samples,
+                    mode=mode,
+                    rule=judge,
+                    matched=0 if wanted.together else section.matched,
+                    never=section.never,
+                    tolerance=section.tolerance,
+                ),
+                rocks=rocks.ids.tolist(),
+                columns=_columns(run, rocks, bans),
+                facts={"model": banned.name, "conditions": conditions},
+                journal=journal,
+                progress=progress,
+            )
+        finally:
+            journal.flush()
+        sweep = replace(sweep, warnings=[*sweep.warnings, *_left_out(rocks, wanted, banned.loaded)])
+        run.commit(run.knockout.name, sweep.save)
+        if _is_student(run, config, banned):
+            run.commit(run.rocks.name, with_verdicts(rocks, sweep, rule).save)
+    return sweep
+
+
+def _load(run: RunDir, config: Config, checkpoint: str) -> BannedModel:
+    from rocktokens.models.load import load_model
+
+    models = resolve_models(run, config, [checkpoint])
+    if len(models) != 1:
+        steps = ", ".join(name.removeprefix("step ") for name in models)
+        raise RocktokensError(f"--checkpoint {checkpoint} names {len(models)} models: give one, of {steps}")
+    [(name, model)] = models.items()
+    loaded = load_model(model, config.models.dtype, config.models.device)
+    return BannedModel(name, model_identity(loaded.name, run), loaded, vocabulary_sha256(loaded.tokenizer.get_vocab()))
+
+
+def _bans(run: RunDir, config: Config, rocks: RockSet, wanted: Wanted, loaded: "LoadedModel") -> list[Ban]:
+    """What is wanted; a rock that ends answers cannot be banned and is left out."""
+    from rocktokens.traces.store import TraceStore
+    from rocktokens.traces.token_text import Vocabulary
+
+    bannable = replace(rocks, tokens=[token for token in rocks.tokens if token.id not in loaded.eos_ids])
+    tokens = Tokens(
+        Vocabulary(getattr(loaded.tokenizer, "backend_tokenizer", None)),
+        lambda text: loaded.tokenizer.encode(text, add_special_tokens=False),
+    )
+    bans = choose_bans(bannable, wanted, tokens)
+    if wanted.controls:
+        seed = derive_seed(config.run.seed, "knockout controls")
+        bans.append(control_ban(TraceStore(run), bannable, bans[0], loaded.eos_ids, config.knockout.tolerance, seed))
+    return bans
+
+
+def _left_out(rocks: RockSet, wanted: Wanted, loaded: "LoadedModel") -> list[str]:
+    """What to say of rocks that were asked for and cannot be banned."""
+    asked = ranked_rocks(rocks, wanted) if wanted.any_rocks else []
+    ends = [repr(token.text) for token in asked if token.id in loaded.eos_ids]
+    return [f"never banned, since no answer could end without them: {', '.join(ends)}"] if ends else []
+
+
+def _conditions(config: Config, banned: BannedModel, prompts: Sequence[Prompt], sampling: "Sampling") -> dict[str, Any]:
+    """What rollouts and their grades depend on under any ban; not what is banned, nor how the change is judged."""
+    from rocktokens.rollouts.encode import encode_prompt
+
+    loaded, template, longest = banned.loaded, sampling.chat_template, sampling.max_prompt_length
+    seen = [encode_prompt(loaded.tokenizer, prompt, template, longest).tolist() for prompt in prompts]
+    return {
+        "model": banned.identity,
+        "tokenizer_sha256": banned.tokenizer_sha256,
+        "config_sha256": _digest(json.loads(loaded.model.config.to_json_string())),
+        "eos_ids": sorted(loaded.eos_ids),
+        "versions": package_versions(DECODING_PACKAGES),
+        "dtype": config.models.dtype,
+        "device": loaded.model.device.type,
+        "task": evaluation_task(config).model_dump(mode="json"),
+        # Prompts as the model sees them, template included, and their answers.
+        "prompts_sha256": _digest([[prompt.id, prompt.answer, ids] for prompt, ids in zip(prompts, seen, strict=True)]),
+        "num_prompts": len(prompts),
+        "num_samples": config.knockout.num_samples,
+        "temperature": sampling.temperature,
+        "max_new_tokens": sampling.max_new_tokens,
+        "batch_size": config.rollouts.batch_size,
+        "seed": config.run.seed,
+    }
+
+
+def _digest(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _columns(run: RunDir, rocks: RockSet, bans: Sequence[Ban]) -> dict[str, dict[int, float]]:
+    """What the trace the rocks were found in says of the types that are banned alone."""
+    from rocktokens.knockout.correlates import type_columns
+    from rocktokens.traces.store import TraceStore
+
+    store, reference = TraceStore(run), rocks.criterion.get("reference")
+    ids = [ban.ids[0] for ban in bans if len(ban.ids) == 1]
+    if reference not in store.checkpoints or not ids:
+        return {}
+    columns = type_columns(store.table(reference), ids)
+    return {name: dict(zip(ids, values.tolist(), strict=True)) for name, values in columns.items()}
+
+
+def _is_student(run: RunDir, config: Config, banned: BannedModel) -> bool:
+    """Whether the rocks are this model's: it is a checkpoint of the run, or one of the students it was traced with."""
+    own = [*(str(run.checkpoint(step)) for step in run.checkpoints()), *config.trace.checkpoints]
+    return banned.identity in {model_identity(name, run) for name in own}
+
+
+def with_verdicts(rocks: RockSet, sweep: KnockoutSweep, rule: RuleName) -> RockSet:
+    """Return the rocks with the verdicts on those that were banned alone; the others as they were."""
+    tested = _tested_rocks(rocks, sweep)
+    if not tested:
+        return rocks
+    return replace(
+        rocks,
+        tokens=[_judged(token, tested.get(token.id), rule) for token in rocks.tokens],
+        source={**rocks.source, "verdicts": _provenance(sweep, rule)},
+    )
+
+
+def has_verdicts(rocks: RockSet, sweep: KnockoutSweep, rule: RuleName) -> bool:
+    """Whether the verdicts of rocks are those of this sweep by this rule."""
+    return bool(_tested_rocks(rocks, sweep)) and rocks.source.get("verdicts") == _provenance(sweep, rule)
+
+
+def _provenance(sweep: KnockoutSweep, rule: RuleName) -> dict[str, Any]:
+    names = ("model", "n_prompts", "num_samples", "temperature", "mode", "seed")
+    return {**{name: sweep.settings[name] for name in names}, "rule": rule}
+
+
+def _tested_rocks(rocks: RockSet, sweep: KnockoutSweep) -> dict[int, Knockout]:
+    """By id, the rocks that were banned alone."""
+    alone = {own.ban.ids[0]: own for own in sweep.of_role("tested") if len(own.ban.ids) == 1}
+    return {token_id: alone[token_id] for token_id in rocks.ids.tolist() if token_id in alone}
+
+
+def _judged(token: RockToken, found: Knockout | None, rule: RuleName) -> RockToken:
+    if found is None:
+        return token
+    verdict = found.paper_verdict if rule == "paper" else found.verdict
+    return replace(token, verdict=verdict, delta=found.delta, delta_interval=found.interval)

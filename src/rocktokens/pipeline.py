@@ -1,0 +1,249 @@
+"""A run from its config to its report: distill → trace → find → gradients → knockout → report.
+
+1. Each stage looks at what it left in the run. Its record says what it was made with and from: settings, the hash of
+   the traces, the criterion of the rocks. Where all of that is as it is now, there is nothing to do.
+2. What is missing or stale is made by the stage's own library call: it resumes what was interrupted, and refuses what
+   its command would refuse, such as a training config that changed.
+3. The page is written again whenever something it shows may have changed.
+
+With ``trace.checkpoints`` there is nothing to train: the run begins with the replay.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rocktokens import __version__
+from rocktokens.config import Config, evaluation_task
+from rocktokens.errors import RocktokensError, RunDirError
+from rocktokens.progress import SILENT, Progress
+from rocktokens.run_dir import RunDir, derive_seed
+from rocktokens.types import RockSet
+
+PAGE = "report.html"
+SOURCES = "report_sources"
+"""Entry of the manifest: a hash over what the page was made from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One step on the way to the report."""
+
+    name: str
+    title: str
+    make: Callable[[RunDir, Config, Progress], bool]
+    """Makes what is missing or stale; False where there was nothing to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineResult:
+    """What a call has done."""
+
+    directory: str
+    made: list[str]
+    """Stages that had something to do."""
+    kept: list[str]
+    """Stages whose results were up to date."""
+    report: str
+
+    def to_record(self) -> dict[str, Any]:
+        """The result as plain strings and lists."""
+        return asdict(self)
+
+
+def run(config: Config, progress: Progress = SILENT, also: Sequence[Stage] = ()) -> PipelineResult:
+    """Make whatever of a run is missing or stale, and the page that shows it.
+
+    Args:
+        config: The whole configuration of the run.
+        progress: Shown each stage under a heading.
+        also: Further stages, made before the page.
+    """
+    directory = RunDir(config.run.directory)
+    own = STAGES[1:] if config.trace.checkpoints else STAGES
+    made: list[str] = []
+    kept: list[str] = []
+    for number, stage in enumerate((*own, *also, REPORT), start=1):
+        progress.heading(f"{number}  {stage.title}")
+        if stage.make(directory, config, progress):
+            made.append(stage.name)
+        else:
+            kept.append(stage.name)
+            progress.note("up to date")
+    return PipelineResult(str(directory.path), made, kept, str(directory.path / PAGE))
+
+
+def _distill(_run: RunDir, config: Config, progress: Progress) -> bool:
+    with progress.status("loading"):
+        from rocktokens.training.loop import distill
+    return not distill(config, resume=True, progress=progress).already_complete
+
+
+def _trace(_run: RunDir, config: Config, progress: Progress) -> bool:
+    with progress.status("loading"):
+        from rocktokens.replay.replay import is_replayed, replay
+    if is_replayed(config):
+        return False
+    replay(config, progress=progress)
+    return True
+
+
+def _find(run: RunDir, config: Config, progress: Progress) -> bool:
+    from rocktokens.cli.find import run_find
+
+    if _holds(lambda: _is_found(run, config)):
+        return False
+    run_find(run, config.find, derive_seed(config.run.seed, "split"))
+    return True
+
+
+def _is_found(run: RunDir, config: Config) -> bool:
+    """Whether rocks.json and find.json are of this criterion and of the traces that are there."""
+    from rocktokens.rocks.records import FindRecord
+    from rocktokens.rocks.search import Criterion
+    from rocktokens.rocks.split import resolve_checkpoints
+    from rocktokens.traces.store import TraceStore
+
+    store = TraceStore(run)
+    reference, baseline = resolve_checkpoints(store, None, None)
+    wanted = Criterion(
+        reference=reference, baseline=baseline, seed=derive_seed(config.run.seed, "split"), **config.find.model_dump()
+    )
+    criterion = json.loads(json.dumps(asdict(wanted)))
+    rocks, found = RockSet.load(_verified(run, "rocks.json")), FindRecord.load(_verified(run, "find.json"))
+    return all(
+        record.criterion == criterion and record.source.get("manifest_sha256") == store.manifest_sha256
+        for record in (rocks, found)
+    )
+
+
+def _gradients(run: RunDir, config: Config, progress: Progress) -> bool:
+    with progress.status("loading"):
+        from rocktokens.gradients.measure import measure_gradients
+        from rocktokens.report.charts.gradient_charts import gradient_charts
+        from rocktokens.report.charts.save import commit_charts
+    if not _has_rocks(run, progress) or _holds(lambda: _is_measured(run, config)):
+        return False
+    record = measure_gradients(run, config, progress=progress)
+    with progress.status("drawing"):
+        commit_charts(run, gradient_charts(record, run.path.name))
+    return True
+
+
+def _is_measured(run: RunDir, config: Config) -> bool:
+    """Whether gradients.json is of these rocks, traces and settings."""
+    from rocktokens.gradients.records import GradientsRecord
+
+    rocks, record = RockSet.load(run.rocks), GradientsRecord.load(_verified(run, run.gradients.name))
+    wanted = {
+        **config.gradients.model_dump(mode="json"),
+        "divergence": config.scoring.divergence,
+        "temperature": config.scoring.temperature,
+        "dtype": config.models.dtype,
+        "seed": config.run.seed,
+    }
+    return (
+        record.criterion == rocks.criterion
+        and record.source["manifest_sha256"] == rocks.source["manifest_sha256"]
+        and wanted.items() <= asdict(record.settings).items()
+    )
+
+
+def _knockout(run: RunDir, config: Config, progress: Progress) -> bool:
+    with progress.status("loading"):
+        from rocktokens.knockout.knockout import knockout
+    if not _has_rocks(run, progress) or _holds(lambda: _is_banned(run, config)):
+        return False
+    checkpoint = config.trace.checkpoints[-1] if config.trace.checkpoints else "last"
+    knockout(run, config, checkpoint=checkpoint, progress=progress)
+    return True
+
+
+def _is_banned(run: RunDir, config: Config) -> bool:
+    """Whether knockout.json is of these rocks, this student and these settings, and its verdicts are in rocks.json."""
+    from rocktokens.evaluation.evaluate import resolve_models
+    from rocktokens.knockout.knockout import has_verdicts
+    from rocktokens.knockout.records import KnockoutSweep
+    from rocktokens.models.fingerprints import model_identity
+    from rocktokens.tasks import make_task
+
+    rocks, sweep = RockSet.load(run.rocks), KnockoutSweep.load(_verified(run, run.knockout.name))
+    section, task = config.knockout, evaluation_task(config)
+    [model] = resolve_models(run, config, config.trace.checkpoints[-1:] or ["last"]).values()
+    temperatures = (section.temperature, config.evaluation.temperature, config.rollouts.temperature)
+    prompts = make_task(task).prompts(section.num_prompts, derive_seed(config.run.seed, "evaluation prompts"))
+    wanted = {
+        **section.model_dump(include={"alpha", "epsilon", "margin", "resamples", "matched", "never", "tolerance"}),
+        "mode": "exact",
+        "n_prompts": len(prompts),
+        "num_samples": section.num_samples,
+    }
+    conditions = {
+        "model": model_identity(model, run),
+        "dtype": config.models.dtype,
+        "task": task.model_dump(mode="json"),
+        "temperature": next(temperature for temperature in temperatures if temperature is not None),
+        "max_new_tokens": config.rollouts.max_completion_length,
+        "batch_size": config.rollouts.batch_size,
+        "seed": config.run.seed,
+    }
+    made_under = sweep.settings["conditions"]
+    bannable = [token.id for token in rocks.tokens if token.id not in made_under["eos_ids"]]
+    return (
+        wanted.items() <= sweep.settings.items()
+        and all(made_under[name] == value for name, value in conditions.items())
+        and [own.ban.ids for own in sweep.of_role("tested")] == [(token_id,) for token_id in bannable[: section.top]]
+        and has_verdicts(rocks, sweep, "method")
+    )
+
+
+def _report(run: RunDir, _config: Config, progress: Progress) -> bool:
+    """Write the page, unless it is there and nothing else of the run has changed since."""
+    from rocktokens.report.build import build_report
+
+    runs = [run, *([RunDir(run.path / "study")] if (run.path / "study").exists() else [])]
+    shown = [asdict(entry) for own in runs for entry in own.files() if not entry.path.startswith((PAGE, "figures/"))]
+    sources = hashlib.sha256(json.dumps([__version__, *shown], sort_keys=True).encode()).hexdigest()
+    if run.manifest().get(SOURCES) == sources and _holds(lambda: bool(_verified(run, PAGE))):
+        return False
+    with run.lock():
+        build_report([run.path], run.path / PAGE, progress=progress)
+        run.adopt([PAGE])
+        run.update_manifest(**{SOURCES: sources})
+    return True
+
+
+def _holds(is_current: Callable[[], bool]) -> bool:
+    """Whether a result is current; one that is missing, damaged or of another version is not."""
+    try:
+        return is_current()
+    except RocktokensError:
+        return False
+
+
+def _verified(run: RunDir, name: str) -> Path:
+    """The path of a committed file that is as it was committed."""
+    entry = next((entry for entry in run.files(name) if entry.path == name), None)
+    if entry is None:
+        raise RunDirError(f"{run.path} has no {name}: run the command that makes it")
+    return run.verify(entry)
+
+
+def _has_rocks(run: RunDir, progress: Progress) -> bool:
+    if RockSet.load(run.rocks).tokens:
+        return True
+    progress.note("no rocks were found")
+    return False
+
+
+STAGES = (
+    Stage("distill", "distil on-policy", _distill),
+    Stage("trace", "replay through the checkpoints", _trace),
+    Stage("find", "find the rocks", _find),
+    Stage("gradients", "see where the gradient goes", _gradients),
+    Stage("knockout", "ban the rocks", _knockout),
+)
+REPORT = Stage("report", "write the page", _report)

@@ -1,0 +1,111 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import make_teacher
+import numpy as np
+import pytest
+import torch
+from conftest import EXAMPLES
+from make_teacher import Settings, answer_loss, read_prompts, step_examples, worked_answers
+from safetensors.torch import load_file
+
+from rocktokens.errors import RocktokensError
+from rocktokens.models.load import load_model
+from rocktokens.rollouts.sampler import cpu_threads
+
+OPTIONS = [
+    "--template",
+    "{prompt}",
+    "--batch-size",
+    "4",
+    "--micro-batch-size",
+    "2",
+    "--epochs",
+    "1.2",
+    "--save-steps",
+    "2",
+]
+KILLED_AFTER_SAVE_OF_STEP_4 = """
+import os, sys
+import make_teacher
+save = make_teacher.save_unfinished
+def save_and_die(folder, record, step, *rest):
+    save(folder, record, step, *rest)
+    if step == 4:
+        os.kill(os.getpid(), 9)
+make_teacher.save_unfinished = save_and_die
+make_teacher.torch.set_num_threads(1)
+make_teacher.main()
+"""
+
+
+def run(monkeypatch, problems: Path, out: Path, *options: str) -> None:
+    arguments = ["pebbles-student", str(problems), str(out), *OPTIONS, *options]
+    monkeypatch.setattr(sys, "argv", ["make_teacher.py", *arguments])
+    with cpu_threads(1):
+        make_teacher.main()
+
+
+def test_the_answer_and_its_end_are_learned_and_marks_are_not(tmp_path):
+    path = tmp_path / "one.jsonl"
+    path.write_text(json.dumps({"question": "What is 3*5?", "answer": "3*5=<<3*5=15>>15\n#### 15"}) + "\n")
+    loaded = load_model("pebbles-student", device="cpu")
+    [example] = worked_answers(loaded, read_prompts(path, "{prompt}"), 100)
+    assert loaded.tokenizer.decode(example.token_ids[:-1]) == "3*5=15\n#### 15"
+    assert example.token_ids[-1] in loaded.eos_ids
+
+
+def test_the_loss_is_the_models_own(problems):
+    loaded = load_model("pebbles-student", device="cpu")
+    examples = worked_answers(loaded, read_prompts(problems, "{prompt}", 3), 200)
+    expected = 0.0
+    for example in examples:
+        ids = torch.tensor(np.concatenate([example.prompt_ids, example.token_ids])[None].astype(np.int64))
+        labels = ids.clone()
+        labels[:, : len(example.prompt_ids)] = -100
+        expected += loaded.model(input_ids=ids, labels=labels).loss.item() * len(example.token_ids)
+    assert answer_loss(loaded, examples).item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_every_epoch_sees_every_example_once():
+    settings, examples = Settings(batch_size=3, seed=4), list(range(9))
+    epochs = [
+        [x for step in range(first, first + 3) for x in step_examples(examples, step, settings)] for first in (0, 3)
+    ]
+    assert sorted(epochs[0]) == sorted(epochs[1]) == examples and epochs[0] != epochs[1]
+
+
+def test_a_killed_call_resumes_to_the_same_bytes(problems, tmp_path, monkeypatch, capsys):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    run(monkeypatch, problems, whole)
+    made = json.loads((whole / "made.json").read_text())
+    assert made["steps"] == 6 and made["loss_last"] > 0
+    arguments = ["pebbles-student", str(problems), str(killed), *OPTIONS]
+    environment = {**os.environ, "PYTHONPATH": f"{EXAMPLES}:{os.environ.get('PYTHONPATH', '')}"}
+    program = [sys.executable, "-c", KILLED_AFTER_SAVE_OF_STEP_4, *arguments]
+    assert subprocess.run(program, env=environment, check=False, capture_output=True).returncode == -9
+    assert not (killed / "made.json").exists()
+    with pytest.raises(RocktokensError, match="other models, data or settings"):
+        run(monkeypatch, problems, killed, "--learning-rate", "1e-3")
+    run(monkeypatch, problems, killed)
+    assert (whole / "model.safetensors").read_bytes() == (killed / "model.safetensors").read_bytes()
+    assert json.loads((killed / "made.json").read_text()) == made
+    assert not (killed / ".unfinished").exists()
+    run(monkeypatch, problems, killed)
+    assert "is finished" in capsys.readouterr().out
+
+
+def test_fine_tuning_lowers_the_loss_and_another_seed_gives_other_weights(problems, tmp_path, monkeypatch):
+    run(monkeypatch, problems, tmp_path / "a", "--epochs", "4", "--learning-rate", "1e-3")
+    run(monkeypatch, problems, tmp_path / "b", "--seed", "1", "--limit", "8")
+    examples = worked_answers(load_model("pebbles-student", device="cpu"), read_prompts(problems, "{prompt}"), 200)
+    losses = [
+        answer_loss(load_model(str(name), device="cpu"), examples) for name in ("pebbles-student", tmp_path / "a")
+    ]
+    assert losses[1] < 0.9 * losses[0]
+    assert json.loads((tmp_path / "b" / "made.json").read_text())["examples"] == 8
+    weights = [load_file(tmp_path / name / "model.safetensors")["model.norm.weight"] for name in ("a", "b")]
+    assert not torch.equal(*weights)
