@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models
 
 from hostile_texts import HOSTILE, SURROGATES
 from rocktokens.knockout.journal import Decoded, RunJournal
-from rocktokens.knockout.records import Ban, Changes, Knockout, KnockoutSweep, Role
+from rocktokens.knockout.records import Ban, BanChanges, Knockout, KnockoutSweep, Role
 from rocktokens.rocks.split import HELD_OUT
 from rocktokens.rollouts.store import write_rollouts
 from rocktokens.run_dir import RunDir
@@ -136,7 +136,7 @@ def _write_knockout(run: RunDir, rollouts: list[Rollout]) -> None:
 
 
 def _knockout(token_id: int, role: Role) -> Knockout:
-    changes = Changes(9, 9, None, None, None, None, [], [], [])
+    changes = BanChanges(9, 9, None, None, None, None, [], [], [])
     ban = Ban((token_id,), VOCABULARY[token_id], role, "other")
     return Knockout(
         ban, -0.01, (-0.02, 0.01), 1.0, 1.0, "neutral", "neutral", 0.05, (-1.0, 1.0), N_ROLLOUTS, None, changes

@@ -12,7 +12,7 @@ from explorer_run import CHECKPOINTS, ROCK_IDS, VOCABULARY, make_run
 from gradient_records import make_gradients as make_gradients_record
 from hostile_texts import HOSTILE, SURROGATES
 from rocktokens.gradients.records import Claim, GradientsRecord
-from rocktokens.knockout.records import Ban, Changes, Knockout, KnockoutSweep, Role
+from rocktokens.knockout.records import Ban, BanChanges, Knockout, KnockoutSweep, Role
 from rocktokens.report.tables import ROLES
 from rocktokens.rocks.records import (
     CategoryShares,
@@ -200,7 +200,7 @@ def make_ban(
         bounds=(-1.0, 1.0),
         n_looked=90,
         stopped=None,
-        changes=Changes(9, 9, None, None, None, None, [], [], []),
+        changes=BanChanges(9, 9, None, None, None, None, [], [], []),
     )
 
 

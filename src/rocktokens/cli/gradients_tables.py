@@ -10,7 +10,7 @@ from typing import Any, Literal
 from rocktokens.cli.common import output
 from rocktokens.cli.tables import heading, print_lines, print_table
 from rocktokens.display.numbers import Show, counted, decimal, fixed, listed, p_value, percent, points, significant
-from rocktokens.display.table import STYLES, Cell, Column, Table, ends, number, text, token
+from rocktokens.display.table import STYLES, WIDE, Cell, Column, Table, ends, number, text, token
 from rocktokens.display.text import for_terminal, printable
 from rocktokens.gradients.records import (
     ROCKS,
@@ -316,12 +316,12 @@ def type_table(record: GradientsRecord, show: int) -> Table:
         Column("freq", lambda own: number(own["freq"])),
         Column("Σ‖g‖", lambda own: number(own["share"], percent)),
         Column("mean ‖g‖", lambda own: number(own["mean_norm"], fixed(3))),
-        Column("‖ḡ‖", lambda own: number(own["norm"], fixed(3)), wide=True),
+        Column("‖ḡ‖", lambda own: number(own["norm"], fixed(3)), room=WIDE),
         Column("coherence", lambda own: number(own["coherence"], fixed(2))),
         Column("cos G_bal", lambda own: number(own["cos_balanced"], fixed(2))),
         Column("others", lambda own: number(own["cos_others"], fixed(2))),
-        Column("cos G", lambda own: number(own["cos_pooled"], fixed(2)), wide=True),
-        Column("contrib", lambda own: number(own["contribution"], significant), wide=True),
+        Column("cos G", lambda own: number(own["cos_pooled"], fixed(2)), room=WIDE),
+        Column("contrib", lambda own: number(own["contribution"], significant), room=WIDE),
         Column("then", lambda own: number(own["corrected"], fixed(2))),
     ]
     rows = sorted(type_rows(record), key=lambda row: -row["share"])[:show]

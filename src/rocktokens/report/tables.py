@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from rocktokens.display.numbers import count, counted, decimal, fixed, level, percent, points, signed, signed_percent
-from rocktokens.display.table import Cell, Column, Table, ends, flat, number, text, verdict
+from rocktokens.display.table import WIDE, Cell, Column, Table, ends, flat, number, text, verdict
 from rocktokens.display.text import printable, visible
 from rocktokens.knockout.records import Ban, KnockoutSweep, Role
 from rocktokens.studies.records import Arm, Comparison, Kind, StudyResult
@@ -43,28 +43,22 @@ def verdict_table(sweep: KnockoutSweep) -> Table:
         Column("rule", lambda own: text(own["rule"])),
         *(Column(kind, lambda own, kind=kind: number(own[kind])) for kind in KINDS),
     ]
-    return Table.of(
-        "verdicts",
-        columns,
-        rows,
-        "Verdicts on the tested bans, beside those on placebos. Corrected: for the number of bans.",
-        (),
-        rows,
-    )
+    title = "Verdicts on the tested bans, beside those on placebos."
+    return Table.of("verdicts", columns, rows, title, ["Corrected: for the number of bans."], rows)
 
 
 def arm_table(study: StudyResult) -> Table:
     """Make the table of a study's arms: accuracy before and after, and what training took."""
     columns: list[Column[Arm]] = [
         Column("arm", lambda own: text(own.name)),
-        Column("runs", lambda own: number(len(own.runs)), wide=True),
+        Column("runs", lambda own: number(len(own.runs)), room=WIDE),
         Column("start", lambda own: number(own.start.accuracy, percent)),
         Column("end", lambda own: number(own.end.accuracy, percent)),
         Column(level(study.alpha), lambda own: ends(own.end.interval, percent)),
         Column("tokens", lambda own: number(own.end.tokens)),
         Column("seconds", lambda own: number(own.end.seconds)),
-        Column("length", lambda own: number(own.facts.get("mean_response_length")), wide=True),
-        Column("not trained", lambda own: number(own.facts.get("weight_dropped_share"), percent), wide=True),
+        Column("length", lambda own: number(own.facts.get("mean_response_length")), room=WIDE),
+        Column("not trained", lambda own: number(own.facts.get("weight_dropped_share"), percent), room=WIDE),
         Column("head saved", lambda own: number(own.facts.get("head_compute_saved"), percent)),
     ]
     records = [
