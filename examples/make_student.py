@@ -14,6 +14,7 @@ import argparse
 import json
 import shutil
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from rocktokens.errors import RocktokensError
 from rocktokens.models.fingerprints import same_tokenizer
 from rocktokens.models.head import lm_head
 from rocktokens.models.load import LoadedModel, load_model
-from rocktokens.rollouts.encode import make_rollouts
+from rocktokens.rollouts.encode import Sampling, make_rollouts
 from rocktokens.rollouts.sampler import TransformersSampler
 from rocktokens.rollouts.store import rollouts_table, table_rollouts
 from rocktokens.run_dir import derive_seed, file_sha256
@@ -43,6 +44,7 @@ from rocktokens.types import Prompt, Rollout
 
 PART = 1024
 """Answers that are kept together; a kill loses at most this many."""
+DECODED_TOGETHER = 256
 
 
 def parse_layers(text: str, count: int) -> list[int]:
@@ -75,15 +77,7 @@ def keep_layers(model: Any, kept: Sequence[int]) -> None:
 
 
 def teacher_answers(
-    teacher: LoadedModel,
-    prompts: Sequence[Prompt],
-    folder: Path,
-    *,
-    temperature: float,
-    max_new_tokens: int,
-    max_prompt_length: int,
-    batch_size: int,
-    seed: int,
+    teacher: LoadedModel, prompts: Sequence[Prompt], folder: Path, sampling: Sampling, batch_size: int
 ) -> list[Rollout]:
     """What the teacher answers, part by part; parts that are in ``folder`` are read instead."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -104,20 +98,7 @@ def teacher_answers(
                 answers += table_rollouts(pq.read_table(path))
                 advance(len(own))
                 continue
-            part = make_rollouts(
-                sampler,
-                teacher.tokenizer,
-                own,
-                num_generations=1,
-                policy_step=0,
-                first_rollout_id=first,
-                temperature=temperature,
-                max_new_tokens=max_new_tokens,
-                seed=derive_seed(seed, "teacher answers"),
-                chat_template=True,
-                max_prompt_length=max_prompt_length,
-                on_done=advance,
-            )
+            part = make_rollouts(sampler, teacher.tokenizer, own, sampling, first_rollout_id=first, on_done=advance)
             temporary = path.with_name(f".{path.name}.tmp")
             pq.write_table(rollouts_table(part), temporary, compression="zstd")
             temporary.replace(path)
@@ -129,21 +110,23 @@ def heal(student: LoadedModel, arguments: argparse.Namespace, source: dict[str, 
     """Let the teacher answer, and fine-tune the student on what ended."""
     teacher = load_model(arguments.teacher, device=arguments.device)
     same_tokenizer(student.tokenizer, teacher.tokenizer)
-    answering = {
-        name: getattr(arguments, name)
-        for name in ("temperature", "max_new_tokens", "max_prompt_length", "batch_size", "seed")
-    }
+    sampling = Sampling(
+        temperature=arguments.temperature,
+        max_new_tokens=arguments.max_new_tokens,
+        seed=derive_seed(arguments.seed, "teacher answers"),
+        max_prompt_length=arguments.max_prompt_length,
+    )
     source |= {
         "teacher": identity(arguments.teacher),
         "prompts": file_sha256(arguments.prompts),
         "num_prompts": arguments.num_prompts,
         "template": arguments.template,
-        "answering": answering,
+        "sampling": asdict(sampling),
     }
     folder = arguments.out / ".answers"
     require_same(folder, source)
     prompts = read_prompts(arguments.prompts, arguments.template, arguments.num_prompts)
-    answers = teacher_answers(teacher, prompts, folder, **answering)
+    answers = teacher_answers(teacher, prompts, folder, sampling, DECODED_TOGETHER)
     finished = [answer for answer in answers if answer.finished]
     print(f"{len(finished):,} of {len(answers):,} answers ended within {arguments.max_new_tokens} tokens")
     if not finished:

@@ -5,8 +5,8 @@ from pathlib import Path
 import make_student
 import pytest
 import torch
-from make_student import keep_layers, parse_layers, teacher_answers
-from make_teacher import answer_loss, read_prompts
+from make_student import keep_layers, parse_layers
+from make_teacher import answer_loss
 
 from rocktokens.errors import RocktokensError
 from rocktokens.models.load import load_model
@@ -19,19 +19,6 @@ def run(monkeypatch, out: Path, *options: str) -> None:
     )
     with cpu_threads(1):
         make_student.main()
-
-
-def answers_of_the_teacher(problems: Path, folder: Path):
-    return teacher_answers(
-        load_model("pebbles-teacher", device="cpu"),
-        read_prompts(problems, "{prompt}", 12),
-        folder,
-        temperature=1.0,
-        max_new_tokens=120,
-        max_prompt_length=200,
-        batch_size=8,
-        seed=0,
-    )
 
 
 def test_spans_name_layers():
@@ -68,18 +55,19 @@ def test_all_layers_give_the_same_logits_and_a_cache_works_on_fewer():
 
 def test_healing_lowers_the_loss_on_the_teachers_answers_and_resumes(problems, tmp_path, monkeypatch):
     healing = ["--teacher", "pebbles-teacher", "--prompts", str(problems), "--max-new-tokens", "120"]
-    healing += ["--num-prompts", "12", "--batch-size", "8", "--epochs", "3", "--learning-rate", "1e-3"]
-    monkeypatch.setattr(make_student, "PART", 8)
+    healing += ["--num-prompts", "6", "--batch-size", "4", "--epochs", "3", "--learning-rate", "1e-3"]
+    monkeypatch.setattr(make_student, "PART", 4)
     run(monkeypatch, tmp_path / "pruned", "--layers", "0-3")
     run(monkeypatch, tmp_path / "whole", "--layers", "0-3", *healing)
 
     # interrupted after the first part of the answers: that part is read, not sampled again
-    made = make_student.make_rollouts
+    made, answers = make_student.make_rollouts, []
 
     def interrupted(*arguments, **options):
         if options["first_rollout_id"]:
             raise KeyboardInterrupt
-        return made(*arguments, **options)
+        answers.extend(made(*arguments, **options))
+        return answers
 
     monkeypatch.setattr(make_student, "make_rollouts", interrupted)
     with pytest.raises(KeyboardInterrupt):
@@ -93,8 +81,8 @@ def test_healing_lowers_the_loss_on_the_teachers_answers_and_resumes(problems, t
     assert files[0] == files[1]
     assert json.loads((tmp_path / "whole" / "made.json").read_text())["layers"] == [0, 1, 2, 3]
 
-    answers = [answer for answer in answers_of_the_teacher(problems, tmp_path / "answers") if answer.finished]
-    losses = [answer_loss(load_model(str(tmp_path / name), device="cpu"), answers) for name in ("pruned", "whole")]
+    ended = [answer for answer in answers if answer.finished]
+    losses = [answer_loss(load_model(str(tmp_path / name), device="cpu"), ended) for name in ("pruned", "whole")]
     assert losses[1] < 0.9 * losses[0]
 
 
