@@ -28,6 +28,8 @@ from rocktokens.display.numbers import (
         (percent(-0.5, 0), "−50 %"),
         (signed_percent(0.125), "+12.5 %"),
         (points(-0.0004), "0.0"),
+        (percent(-0.0004), "0.0 %"),
+        (decimal(-0.001, 2), "0.00"),
         (points(-0.025), "−2.5"),
         (decimal(1234.5, 1), "1,234.5"),
         (signed(12.0, 0), "+12"),

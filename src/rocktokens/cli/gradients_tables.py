@@ -13,7 +13,10 @@ from rocktokens.display.numbers import Show, counted, decimal, fixed, listed, p_
 from rocktokens.display.table import STYLES, WIDE, Cell, Column, Table, ends, number, text, token
 from rocktokens.display.text import for_terminal, printable
 from rocktokens.gradients.records import (
+    CONTRADICTED,
+    INCONCLUSIVE,
     ROCKS,
+    SUPPORTED,
     BatchMean,
     Claim,
     ControlGroup,
@@ -66,7 +69,7 @@ def print_gradients(record: GradientsRecord, show: int) -> None:
 def print_claims(claims: Sequence[Claim]) -> None:
     """Print the verdict on each of the paper's claims, and why."""
     verdicts = [own.verdict for own in claims]
-    found = [f"{verdicts.count(word)} {word}" for word in dict.fromkeys(verdicts)]
+    found = [f"{verdicts.count(word)} {word}" for word in (SUPPORTED, CONTRADICTED, INCONCLUSIVE)]
     heading("The paper's claims on this run", f"{listed(found)}, each by an interval or a test (docs/gradients.md)")
     for own in claims:
         verdict = for_terminal(own.verdict, STYLES[own.verdict])

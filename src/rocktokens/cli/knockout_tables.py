@@ -147,8 +147,8 @@ def _beyond_placebos(sweep: KnockoutSweep) -> Iterator[str]:
     elif tested:
         below, above = (sum(own < min(placebos) for own in tested), sum(own > max(placebos) for own in tested))
         yield (
-            f"Of {len(tested)} tested bans, {below} have a lower Δ than all {len(placebos)} placebos as frequent, and "
-            f"{above} a higher one."
+            f"Of {len(tested)} tested bans, {below} {'has' if below == 1 else 'have'} a lower Δ than all "
+            f"{len(placebos)} placebos as frequent, and {above} a higher one."
         )
 
 

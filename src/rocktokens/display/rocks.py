@@ -45,7 +45,9 @@ def rock_table(rocks: "RockSet", show: int | None = None) -> Table:
             Column("verdict", lambda own: verdict(own.verdict), room=WIDEST),
         ]
     shown = rocks.tokens[:show]
-    title = f"{counted(len(shown), 'rock')} at checkpoint {rocks.criterion.get('reference')}."
+    whole = counted(len(rocks.tokens), "rock")
+    count = whole if len(shown) == len(rocks.tokens) else f"The first {len(shown)} of {whole}"
+    title = f"{count} at checkpoint {rocks.criterion.get('reference')}."
     records = [flat({**asdict(own), "text": visible(own.text)}) for own in shown]
     return Table.of("rocks", columns, shown, title, _notes(rocks, score), records)
 
