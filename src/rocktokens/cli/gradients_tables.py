@@ -247,7 +247,7 @@ def adam_table(update: UpdateGeometry) -> Table:
         *_share_columns("share", lambda name: own_of[name].share),
         *_share_columns("step − gradient", lambda name: effects[name].difference, points),
         Column("Adam", lambda name: text(effects[name].verdict)),
-        Column("rate", lambda name: number(own_of[name].rate.mean, fixed(2))),
+        Column("rate", lambda name: number(None if (rate := own_of[name].rate) is None else rate.mean, fixed(2))),
     ]
     return Table.of("adam", columns, own_of)
 

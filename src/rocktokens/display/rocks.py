@@ -34,16 +34,12 @@ def rock_table(rocks: "RockSet", show: int | None = None) -> Table:
         Column("95 %", lambda own: ends(own.score_interval, significant), room=WIDE),
     ]
     if is_context:
-        columns += [
-            Column("CCR", lambda own: number(own.ccr, fixed(2))),
-            Column(f"{score}·CCR", lambda own: number(own.score_ctx, significant)),
-        ]
-    columns += [Column("P(K)", lambda own: number(own.p_in_top_k, fixed(2)))]
+        columns.append(Column("CCR", lambda own: number(own.ccr, fixed(2))))
+        columns.append(Column(f"{score}·CCR", lambda own: number(own.score_ctx, significant)))
+    columns.append(Column("P(K)", lambda own: number(own.p_in_top_k, fixed(2))))
     if is_tested:
-        columns += [
-            Column("ban, points", lambda own: number(own.delta, points, own.delta_interval), room=WIDEST),
-            Column("verdict", lambda own: verdict(own.verdict), room=WIDEST),
-        ]
+        columns.append(Column("ban, points", lambda own: number(own.delta, points, own.delta_interval), room=WIDEST))
+        columns.append(Column("verdict", lambda own: verdict(own.verdict), room=WIDEST))
     shown = rocks.tokens[:show]
     whole = counted(len(rocks.tokens), "rock")
     count = whole if len(shown) == len(rocks.tokens) else f"The first {len(shown)} of {whole}"

@@ -11,13 +11,11 @@ from rocktokens.report.views.run_view import RunView
 
 def run_figures(run: RunView) -> dict[str, Figure]:
     """Make every figure there is data for."""
-    makers = (
-        (share_figures, run.rocks),
-        (find_figures, run.find),
-        (category_figures, run.find),
-        (gradient_figures, run.gradients),
-        (knockout_figures, run.knockout),
-        (study_figures, run.study),
-    )
-    drawn = [make(run.name, record) for make, record in makers if record is not None]
-    return {name: figure for figures in drawn for name, figure in figures.items()}
+    return {
+        **(share_figures(run.name, run.rocks) if run.rocks else {}),
+        **(find_figures(run.name, run.find) if run.find else {}),
+        **(category_figures(run.name, run.find) if run.find else {}),
+        **(gradient_figures(run.name, run.gradients) if run.gradients else {}),
+        **(knockout_figures(run.name, run.knockout) if run.knockout else {}),
+        **(study_figures(run.name, run.study) if run.study else {}),
+    }

@@ -116,7 +116,9 @@ def block_records(record: GradientsRecord) -> list[dict[str, Any]]:
     shares = record.parameter.shares
     found = []
     for source, (label, _) in zip((shares.gradient, shares.update), SOURCES.values(), strict=True):
-        for block in shares.blocks if source else ():
+        if source is None:
+            continue
+        for block in shares.blocks:
             share = source.blocks[block].groups[ROCKS].share
             low, high = share.interval or (None, None)
             found.append({"block": block, "of": label, "share": share.mean, "low": low, "high": high})
