@@ -228,13 +228,13 @@ def thinned(records: Records, keys: tuple[str, ...], by: str) -> list[dict[str, 
 
 
 def _left_out(records: Records, shown: Records) -> str:
-    """A note where marks were thinned; records without a value were never marks."""
+    """Say where marks were thinned; records without a value were never marks."""
     is_thinned = len(records) > len(shown) >= MOST_MARKS
     return f"Groups of more than {MOST_MARKS:,} types are thinned evenly." if is_thinned else ""
 
 
 def _looks(points: Records, legend: bool = False) -> dict[str, Any]:
-    """Colour and shape by group."""
+    """Choose colour and shape by group."""
     present = {point["group"] for point in points}
     groups, colors, shapes = zip(
         *((group, *look) for group, look in GROUP_LOOKS.items() if group in present), strict=True

@@ -129,7 +129,7 @@ def _funnel(points: Points, frame: Frame, width: int, height: int) -> Renderable
 
 
 def _rows(points: Points, frame: Frame, columns: int, height: int) -> list[Text]:
-    """The lines of the plot from the bottom up: in each cell the mark of the topmost group that is there."""
+    """Draw the lines of the plot from the bottom up: in each cell the mark of the topmost group that is there."""
     x, y = frame.place(points.freq, points.mean_kl)
     column, row = (np.floor(at * (cells - 1) + HALF).astype(int) for at, cells in ((x, columns), (y, height)))
     count, layer = np.zeros((height, columns), int), np.full((height, columns), -1)
@@ -142,7 +142,7 @@ def _rows(points: Points, frame: Frame, columns: int, height: int) -> list[Text]
 
 
 def _mark(layer: int, count: int) -> tuple[str, str]:
-    """The character of a cell and its style."""
+    """Choose the character of a cell and its style."""
     if layer < 0:
         return " ", ""
     group = GROUPS[layer]
@@ -151,7 +151,7 @@ def _mark(layer: int, count: int) -> tuple[str, str]:
 
 
 def _axis(freqs: np.ndarray, frame: Frame, columns: int) -> tuple[str, str]:
-    """The axis of occurrences, and the numbers under its ticks: decades, and the ends where there is room."""
+    """Draw the axis of occurrences, and the numbers under its ticks: decades, and the ends where there is room."""
     decades = [10.0**power for power in range(20) if freqs.min() <= 10**power <= freqs.max()]
     line, labels = ["─"] * columns, [" "] * columns
     for freq in (*decades, float(freqs.min()), float(freqs.max())):
@@ -171,7 +171,7 @@ def _legend(points: Points) -> Text:
 
 
 def _spread(points: list[dict[str, Any]], chosen: int | None) -> list[dict[str, Any]]:
-    """Some of the points in even steps of log K, the first, the last and the chosen one among them."""
+    """Choose some of the points in even steps of log K, the first, the last and the chosen one among them."""
     ks = np.array([point["k"] for point in points], float)
     wanted = np.geomspace(ks[0], ks[-1], CURVE_ROWS)
     nearest = {int(np.abs(np.log(ks / k)).argmin()) for k in wanted}
@@ -184,7 +184,7 @@ def _bar(share: float | None, width: int) -> str:
 
 
 def _short(count: float) -> str:
-    """A count in at most four characters or so: 1, 250, 1.3k, 20M."""
+    """Show a count in about four characters: 1, 250, 1.3k, 20M."""
     for unit, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if count >= 0.9995 * unit:
             return f"{count / unit:.3g}{name}"

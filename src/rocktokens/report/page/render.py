@@ -242,6 +242,6 @@ def _scalars(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _texts(facts: dict[str, Any]) -> dict[str, str]:
-    """Facts that are known, as text."""
+    """Return the facts that are known, as text."""
     known = {name: value for name, value in facts.items() if value is not None and value != ""}
     return {name.replace("_", " "): printable(str(value)) for name, value in known.items()}
