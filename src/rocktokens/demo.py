@@ -116,15 +116,15 @@ def _evaluate(directory: RunDir, config: Config, progress: Progress) -> bool:
 
 def _study(directory: RunDir, config: Config, progress: Progress) -> bool:
     with progress.status("loading"):
-        from rocktokens.report.charts.save import commit_figures
-        from rocktokens.report.charts.study_charts import study_figures
+        from rocktokens.report.charts.save import commit_charts
+        from rocktokens.report.charts.study_charts import study_charts
         from rocktokens.studies.study import run_study
     study = bypass_study(config, directory)
     own = RunDir(study.study.directory)
     before = own.files()
     result = run_study(study, progress)
     with progress.status("drawing"):
-        commit_figures(own, study_figures(own.path.name, result))
+        commit_charts(own, study_charts(result, own.path.name))
     return own.files() != before
 
 

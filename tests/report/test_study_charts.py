@@ -11,7 +11,7 @@ from rocktokens.report.charts.study_charts import (
     comparisons_chart,
     curve_records,
     curves_chart,
-    study_figures,
+    study_charts,
 )
 from rocktokens.studies.records import Arm, Comparison, CurvePoint, Kind, RunAccuracy, StudyResult, StudyVerdict
 
@@ -78,7 +78,7 @@ def subtitle(chart: Any) -> str:
 
 
 def test_every_figure_can_be_drawn_and_says_what_it_is_of():
-    charts = {name: figure.chart for name, figure in study_figures("studies/paper", make_study()).items()}
+    charts = {name: figure.chart for name, figure in study_charts(make_study(), "studies/paper").items()}
     assert list(charts) == ["study_curves", "study_comparisons"]
     for chart in charts.values():
         assert subtitle(chart).startswith("studies/paper, 2 seeds, 500 prompts, denominator kept")

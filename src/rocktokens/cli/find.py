@@ -209,10 +209,10 @@ def _hidden_encoder(store: "TraceStore", checkpoint: int) -> "Encoder":
 
 def _draw(run: RunDir, rocks: RockSet, analysis: "FindRecord") -> None:
     """Commit the figures as PNG."""
-    from rocktokens.report.charts.find_charts import find_figures
-    from rocktokens.report.charts.save import commit_figures
+    from rocktokens.report.charts.find_charts import find_charts
+    from rocktokens.report.charts.save import commit_charts
 
-    commit_figures(run, find_figures(run.path.name, analysis))
+    commit_charts(run, find_charts(run.path.name, analysis))
 
 
 def _compare(runs: list[str], overrides: list[str], options: Options, show: int, as_json: bool) -> None:

@@ -45,11 +45,11 @@ def run_gradients(
     """Measure with progress bars; commit gradients.json, then the figures as PNG."""
     with notes.status("loading"):
         from rocktokens.gradients.measure import measure_gradients
-        from rocktokens.report.charts.gradient_charts import gradient_figures
-        from rocktokens.report.charts.save import commit_figures
+        from rocktokens.report.charts.gradient_charts import gradient_charts
+        from rocktokens.report.charts.save import commit_charts
 
     with run.lock():
         record = measure_gradients(run, config, checkpoint, baseline, terminal)
         with notes.status("drawing"):
-            commit_figures(run, gradient_figures(run.path.name, record))
+            commit_charts(run, gradient_charts(record, run.path.name))
     return record

@@ -40,13 +40,13 @@ def study(
         return print_json(planned.to_record()) if as_json else print_forecast(planned)
     with terminal.status("loading"):
         from rocktokens.cli.study_tables import print_study
-        from rocktokens.report.charts.save import commit_figures
-        from rocktokens.report.charts.study_charts import study_figures
+        from rocktokens.report.charts.save import commit_charts
+        from rocktokens.report.charts.study_charts import study_charts
         from rocktokens.studies.study import run_study
     run = RunDir(config.study.directory)
     result = run_study(config, terminal)
     with terminal.status("drawing"):
-        commit_figures(run, study_figures(run.path.name, result))
+        commit_charts(run, study_charts(result, run.path.name))
     if as_json:
         return print_json({"directory": config.study.directory, **result.to_record()})
     print_study(result)

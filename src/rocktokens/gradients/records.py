@@ -604,27 +604,27 @@ class GradientsRecord(Record):
 
     def plot_norms(self, run: str = "this run") -> "Chart":
         """Draw how large the gradients of each type are, by group."""
-        from rocktokens.report.charts.gradient_charts import gradient_figures
+        from rocktokens.report.charts.gradient_charts import gradient_charts
 
-        return gradient_figures(run, self)["gradient_norm"].chart
+        return gradient_charts(self, run)["gradient_norm"].chart
 
     def plot_alignment(self, run: str = "this run") -> "Chart":
         """Draw which way the gradients of each type point, by group."""
-        from rocktokens.report.charts.gradient_charts import gradient_figures
+        from rocktokens.report.charts.gradient_charts import gradient_charts
 
-        return gradient_figures(run, self)["gradient_alignment"].chart
+        return gradient_charts(self, run)["gradient_alignment"].chart
 
     def plot_kl(self, run: str = "this run") -> "Chart":
         """Draw the kl of each type at the baseline against that at the reference."""
-        from rocktokens.report.charts.gradient_charts import gradient_figures
+        from rocktokens.report.charts.gradient_charts import gradient_charts
 
-        return gradient_figures(run, self)["gradient_kl"].chart
+        return gradient_charts(self, run)["gradient_kl"].chart
 
     def plot_blocks(self, run: str = "this run") -> "Chart":
         """Draw the rocks' signed share of the gradient, and of Adam's step, in each block of the student."""
-        from rocktokens.report.charts.gradient_charts import gradient_figures
+        from rocktokens.report.charts.gradient_charts import gradient_charts
 
-        return gradient_figures(run, self)["gradient_blocks"].chart
+        return gradient_charts(self, run)["gradient_blocks"].chart
 
     def _where(self) -> str:
         own = self.settings

@@ -51,7 +51,7 @@ CUTOFF_HEIGHT = 300
 GROUP_LINES = {ROCK: (VERMILLION, SOLID), RARE: (BLUE, DASHED), "random": (GREY, DOTTED)}
 
 
-def find_figures(run: str, found: FindRecord) -> dict[str, Figure]:
+def find_charts(run: str, found: FindRecord) -> dict[str, Figure]:
     """Make the figures of ``rocktokens find``."""
     where = f"{run}, checkpoint {found.criterion['reference']}"
     selected = f"{where}, prompts that selected the rocks"

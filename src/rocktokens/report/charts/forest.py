@@ -46,7 +46,7 @@ ROW = 17
 AXIS = "change of accuracy (points)"
 
 
-def knockout_figures(run: str, sweep: KnockoutSweep) -> dict[str, Figure]:
+def knockout_charts(sweep: KnockoutSweep, run: str) -> dict[str, Figure]:
     """Make the figure of ``rocktokens knockout``."""
     settings, records = sweep.settings, forest_records(sweep.knockouts)
     prompts = counted(sweep.baseline["n_prompts"], "prompt")

@@ -51,7 +51,7 @@ MOST_MARKS = 1000
 SOURCES = {"gradient": ("gradient", VERMILLION), "update": ("Adam's step", BLUE)}
 
 
-def gradient_figures(run: str, record: GradientsRecord) -> dict[str, Figure]:
+def gradient_charts(record: GradientsRecord, run: str) -> dict[str, Figure]:
     """Make the figures of ``rocktokens gradients``."""
     settings = record.settings
     where = f"{run}, checkpoint {settings.reference}, {settings.measured_on}, {settings.n_prompts} prompts"

@@ -12,7 +12,7 @@ from rocktokens.run_dir import RunDir, write_atomically
 FORMATS = ("png", "svg", "pdf", "json")
 
 
-def commit_figures(run: RunDir, figures: Mapping[str, Figure]) -> None:
+def commit_charts(run: RunDir, figures: Mapping[str, Figure]) -> None:
     """Draw each figure as PNG and commit it to the run as ``figures/NAME.png``."""
     for name, figure in figures.items():
         content = chart_bytes(figure.chart, "png")

@@ -43,7 +43,7 @@ ROW = 30
 _CATEGORY_AXIS = alt.Axis(labelLimit=0, ticks=False, labelExpr="replace(datum.label, '_', ' ')")
 
 
-def share_figures(run: str, rocks: RockSet) -> dict[str, Figure]:
+def share_charts(rocks: RockSet, run: str) -> dict[str, Figure]:
     """Show how much of everything the rocks are."""
     records = share_records(rocks.summary)
     where = f"{run}, checkpoint {rocks.criterion['reference']}, {rocks.summary['measured_on']}"
@@ -51,7 +51,7 @@ def share_figures(run: str, rocks: RockSet) -> dict[str, Figure]:
     return by_name(Figure("shares", f"Bars of the rocks' shares: {shown}.", shares_chart(records, where), records))
 
 
-def category_figures(run: str, found: FindRecord) -> dict[str, Figure]:
+def category_charts(found: FindRecord, run: str) -> dict[str, Figure]:
     """Show what kind of tokens the rocks are."""
     records = category_records(found.categories)
     shows = (

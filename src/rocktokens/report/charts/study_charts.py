@@ -49,7 +49,7 @@ VERDICT_LOOKS = {
 PANEL_WIDTH, PANEL_HEIGHT = 220, 190
 
 
-def study_figures(name: str, study: StudyResult) -> dict[str, Figure]:
+def study_charts(study: StudyResult, name: str) -> dict[str, Figure]:
     """Make the figures of ``rocktokens study``."""
     sizes = f"{counted(len(study.seeds), 'seed')}, {counted(study.n_prompts, 'prompt')}"
     where, interval_level = f"{name}, {sizes}, denominator {study.denominator}", level(study.alpha)
