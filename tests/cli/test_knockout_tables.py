@@ -196,7 +196,7 @@ def test_the_spread_of_the_changes_is_over_those_that_are_known(monkeypatch: pyt
         ["2", "2", "−1.2", "−3.0", "+0.5"],
         ["1", "1", "0.0", "0.0", "0.0"],
     ]
-    beyond = "Of 3 tested bans, 1 have a lower Δ than all 2 placebos as frequent, and 1 a higher one."
+    beyond = "Of 3 tested bans, 1 has a lower Δ than all 2 placebos as frequent, and 1 a higher one."
     assert beyond in printed(sweep, monkeypatch)
 
 

@@ -119,7 +119,7 @@ def subtitle(chart: Any) -> str:
 
 
 def test_every_figure_can_be_drawn_and_says_what_it_is_of():
-    charts = gradient_charts(make_record(), "run X")
+    charts = {name: figure.chart for name, figure in gradient_charts(make_record(), "run X").items()}
     assert list(charts) == ["gradient_norm", "gradient_alignment", "gradient_kl", "gradient_blocks"]
     for chart in charts.values():
         assert subtitle(chart).startswith("run X, checkpoint 64, held-out half, 192 prompts")

@@ -78,7 +78,7 @@ def subtitle(chart: Any) -> str:
 
 
 def test_every_figure_can_be_drawn_and_says_what_it_is_of():
-    charts = study_charts(make_study(), "studies/paper")
+    charts = {name: figure.chart for name, figure in study_charts(make_study(), "studies/paper").items()}
     assert list(charts) == ["study_curves", "study_comparisons"]
     for chart in charts.values():
         assert subtitle(chart).startswith("studies/paper, 2 seeds, 500 prompts, denominator kept")

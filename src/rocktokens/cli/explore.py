@@ -48,8 +48,8 @@ def explore(
         url = f"http://{_authority(host, listener.getsockname()[1])}/{token}/"
         if host not in LOOPBACK:
             notes.print(
-                f"warning: {host} can be reached by others; who has the link can read these runs, and it travels "
-                "unencrypted. An ssh tunnel to a local explorer is safer.",
+                f"warning: {host} can be reached by others: anyone with the link can read these runs, and it "
+                "travels unencrypted. An ssh tunnel to a local explorer is safer.",
                 style="yellow",
                 soft_wrap=True,
                 markup=False,
@@ -58,7 +58,7 @@ def explore(
             print_json({"url": url, "runs": [str(path) for path in runs]})
         else:
             output.print(f"explorer: {url}", soft_wrap=True, markup=False, highlight=False)
-            output.print("Whoever has this link can read the runs. Ctrl-C ends it.", markup=False)
+            output.print("Anyone with this link can read the runs. Press Ctrl-C to stop.", markup=False)
         with _browser_at(url) if browser else nullcontext():
             _serve(views, token, _hosts(host), listener)
 
@@ -84,7 +84,7 @@ def _browser_at(url: str) -> Iterator[None]:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """A socket that takes connections from now on."""
+    """Open a socket that takes connections from now on."""
     try:
         [(family, _, _, _, address), *_] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         return socket.create_server(address[:2], family=family)
@@ -96,13 +96,13 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _authority(host: str, port: int) -> str:
-    """Where a browser on this machine finds the server."""
+    """Return where a browser on this machine finds the server."""
     name = {"0.0.0.0": LOCAL, "::": "::1"}.get(host, host)
     return f"[{name}]:{port}" if ":" in name else f"{name}:{port}"
 
 
 def _hosts(host: str) -> frozenset[str]:
-    """What a browser may call the server; where it listens on all addresses, any of them and the machine's name."""
+    """Return what a browser may call the server; on all addresses, any of them and the machine's name."""
     from rocktokens.report.explorer.security import LOOPBACK
 
     if host not in EVERYWHERE:

@@ -10,10 +10,13 @@ from typing import Any, Literal
 from rocktokens.cli.common import output
 from rocktokens.cli.tables import heading, print_lines, print_table
 from rocktokens.display.numbers import Show, counted, decimal, fixed, listed, p_value, percent, points, significant
-from rocktokens.display.table import STYLES, Cell, Column, Table, ends, number, text, token
+from rocktokens.display.table import STYLES, WIDE, Cell, Column, Table, ends, number, text, token
 from rocktokens.display.text import for_terminal, printable
 from rocktokens.gradients.records import (
+    CONTRADICTED,
+    INCONCLUSIVE,
     ROCKS,
+    SUPPORTED,
     BatchMean,
     Claim,
     ControlGroup,
@@ -66,7 +69,7 @@ def print_gradients(record: GradientsRecord, show: int) -> None:
 def print_claims(claims: Sequence[Claim]) -> None:
     """Print the verdict on each of the paper's claims, and why."""
     verdicts = [own.verdict for own in claims]
-    found = [f"{verdicts.count(word)} {word}" for word in dict.fromkeys(verdicts)]
+    found = [f"{verdicts.count(word)} {word}" for word in (SUPPORTED, CONTRADICTED, INCONCLUSIVE)]
     heading("The paper's claims on this run", f"{listed(found)}, each by an interval or a test (docs/gradients.md)")
     for own in claims:
         verdict = for_terminal(own.verdict, STYLES[own.verdict])
@@ -244,7 +247,7 @@ def adam_table(update: UpdateGeometry) -> Table:
         *_share_columns("share", lambda name: own_of[name].share),
         *_share_columns("step − gradient", lambda name: effects[name].difference, points),
         Column("Adam", lambda name: text(effects[name].verdict)),
-        Column("rate", lambda name: number(own_of[name].rate.mean, fixed(2))),
+        Column("rate", lambda name: number(None if (rate := own_of[name].rate) is None else rate.mean, fixed(2))),
     ]
     return Table.of("adam", columns, own_of)
 
@@ -316,12 +319,12 @@ def type_table(record: GradientsRecord, show: int) -> Table:
         Column("freq", lambda own: number(own["freq"])),
         Column("Σ‖g‖", lambda own: number(own["share"], percent)),
         Column("mean ‖g‖", lambda own: number(own["mean_norm"], fixed(3))),
-        Column("‖ḡ‖", lambda own: number(own["norm"], fixed(3)), wide=True),
+        Column("‖ḡ‖", lambda own: number(own["norm"], fixed(3)), room=WIDE),
         Column("coherence", lambda own: number(own["coherence"], fixed(2))),
         Column("cos G_bal", lambda own: number(own["cos_balanced"], fixed(2))),
         Column("others", lambda own: number(own["cos_others"], fixed(2))),
-        Column("cos G", lambda own: number(own["cos_pooled"], fixed(2)), wide=True),
-        Column("contrib", lambda own: number(own["contribution"], significant), wide=True),
+        Column("cos G", lambda own: number(own["cos_pooled"], fixed(2)), room=WIDE),
+        Column("contrib", lambda own: number(own["contribution"], significant), room=WIDE),
         Column("then", lambda own: number(own["corrected"], fixed(2))),
     ]
     rows = sorted(type_rows(record), key=lambda row: -row["share"])[:show]

@@ -21,7 +21,7 @@ from rocktokens.display.numbers import (
     signed,
     with_interval,
 )
-from rocktokens.display.table import Column, Table, ends, number, text, verdict
+from rocktokens.display.table import WIDE, Column, Table, ends, number, text, verdict
 from rocktokens.display.text import printable, visible
 from rocktokens.knockout.records import Knockout, KnockoutSweep
 from rocktokens.report.tables import KINDS, ROLES, ban_name, verdict_table
@@ -84,16 +84,16 @@ def ban_table(sweep: KnockoutSweep, rule: str, show: int) -> Table:
     tested = sweep.of_role("tested")
     columns: list[Column[Knockout]] = [
         Column("banned", lambda own: text(ban_name(own.ban))),
-        Column("id", lambda own: number(own.ban.ids[0] if len(own.ban.ids) == 1 else None, str), wide=True),
-        Column("category", lambda own: text(own.ban.category), wide=True),
+        Column("id", lambda own: number(own.ban.ids[0] if len(own.ban.ids) == 1 else None, str), room=WIDE),
+        Column("category", lambda own: text(own.ban.category), room=WIDE),
         Column("in", lambda own: number(own.changes.n_rollouts)),
         Column("Δ", lambda own: number(own.delta, points)),
         Column(level(sweep.settings["alpha"]), lambda own: ends(own.interval, points)),
-        Column("p", lambda own: number(own.p, p_value), wide=True),
+        Column("p", lambda own: number(own.p, p_value), room=WIDE),
         Column("q", lambda own: number(own.q, p_value)),
         Column("verdict", lambda own: verdict(_verdict(own, rule) + ("" if own.stopped is None else " *"))),
         Column("replaced by", lambda own: text(_replacement(own))),
-        Column("length", lambda own: number(own.changes.length, lambda length: signed(length, 1)), wide=True),
+        Column("length", lambda own: number(own.changes.length, lambda length: signed(length, 1)), room=WIDE),
     ]
     title = counted(len(tested), "ban") if show >= len(tested) else f"the {show} of {len(tested)} bans that change most"
     return Table.of("bans", columns, most_changing(tested, show), title, list(_remarks(sweep)))
@@ -147,8 +147,8 @@ def _beyond_placebos(sweep: KnockoutSweep) -> Iterator[str]:
     elif tested:
         below, above = (sum(own < min(placebos) for own in tested), sum(own > max(placebos) for own in tested))
         yield (
-            f"Of {len(tested)} tested bans, {below} have a lower Δ than all {len(placebos)} placebos as frequent, and "
-            f"{above} a higher one."
+            f"Of {len(tested)} tested bans, {below} {'has' if below == 1 else 'have'} a lower Δ than all "
+            f"{len(placebos)} placebos as frequent, and {above} a higher one."
         )
 
 

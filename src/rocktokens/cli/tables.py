@@ -7,7 +7,8 @@ from rocktokens.display.table import Table
 def heading(title: str, explanation: str = "") -> None:
     """Print an empty line and a title."""
     output.print()
-    output.print(f"[bold]{title}[/bold]{': ' + explanation if explanation else ''}", highlight=False)
+    colon = "" if title.endswith("?") or not explanation else ":"
+    output.print(f"[bold]{title}[/bold]{colon} {explanation}".rstrip(), highlight=False)
 
 
 def print_lines(*lines: str) -> None:

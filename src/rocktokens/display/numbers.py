@@ -1,6 +1,6 @@
 """Numbers, lists and names as tables and sentences show them. A dash stands for what is not known.
 
-A minus is as wide as a plus (−), and a change that rounds to 0 has no sign.
+A minus is as wide as a plus (−), and a number that rounds to 0 has no sign.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ Show = Callable[[float], str]
 
 def percent(share: float | None, digits: int = 1) -> str:
     """Show a share as a percentage: ``25.0 %``."""
-    return DASH if share is None else f"{_minus(f'{100 * share:.{digits}f}')} %"
+    return DASH if share is None else f"{decimal(100 * share, digits)} %"
 
 
 def signed_percent(change: float | None) -> str:
@@ -29,7 +29,9 @@ def points(change: float | None) -> str:
 
 def decimal(value: float | None, digits: int) -> str:
     """Show a number with this many decimals."""
-    return DASH if value is None else _minus(f"{value:,.{digits}f}")
+    if value is None:
+        return DASH
+    return _minus(f"{value:,.{digits}f}") if round(value, digits) else f"{0:.{digits}f}"
 
 
 def signed(value: float | None, digits: int) -> str:

@@ -4,7 +4,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from rocktokens.display.numbers import counted, fixed, points, signed_percent, significant
-from rocktokens.display.table import Column, Table, ends, flat, number, text, token, verdict
+from rocktokens.display.table import WIDE, WIDEST, Column, Table, ends, flat, number, text, token, verdict
 from rocktokens.display.text import visible
 
 if TYPE_CHECKING:
@@ -24,28 +24,26 @@ def rock_table(rocks: "RockSet", show: int | None = None) -> Table:
     columns: list[Column[RockToken]] = [
         Column("rank", lambda own: number(own.rank)),
         Column("token", lambda own: token(own.text)),
-        Column("category", lambda own: text(own.category), wide=True),
+        Column("category", lambda own: text(own.category), room=WIDE),
         Column("freq", lambda own: number(own.freq)),
-        Column("in", lambda own: number(own.n_prompts), wide=True),
-        Column("mean kl", lambda own: number(own.mean_kl, fixed(3)), wide=True),
+        Column("in", lambda own: number(own.n_prompts), room=WIDE),
+        Column("mean kl", lambda own: number(own.mean_kl, fixed(3)), room=WIDE),
         Column("held out" if rocks.is_split else "again", lambda own: number(own.held_out_mean_kl, fixed(3))),
         Column("change", lambda own: number(own.held_out_change, signed_percent)),
         Column(score, lambda own: number(own.score, significant)),
-        Column("95 %", lambda own: ends(own.score_interval, significant), wide=True),
+        Column("95 %", lambda own: ends(own.score_interval, significant), room=WIDE),
     ]
     if is_context:
-        columns += [
-            Column("CCR", lambda own: number(own.ccr, fixed(2))),
-            Column(f"{score}·CCR", lambda own: number(own.score_ctx, significant)),
-        ]
-    columns += [Column("P(K)", lambda own: number(own.p_in_top_k, fixed(2)))]
+        columns.append(Column("CCR", lambda own: number(own.ccr, fixed(2))))
+        columns.append(Column(f"{score}·CCR", lambda own: number(own.score_ctx, significant)))
+    columns.append(Column("P(K)", lambda own: number(own.p_in_top_k, fixed(2))))
     if is_tested:
-        columns += [
-            Column("ban, points", lambda own: number(own.delta, points, own.delta_interval)),
-            Column("verdict", lambda own: verdict(own.verdict)),
-        ]
+        columns.append(Column("ban, points", lambda own: number(own.delta, points, own.delta_interval), room=WIDEST))
+        columns.append(Column("verdict", lambda own: verdict(own.verdict), room=WIDEST))
     shown = rocks.tokens[:show]
-    title = f"{counted(len(shown), 'rock')} at checkpoint {rocks.criterion.get('reference')}."
+    whole = counted(len(rocks.tokens), "rock")
+    count = whole if len(shown) == len(rocks.tokens) else f"The first {len(shown)} of {whole}"
+    title = f"{count} at checkpoint {rocks.criterion.get('reference')}."
     records = [flat({**asdict(own), "text": visible(own.text)}) for own in shown]
     return Table.of("rocks", columns, shown, title, _notes(rocks, score), records)
 

@@ -20,8 +20,8 @@ from rocktokens.display.text import for_csv, for_html, for_terminal, printable, 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
-WIDE = 96
-"""Characters of a screen that has room for every column."""
+WIDE, WIDEST = 96, 144
+"""Characters of a screen that has room for columns of interest, and for all of them."""
 STYLES = {
     **dict.fromkeys(("supported", "ok"), "bold green"),
     **dict.fromkeys(("contradicted", "fail"), "bold red"),
@@ -74,8 +74,8 @@ class Column(Generic[Record]):
 
     title: str
     cell: Callable[[Record], Cell]
-    wide: bool = False
-    """Whether only a wide screen shows it."""
+    room: int = 0
+    """Characters of the narrowest screen that shows it: 0, ``WIDE`` or ``WIDEST``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +90,8 @@ class Table:
     """One line above it, or the caption of a page."""
     notes: tuple[str, ...] = ()
     """What its columns mean."""
-    narrow: tuple[bool, ...] = ()
-    """For each column, whether a narrow screen shows it too."""
+    rooms: tuple[int, ...] = ()
+    """For each column, the characters of the narrowest screen that shows it."""
     records: Sequence[Mapping[str, Any]] = ()
     """What the CSV holds; default: the values of the cells."""
 
@@ -108,7 +108,7 @@ class Table:
         """Make a table with a row for each record."""
         cells = tuple(tuple(column.cell(record) for column in columns) for record in rows)
         titles = tuple(column.title for column in columns)
-        return cls(name, titles, cells, title, tuple(notes), tuple(not column.wide for column in columns), records)
+        return cls(name, titles, cells, title, tuple(notes), tuple(column.room for column in columns), records)
 
     @property
     def caption(self) -> str:
@@ -126,8 +126,7 @@ class Table:
 
         title = for_terminal(self.title, "italic") if self.title else None
         table = RichTable(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-        is_narrow = width is not None and width < WIDE
-        shown = [at for at in range(len(self.titles)) if self.narrow[at] or not is_narrow]
+        shown = [at for at, room in enumerate(self.rooms) if width is None or room <= width]
         for at in shown:
             is_number = self.is_numeric(at)
             table.add_column(self.titles[at], justify="right" if is_number else "left", no_wrap=is_number)

@@ -17,6 +17,7 @@
 How the numbers are defined: docs/method.md, section 5.
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
@@ -599,39 +600,44 @@ class GradientsRecord(Record):
         return f"GradientsRecord({self._where()}; {verdicts})"
 
     def _repr_html_(self) -> str:
-        columns: list[table.Column[Claim]] = [
-            table.Column("claim", lambda own: table.text(own.claim)),
-            table.Column("verdict", lambda own: table.verdict(own.verdict)),
-            table.Column("because", lambda own: table.text(own.because)),
-        ]
-        title = f"The paper's claims about gradients, {self._where()}."
-        return table.Table.of("claims", columns, self.claims, title).to_html()
+        return claim_table(self.claims, f"The paper's claims about gradients, {self._where()}.").to_html()
 
     def plot_norms(self, run: str = "this run") -> "Chart":
         """Draw how large the gradients of each type are, by group."""
         from rocktokens.report.charts.gradient_charts import gradient_charts
 
-        return gradient_charts(self, run)["gradient_norm"]
+        return gradient_charts(self, run)["gradient_norm"].chart
 
     def plot_alignment(self, run: str = "this run") -> "Chart":
         """Draw which way the gradients of each type point, by group."""
         from rocktokens.report.charts.gradient_charts import gradient_charts
 
-        return gradient_charts(self, run)["gradient_alignment"]
+        return gradient_charts(self, run)["gradient_alignment"].chart
 
     def plot_kl(self, run: str = "this run") -> "Chart":
         """Draw the kl of each type at the baseline against that at the reference."""
         from rocktokens.report.charts.gradient_charts import gradient_charts
 
-        return gradient_charts(self, run)["gradient_kl"]
+        return gradient_charts(self, run)["gradient_kl"].chart
 
     def plot_blocks(self, run: str = "this run") -> "Chart":
         """Draw the rocks' signed share of the gradient, and of Adam's step, in each block of the student."""
         from rocktokens.report.charts.gradient_charts import gradient_charts
 
-        return gradient_charts(self, run)["gradient_blocks"]
+        return gradient_charts(self, run)["gradient_blocks"].chart
 
     def _where(self) -> str:
         own = self.settings
         against = "" if own.baseline == own.reference else f" against {own.baseline}"
         return f"checkpoint {own.reference}{against}, {own.n_tokens:,} tokens of {own.n_prompts} prompts"
+
+
+def claim_table(claims: Sequence[Claim], title: str = "The paper's claims about gradients.") -> table.Table:
+    """Make the table of the paper's claims about gradients: the verdict on each, and why."""
+    columns: list[table.Column[Claim]] = [
+        table.Column("claim", lambda own: table.text(own.claim)),
+        table.Column("verdict", lambda own: table.verdict(own.verdict)),
+        table.Column("because", lambda own: table.text(own.because)),
+    ]
+    records = [{"name": own.name, "claim": own.claim, "verdict": own.verdict, "because": own.because} for own in claims]
+    return table.Table.of("claims", columns, claims, title, (), records)

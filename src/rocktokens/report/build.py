@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from rocktokens.display.table import csv_text
 from rocktokens.errors import RocktokensError
 from rocktokens.progress import SILENT, Progress
-from rocktokens.report.charts.figures import all_figures
+from rocktokens.report.charts.figures import run_figures
 from rocktokens.report.charts.save import save_chart
 from rocktokens.report.charts.theme import finite
 from rocktokens.report.page.answers import Answer, five_answers
@@ -68,7 +68,7 @@ def _figures(views: Sequence[RunView], directory: Path) -> Iterator[Path]:
     """Write every figure as PDF with its data as CSV; of several runs, a folder each."""
     for number, view in enumerate(views, start=1):
         folder = directory if len(views) == 1 else directory / f"{number}-{file_name(view.name)}"
-        for figure in all_figures(view):
+        for figure in run_figures(view).values():
             chart, data = (folder / f"{figure.name}.{ending}" for ending in ("pdf", "csv"))
             save_chart(figure.chart, chart)
             content = csv_text(finite(figure.records)).encode()

@@ -13,13 +13,13 @@ NOTHING_RUNS = ("default-src 'none'", "base-uri 'none'", "form-action 'none'")
 
 
 def asset(*names: str) -> str:
-    """Shipped files one after the other."""
+    """Join shipped files."""
     folder = resources.files("rocktokens.report").joinpath("assets")
     return "\n".join(folder.joinpath(name).read_text(encoding="utf-8") for name in names)
 
 
 def page_policy(scripts: Iterable[str], styles: Iterable[str], *more: str) -> str:
-    """The policy of a page with these inline scripts and styles: nothing else runs, is loaded or asked for.
+    """Make the policy of a page with these inline scripts and styles: nothing else runs or is loaded.
 
     ``more`` is what a page may do besides: ``connect-src 'self'`` if it asks its own server.
     """

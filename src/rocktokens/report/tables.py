@@ -5,9 +5,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from rocktokens.display.numbers import count, counted, decimal, fixed, level, percent, points, signed, signed_percent
-from rocktokens.display.table import Cell, Column, Table, ends, flat, number, text, verdict
+from rocktokens.display.table import WIDE, Cell, Column, Table, ends, flat, number, text, verdict
 from rocktokens.display.text import printable, visible
-from rocktokens.gradients.records import Claim
 from rocktokens.knockout.records import Ban, KnockoutSweep, Role
 from rocktokens.studies.records import Arm, Comparison, Kind, StudyResult
 from rocktokens.types import KEPT, RockSet, Verdict
@@ -31,18 +30,6 @@ def ban_name(ban: Ban) -> str:
     return visible(ban.name) if len(ban.ids) == 1 else printable(ban.name)
 
 
-def claim_table(claims: Sequence[Claim]) -> Table:
-    """Make the table of the paper's claims about gradients: the verdict on each, and why."""
-    columns: list[Column[Claim]] = [
-        Column("claim", lambda own: text(own.claim)),
-        Column("verdict", lambda own: verdict(own.verdict)),
-        Column("because", lambda own: text(own.because)),
-    ]
-    title = "The paper's claims about gradients, tested on this run."
-    records = [{"name": own.name, "claim": own.claim, "verdict": own.verdict, "because": own.because} for own in claims]
-    return Table.of("claims", columns, claims, title, (), records)
-
-
 def verdict_table(sweep: KnockoutSweep) -> Table:
     """Count the verdicts by what was banned and by rule; a dash where a rule could not be applied."""
     rows = [
@@ -56,28 +43,22 @@ def verdict_table(sweep: KnockoutSweep) -> Table:
         Column("rule", lambda own: text(own["rule"])),
         *(Column(kind, lambda own, kind=kind: number(own[kind])) for kind in KINDS),
     ]
-    return Table.of(
-        "verdicts",
-        columns,
-        rows,
-        "Verdicts on the tested bans, beside those on placebos. Corrected: for the number of bans.",
-        (),
-        rows,
-    )
+    title = "Verdicts on the tested bans, beside those on placebos."
+    return Table.of("verdicts", columns, rows, title, ["Corrected: for the number of bans."], rows)
 
 
 def arm_table(study: StudyResult) -> Table:
     """Make the table of a study's arms: accuracy before and after, and what training took."""
     columns: list[Column[Arm]] = [
         Column("arm", lambda own: text(own.name)),
-        Column("runs", lambda own: number(len(own.runs)), wide=True),
+        Column("runs", lambda own: number(len(own.runs)), room=WIDE),
         Column("start", lambda own: number(own.start.accuracy, percent)),
         Column("end", lambda own: number(own.end.accuracy, percent)),
         Column(level(study.alpha), lambda own: ends(own.end.interval, percent)),
         Column("tokens", lambda own: number(own.end.tokens)),
         Column("seconds", lambda own: number(own.end.seconds)),
-        Column("length", lambda own: number(own.facts.get("mean_response_length")), wide=True),
-        Column("not trained", lambda own: number(own.facts.get("weight_dropped_share"), percent), wide=True),
+        Column("length", lambda own: number(own.facts.get("mean_response_length")), room=WIDE),
+        Column("not trained", lambda own: number(own.facts.get("weight_dropped_share"), percent), room=WIDE),
         Column("head saved", lambda own: number(own.facts.get("head_compute_saved"), percent)),
     ]
     records = [

@@ -13,6 +13,8 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
+from rocktokens.display.numbers import counted
+from rocktokens.display.text import visible
 from rocktokens.report.charts.funnel import funnel
 from rocktokens.report.charts.funnel_layout import RARE, ROCK
 from rocktokens.report.charts.theme import (
@@ -27,7 +29,9 @@ from rocktokens.report.charts.theme import (
     VERMILLION,
     WIDTH,
     Chart,
+    Figure,
     Records,
+    by_name,
     finished,
     finite,
     inline,
@@ -44,32 +48,50 @@ CURVES = {
     "stability": ("stability (mean Jaccard)", GREEN, DOTTED),
 }
 CUTOFF_HEIGHT = 300
-SELECTED = "prompts that selected the rocks"
-SAME_TOKENS = "same tokens at every checkpoint, 95 % intervals"
 GROUP_LINES = {ROCK: (VERMILLION, SOLID), RARE: (BLUE, DASHED), "random": (GREY, DOTTED)}
 
 
-def find_charts(run: str, found: FindRecord) -> dict[str, Chart]:
-    """Make all figures of ``rocktokens find`` by name."""
+def find_charts(run: str, found: FindRecord) -> dict[str, Figure]:
+    """Make the figures of ``rocktokens find``."""
     where = f"{run}, checkpoint {found.criterion['reference']}"
-    selected = f"{where}, {SELECTED}"
-    return {
-        "funnel": funnel(type_frame(found), selected),
-        "cutoff": cutoff_chart(plain(found.cutoff.curve), found.cutoff.k, where),
-        "loss": loss_chart(plain(found.trajectory), f"{run}, {SAME_TOKENS}"),
-        "sensitivity": sensitivity_chart(sensitivity_records(found), selected),
-    }
-
-
-def type_frame(found: FindRecord) -> pd.DataFrame:
-    """Make a frame of every type; of objects, since pandas' own strings cannot hold every text that JSON can."""
-    return pd.DataFrame(asdict(found.funnel), dtype=object)
-
-
-def sensitivity_records(found: FindRecord) -> list[dict[str, Any]]:
-    """Make a record per setting and value: how much of the rock set stays."""
-    names = ("parameter", "value", "default", "jaccard")
-    return [{name: getattr(own, name) for name in names} for own in found.sensitivity]
+    selected = f"{where}, prompts that selected the rocks"
+    types = asdict(found.funnel)
+    named = [
+        {**own, "text": visible(own["text"])}
+        for own in (dict(zip(types, row, strict=True)) for row in zip(*types.values(), strict=True))
+    ]
+    curve, losses = plain(found.cutoff.curve), plain(found.trajectory)
+    settings = [
+        {"parameter": own.parameter, "value": own.value, "default": own.default, "jaccard": own.jaccard}
+        for own in found.sensitivity
+    ]
+    return by_name(
+        Figure(
+            "funnel",
+            f"Scatter of {counted(len(named), 'token type')} by occurrences and mean kl; rocks lie top right.",
+            # Objects, since pandas' own strings cannot hold every text that JSON can.
+            funnel(pd.DataFrame(types, dtype=object), selected),
+            named,
+        ),
+        Figure(
+            "cutoff",
+            f"Lines over K: share of the kl in the top K, and how well the set repeats. K = {found.cutoff.k} is taken.",
+            cutoff_chart(curve, found.cutoff.k, where),
+            curve,
+        ),
+        Figure(
+            "loss",
+            "Lines over the checkpoints: mean kl of rocks, rare high-kl types and random types, with bands.",
+            loss_chart(losses, f"{run}, same tokens at every checkpoint, 95 % intervals"),
+            losses,
+        ),
+        Figure(
+            "sensitivity",
+            "Lines, a panel per setting: Jaccard of the rock set with the one found, as the setting moves.",
+            sensitivity_chart(settings, selected),
+            settings,
+        ),
+    )
 
 
 def cutoff_chart(curve: Records, chosen: int | None = None, subtitle: str = "") -> Chart:

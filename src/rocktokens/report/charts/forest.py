@@ -11,7 +11,8 @@ from typing import Any
 
 import altair as alt
 
-from rocktokens.knockout.records import Knockout
+from rocktokens.display.numbers import counted, level
+from rocktokens.knockout.records import Knockout, KnockoutSweep
 from rocktokens.report.charts.theme import (
     BLUE,
     GREEN,
@@ -20,7 +21,9 @@ from rocktokens.report.charts.theme import (
     VERMILLION,
     WIDTH,
     Chart,
+    Figure,
     Records,
+    by_name,
     finished,
     finite,
     inline,
@@ -41,6 +44,16 @@ MOST = {TESTED: 40, MATCHED: 20, NEVER: 1000}
 PREFIXES = {MATCHED: "placebo "}
 ROW = 17
 AXIS = "change of accuracy (points)"
+
+
+def knockout_charts(sweep: KnockoutSweep, run: str) -> dict[str, Figure]:
+    """Make the figure of ``rocktokens knockout``."""
+    settings, records = sweep.settings, forest_records(sweep.knockouts)
+    prompts = counted(sweep.baseline["n_prompts"], "prompt")
+    where = f"{run}, {settings['model']} on {settings['task']}, {prompts}"
+    chart = forest_chart(records, 100 * settings["margin"], where, level(settings["alpha"]))
+    shows = f"Forest plot of {counted(len(records), 'ban')}: change of accuracy with its interval, and the verdict."
+    return by_name(Figure("knockout", shows, chart, records))
 
 
 def forest_records(knockouts: Sequence[Knockout]) -> list[dict[str, Any]]:
@@ -68,14 +81,14 @@ def forest_records(knockouts: Sequence[Knockout]) -> list[dict[str, Any]]:
     return found
 
 
-def forest_chart(records: Records, margin: float, subtitle: str = "", level: str = "95 %") -> Chart:
+def forest_chart(records: Records, margin: float, subtitle: str = "", interval_level: str = "95 %") -> Chart:
     """Draw changes of accuracy with their intervals, a row per ban.
 
     Args:
         records: as ``forest_records`` makes them.
         margin: points within which a change counts as none.
         subtitle: the model, task and prompts the numbers are of.
-        level: of the intervals.
+        interval_level: of the intervals.
     """
     title = "What banning a token does to accuracy"
     known = finite(records, ("delta_points", "low", "high"))
@@ -106,7 +119,7 @@ def forest_chart(records: Records, margin: float, subtitle: str = "", level: str
     ]
     notes = [
         subtitle,
-        f"Lines: {level} intervals. Grey band: ±{margin:g} points, within which a change counts as none.",
+        f"Lines: {interval_level} intervals. Grey band: ±{margin:g} points, within which a change counts as none.",
         _left_out(records, known, shown),
     ]
     return finished(alt.layer(*layers).properties(width=WIDTH * 4 // 5, height=ROW * (last + 1)), title, notes)

@@ -54,7 +54,7 @@ LABEL_GAP, LABEL_HEIGHT, LABEL_CELL = 7.0, 13.0, 6.0
 
 
 def funnel(types: pd.DataFrame, subtitle: str = "") -> Chart:
-    """Every type used, by occurrences and mean kl; rocks and rare high-kl types stand out.
+    """Draw every type used, by occurrences and mean kl; rocks and rare high-kl types stand out.
 
     Args:
         types: columns token_id, text, category, freq, mean_kl, group ("rock", "rare high-kl" or "other"), rank (missing
@@ -120,7 +120,7 @@ def _texts(points: Points) -> list[str]:
 
 
 def _labels(rocks: Points, frame: Frame) -> list[alt.Chart]:
-    """The names of the first rocks, with a line to the point where a name had to move away from it."""
+    """Name the first rocks, with a line to the point where a name had to move away from it."""
     ranked = rocks.take(np.arange(len(rocks))[::-1])
     x, y = frame.place(ranked.freq, ranked.mean_kl)
     pixels = list(zip((x * WIDTH).tolist(), (y * HEIGHT).tolist(), strict=True))
@@ -161,7 +161,7 @@ def _score_lines(lines: dict[float, list[Point]], frame: Frame) -> list[alt.Char
 
 
 def _position(frame: Frame) -> dict[str, Any]:
-    """The axes of the funnel."""
+    """Make the axes of the funnel."""
     freq = alt.Scale(type="log", domain=[10**frame.left, 10**frame.right], nice=False)
     mean_kl = alt.Scale(domain=[frame.bottom, frame.top], nice=False)
     counts = alt.Axis(grid=False, format="~s", values=_counts_to_name(frame) or alt.Undefined)
@@ -172,14 +172,14 @@ def _position(frame: Frame) -> dict[str, Any]:
 
 
 def _counts_to_name(frame: Frame) -> list[int]:
-    """Whole counts at which the axis has a number: 1, 2, 5, 10, …, only powers of ten where the window is wide."""
+    """Choose the counts the axis names: 1, 2, 5, 10, …, only powers of ten where the window is wide."""
     steps = (1, 2, 5) if frame.right - frame.left <= 4 else (1,)
     counts = (step * 10**power for power in range(20) for step in steps)
     return [count for count in counts if frame.left <= math.log10(count) <= frame.right]
 
 
 def _counts(n_types: int, placed: Points, shown: Points) -> str:
-    """How many types are drawn, and how many are not."""
+    """Say how many types are drawn, and how many are not."""
     groups = ", ".join(f"{group} {len(placed.of(group)):,}" for group in reversed(GROUPS))
     text = f"Types: {len(placed):,} ({groups}"
     if len(shown) < len(placed):

@@ -49,16 +49,16 @@ class Points:
         return len(self.token_id)
 
     def take(self, chosen: np.ndarray) -> Self:
-        """The types chosen by mask or index."""
+        """Return the types chosen by mask or index."""
         return type(self)(*(getattr(self, column.name)[chosen] for column in fields(self)))
 
     def of(self, group: str) -> Self:
-        """The types of one group."""
+        """Return the types of one group."""
         return self.take(self.layer == GROUPS.index(group))
 
 
 def drawable(types: pd.DataFrame) -> Points:
-    """The types that have a place: others, then rare high-kl types, then rocks with the first rank last."""
+    """Choose the types that have a place: others, then rare high-kl types, then rocks with the first rank last."""
     if not len(types):
         return Points(*(np.array([]) for _ in fields(Points)))
     freq, mean_kl, rank = (_numbers(types[name]) for name in ("freq", "mean_kl", "rank"))
@@ -92,7 +92,7 @@ class Frame:
 
     @classmethod
     def around(cls, points: Points, margin: float = 0.0) -> Self:
-        """The window that holds all the types, wider by ``margin`` of its size; a decade around a single frequency."""
+        """Fit a window to all types, wider by ``margin`` of its size; a decade around a single frequency."""
         x = np.log10(points.freq)
         left, right = float(x.min()), float(x.max())
         if left == right:
@@ -102,17 +102,17 @@ class Frame:
         return cls(left - margin * width, right + margin * width, bottom, bottom + (1 + margin) * height)
 
     def place(self, freq: np.ndarray, mean_kl: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Where types lie in the window, as shares of its width and of its height from the bottom."""
+        """Place types in the window, as shares of its width and of its height from the bottom."""
         x = (np.log10(freq) - self.left) / (self.right - self.left)
         return x, (mean_kl - self.bottom) / (self.top - self.bottom)
 
     def at(self, x: float, y: float) -> tuple[float, float]:
-        """The occurrences and mean kl of a place in the window: the inverse of ``place``."""
+        """Return the occurrences and mean kl of a place in the window: the inverse of ``place``."""
         return 10 ** (self.left + x * (self.right - self.left)), self.bottom + y * (self.top - self.bottom)
 
 
 def thin(points: Points, limit: int = MAX_OTHERS, cells: int = 30, seed: int = 0) -> Points:
-    """About ``limit`` of the other types, with every rock and rare high-kl type, in the order given."""
+    """Keep about ``limit`` of the other types, with every rock and rare high-kl type, in the order given."""
     is_other = points.layer == GROUPS.index(OTHER)
     others = np.flatnonzero(is_other)
     if len(others) <= limit:
@@ -131,7 +131,7 @@ def thin(points: Points, limit: int = MAX_OTHERS, cells: int = 30, seed: int = 0
 
 
 def equal_scores(points: Points, frame: Frame) -> dict[float, list[Point]]:
-    """Lines of equal score, a power of ten each: points (freq, mean kl) from left to right.
+    """Trace lines of equal score, a power of ten each: points (freq, mean kl) from left to right.
 
     A line runs from where it enters the window, at the top or on the left, to where it leaves on the right; one that
     enters close to the bottom would tell nothing and is left out.
@@ -157,7 +157,7 @@ class Box:
 
     @classmethod
     def centred(cls, point: Point, width: float, height: float) -> "Box":
-        """The box of that size around a point."""
+        """Make the box of that size around a point."""
         x, y = point
         return cls(x - width / 2, x + width / 2, y - height / 2, y + height / 2)
 
@@ -177,14 +177,14 @@ class Box:
         return (self.left + self.right) / 2, (self.low + self.high) / 2
 
     def nearest(self, point: Point) -> Point:
-        """Its point that is nearest to another."""
+        """Return its point that is nearest to another."""
         return min(max(point[0], self.left), self.right), min(max(point[1], self.low), self.high)
 
 
 def place_labels(
     points: Sequence[Point], sizes: Sequence[tuple[float, float]], plot: Box, gap: float
 ) -> list[Box | None]:
-    """A box for each label, close to its point; None where every place tried would cover something.
+    """Place a box for each label, close to its point; None where every place tried would cover something.
 
     A label covers no point and no other label, and the line that leads to it passes none.
 
@@ -209,13 +209,13 @@ def place_labels(
 
 
 def _beside(point: Point, size: tuple[float, float], side: tuple[int, int], distance: float) -> Box:
-    """The box of a label on one side of a point, its near edge at that distance."""
+    """Make the box of a label on one side of a point, its near edge at that distance."""
     x, y = (at + way * (distance + length / 2) for at, way, length in zip(point, side, size, strict=True))
     return Box.centred((x, y), *size)
 
 
 def _leader(point: Point, box: Box, gap: float) -> list[Box]:
-    """The line from the surroundings of a point to its label, as a chain of small boxes."""
+    """Make the line from the surroundings of a point to its label, as a chain of small boxes."""
     steps = np.linspace(point, box.nearest(point), LEADER_STEPS)[:-1].tolist()
     return [Box.centred((x, y), 2, 2) for x, y in steps if math.dist(point, (x, y)) > gap]
 

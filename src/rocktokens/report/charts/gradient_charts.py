@@ -23,7 +23,9 @@ from rocktokens.report.charts.theme import (
     VERMILLION,
     WIDTH,
     Chart,
+    Figure,
     Records,
+    by_name,
     finished,
     finite,
     inline,
@@ -49,24 +51,39 @@ MOST_MARKS = 1000
 SOURCES = {"gradient": ("gradient", VERMILLION), "update": ("Adam's step", BLUE)}
 
 
-def gradient_charts(record: GradientsRecord, run: str) -> dict[str, Chart]:
-    """Make all figures of ``rocktokens gradients`` by name."""
+def gradient_charts(record: GradientsRecord, run: str) -> dict[str, Figure]:
+    """Make the figures of ``rocktokens gradients``."""
     settings = record.settings
     where = f"{run}, checkpoint {settings.reference}, {settings.measured_on}, {settings.n_prompts} prompts"
-    return {
-        "gradient_norm": types_chart(
-            "How large the gradients are: each mark is a token type (logit space)",
-            type_records(record, NORM_PANELS),
-            where,
+    norms, directions = type_records(record, NORM_PANELS), type_records(record, ALIGNMENT_PANELS)
+    kl, blocks = kl_records(record), block_records(record)
+    each = "each mark is a token type (logit space)"
+    return by_name(
+        Figure(
+            "gradient_norm",
+            "Strips of token types by group: how large their gradients are.",
+            types_chart(f"How large the gradients are: {each}", norms, where),
+            norms,
         ),
-        "gradient_alignment": types_chart(
-            "Which way the gradients point: each mark is a token type (logit space)",
-            type_records(record, ALIGNMENT_PANELS),
-            where,
+        Figure(
+            "gradient_alignment",
+            "Strips of token types by group: whether their gradients agree with each other and over training.",
+            types_chart(f"Which way the gradients point: {each}", directions, where),
+            directions,
         ),
-        "gradient_kl": kl_chart(kl_records(record), f"{where}, baseline {settings.baseline}"),
-        "gradient_blocks": blocks_chart(block_records(record), record.parameter.token_share[ROCKS], where),
-    }
+        Figure(
+            "gradient_kl",
+            "Scatter of token types: mean kl at the baseline against that at the reference.",
+            kl_chart(kl, f"{where}, baseline {settings.baseline}"),
+            kl,
+        ),
+        Figure(
+            "gradient_blocks",
+            "Bars by block of the student: the rocks' signed share of the gradient and of Adam's step.",
+            blocks_chart(blocks, record.parameter.token_share[ROCKS], where),
+            blocks,
+        ),
+    )
 
 
 def type_records(record: GradientsRecord, panels: dict[str, str]) -> list[dict[str, Any]]:
@@ -99,7 +116,9 @@ def block_records(record: GradientsRecord) -> list[dict[str, Any]]:
     shares = record.parameter.shares
     found = []
     for source, (label, _) in zip((shares.gradient, shares.update), SOURCES.values(), strict=True):
-        for block in shares.blocks if source else ():
+        if source is None:
+            continue
+        for block in shares.blocks:
             share = source.blocks[block].groups[ROCKS].share
             low, high = share.interval or (None, None)
             found.append({"block": block, "of": label, "share": share.mean, "low": low, "high": high})
@@ -209,13 +228,13 @@ def thinned(records: Records, keys: tuple[str, ...], by: str) -> list[dict[str, 
 
 
 def _left_out(records: Records, shown: Records) -> str:
-    """A note where marks were thinned; records without a value were never marks."""
+    """Say where marks were thinned; records without a value were never marks."""
     is_thinned = len(records) > len(shown) >= MOST_MARKS
     return f"Groups of more than {MOST_MARKS:,} types are thinned evenly." if is_thinned else ""
 
 
 def _looks(points: Records, legend: bool = False) -> dict[str, Any]:
-    """Colour and shape by group."""
+    """Choose colour and shape by group."""
     present = {point["group"] for point in points}
     groups, colors, shapes = zip(
         *((group, *look) for group, look in GROUP_LOOKS.items() if group in present), strict=True

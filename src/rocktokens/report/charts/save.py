@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rocktokens.errors import RocktokensError
-from rocktokens.report.charts.theme import Chart
+from rocktokens.report.charts.theme import Chart, Figure
 from rocktokens.run_dir import RunDir, write_atomically
 
 FORMATS = ("png", "svg", "pdf", "json")
 
 
-def commit_charts(run: RunDir, charts: Mapping[str, Chart]) -> None:
-    """Draw each chart as PNG and commit it to the run as ``figures/NAME.png``."""
-    for name, chart in charts.items():
-        content = chart_bytes(chart, "png")
+def commit_charts(run: RunDir, figures: Mapping[str, Figure]) -> None:
+    """Draw each figure as PNG and commit it to the run as ``figures/NAME.png``."""
+    for name, figure in figures.items():
+        content = chart_bytes(figure.chart, "png")
         run.commit(f"figures/{name}.png", lambda path, content=content: path.write_bytes(content))
 
 

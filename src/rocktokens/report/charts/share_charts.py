@@ -9,7 +9,7 @@ from typing import Any
 
 import altair as alt
 
-from rocktokens.display.numbers import with_interval
+from rocktokens.display.numbers import percent, with_interval
 from rocktokens.report.charts.theme import (
     FAINT,
     GREY,
@@ -17,7 +17,9 @@ from rocktokens.report.charts.theme import (
     VERMILLION,
     WIDTH,
     Chart,
+    Figure,
     Records,
+    by_name,
     finished,
     finite,
     inline,
@@ -25,7 +27,8 @@ from rocktokens.report.charts.theme import (
     scale_of,
     sentence_chart,
 )
-from rocktokens.rocks.records import CategoryShares
+from rocktokens.rocks.records import CategoryShares, FindRecord
+from rocktokens.types import RockSet
 
 SHARES = {
     "vocab_share": "token types used",
@@ -40,8 +43,26 @@ ROW = 30
 _CATEGORY_AXIS = alt.Axis(labelLimit=0, ticks=False, labelExpr="replace(datum.label, '_', ' ')")
 
 
+def share_charts(rocks: RockSet, run: str) -> dict[str, Figure]:
+    """Show how much of everything the rocks are."""
+    records = share_records(rocks.summary)
+    where = f"{run}, checkpoint {rocks.criterion['reference']}, {rocks.summary['measured_on']}"
+    shown = ", ".join(f"{percent(own['share'])} of the {own['of']}" for own in records if own["share"] is not None)
+    return by_name(Figure("shares", f"Bars of the rocks' shares: {shown}.", shares_chart(records, where), records))
+
+
+def category_charts(found: FindRecord, run: str) -> dict[str, Figure]:
+    """Show what kind of tokens the rocks are."""
+    records = category_records(found.categories)
+    shows = (
+        "Bars by category of token: share of the tokens, of the kl and of the gradient norm, rocks and others stacked."
+    )
+    chart = categories_chart(records, f"{run}, checkpoint {found.criterion['reference']}")
+    return by_name(Figure("categories", shows, chart, records))
+
+
 def share_records(summary: dict[str, Any]) -> list[dict[str, Any]]:
-    """A record per share with its interval, from the summary in rocks.json."""
+    """Make a record per share with its interval, from the summary in rocks.json."""
     intervals = summary.get("intervals") or {}
     found = []
     for name, label in SHARES.items():
@@ -51,7 +72,7 @@ def share_records(summary: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def shares_chart(records: Records, subtitle: str = "") -> Chart:
-    """Bars with intervals and their numbers.
+    """Draw bars with intervals and their numbers.
 
     Args:
         records: of, share, low, high.
@@ -88,7 +109,7 @@ def category_records(categories: Sequence[CategoryShares]) -> list[dict[str, Any
 
 
 def categories_chart(records: Records, subtitle: str = "") -> Chart:
-    """Stacked bars by category, a panel a share.
+    """Draw stacked bars by category, a panel per share.
 
     Args:
         records: category, of, types ("rocks" or "other types"), share.

@@ -21,7 +21,9 @@ from rocktokens.report.charts.theme import (
     SOLID,
     VERMILLION,
     Chart,
+    Figure,
     Records,
+    by_name,
     finished,
     finite,
     inlined,
@@ -47,17 +49,25 @@ VERDICT_LOOKS = {
 PANEL_WIDTH, PANEL_HEIGHT = 220, 190
 
 
-def study_charts(study: StudyResult, name: str) -> dict[str, Chart]:
-    """Make all figures of a study by name."""
+def study_charts(study: StudyResult, name: str) -> dict[str, Figure]:
+    """Make the figures of ``rocktokens study``."""
     sizes = f"{counted(len(study.seeds), 'seed')}, {counted(study.n_prompts, 'prompt')}"
-    where = f"{name}, {sizes}, denominator {study.denominator}"
-    curves = f"{where}; the baseline is {study.baseline}"
-    return {
-        "study_curves": curves_chart(*curve_records(study), subtitle=curves, interval_level=level(study.alpha)),
-        "study_comparisons": comparisons_chart(
-            comparison_records(study), subtitle=where, interval_level=level(study.alpha)
+    where, interval_level = f"{name}, {sizes}, denominator {study.denominator}", level(study.alpha)
+    (means, runs), comparisons = curve_records(study), comparison_records(study)
+    return by_name(
+        Figure(
+            "study_curves",
+            "Lines over training steps: accuracy of each arm beside the baseline, with bands.",
+            curves_chart(means, runs, f"{where}; the baseline is {study.baseline}", interval_level),
+            [*({**point, "run": None} for point in means), *runs],
         ),
-    }
+        Figure(
+            "study_comparisons",
+            "Differences of all pairs of arms with their intervals, a panel for each way to compare.",
+            comparisons_chart(comparisons, where, interval_level),
+            comparisons,
+        ),
+    )
 
 
 def curve_records(study: StudyResult) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

@@ -19,7 +19,9 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from rocktokens.display.numbers import decimal, percent
 from rocktokens.report.charts.funnel_layout import GROUPS, OTHER, RARE, ROCK, Frame, Points, drawable
+from rocktokens.report.charts.theme import finite
 
 MAX_WIDTH = 100
 MARKS = {ROCK: "●", RARE: "○", OTHER: "·"}
@@ -54,7 +56,7 @@ class Fitted:
 
 
 def funnel_text(types: pd.DataFrame, width: int = 72, height: int = 18) -> RenderableType:
-    """Every type used, by occurrences (log scale, to the right) and mean kl (upwards).
+    """Show every type used, by occurrences (log scale, to the right) and mean kl (upwards).
 
     Args:
         types: columns token_id, freq, mean_kl, group ("rock", "rare high-kl" or "other"), rank.
@@ -69,13 +71,13 @@ def funnel_text(types: pd.DataFrame, width: int = 72, height: int = 18) -> Rende
 
 
 def curve_text(curve: Sequence[dict[str, Any]], chosen: int | None = None) -> RenderableType:
-    """Coverage of the kl and stability of the set for some of the K.
+    """Show coverage of the kl and stability of the set for some of the K.
 
     Args:
         curve: records with k, coverage, coverage_held_out, stability, stability_low, stability_high.
         chosen: the K to mark.
     """
-    points = sorted((point for point in curve if _is_number(point.get("k"))), key=lambda point: point["k"])
+    points = sorted(finite(curve, ("k",)), key=lambda point: point["k"])
     if not points:
         return Text("There is no K to compare.")
     how = (
@@ -93,12 +95,12 @@ def _curve(points: list[dict[str, Any]], chosen: int | None, width: int) -> Tabl
         table.add_column(name, justify="right" if name == "held out" else "left", no_wrap=True)
     for point in points:
         is_chosen = point["k"] == chosen
-        band = [_decimal(point.get(name)) for name in ("stability_low", "stability_high")]
+        band = [decimal(point.get(name), 2) for name in ("stability_low", "stability_high")]
         table.add_row(
             f"{'► ' if is_chosen else ''}{point['k']:,}",
-            f"{_bar(point.get('coverage'), bar)} {_percent(point.get('coverage')):>7}",
-            _percent(point.get("coverage_held_out")),
-            f"{_bar(point.get('stability'), bar)} {_decimal(point.get('stability')):>4}",
+            f"{_bar(point.get('coverage'), bar)} {percent(point.get('coverage')):>7}",
+            percent(point.get("coverage_held_out")),
+            f"{_bar(point.get('stability'), bar)} {decimal(point.get('stability'), 2):>4}",
             "" if "—" in band else "–".join(band),
             style="bold" if is_chosen else "",
         )
@@ -127,7 +129,7 @@ def _funnel(points: Points, frame: Frame, width: int, height: int) -> Renderable
 
 
 def _rows(points: Points, frame: Frame, columns: int, height: int) -> list[Text]:
-    """The lines of the plot from the bottom up: in each cell the mark of the topmost group that is there."""
+    """Draw the lines of the plot from the bottom up: in each cell the mark of the topmost group that is there."""
     x, y = frame.place(points.freq, points.mean_kl)
     column, row = (np.floor(at * (cells - 1) + HALF).astype(int) for at, cells in ((x, columns), (y, height)))
     count, layer = np.zeros((height, columns), int), np.full((height, columns), -1)
@@ -140,7 +142,7 @@ def _rows(points: Points, frame: Frame, columns: int, height: int) -> list[Text]
 
 
 def _mark(layer: int, count: int) -> tuple[str, str]:
-    """The character of a cell and its style."""
+    """Choose the character of a cell and its style."""
     if layer < 0:
         return " ", ""
     group = GROUPS[layer]
@@ -149,7 +151,7 @@ def _mark(layer: int, count: int) -> tuple[str, str]:
 
 
 def _axis(freqs: np.ndarray, frame: Frame, columns: int) -> tuple[str, str]:
-    """The axis of occurrences, and the numbers under its ticks: decades, and the ends where there is room."""
+    """Draw the axis of occurrences, and the numbers under its ticks: decades, and the ends where there is room."""
     decades = [10.0**power for power in range(20) if freqs.min() <= 10**power <= freqs.max()]
     line, labels = ["─"] * columns, [" "] * columns
     for freq in (*decades, float(freqs.min()), float(freqs.max())):
@@ -169,32 +171,20 @@ def _legend(points: Points) -> Text:
 
 
 def _spread(points: list[dict[str, Any]], chosen: int | None) -> list[dict[str, Any]]:
-    """Some of the points in even steps of log K, the first, the last and the chosen one among them."""
+    """Choose some of the points in even steps of log K, the first, the last and the chosen one among them."""
     ks = np.array([point["k"] for point in points], float)
     wanted = np.geomspace(ks[0], ks[-1], CURVE_ROWS)
     nearest = {int(np.abs(np.log(ks / k)).argmin()) for k in wanted}
     return [point for index, point in enumerate(points) if index in nearest or point["k"] == chosen]
 
 
-def _bar(share: Any, width: int) -> str:
-    filled = math.floor(min(max(share, 0), 1) * width + 0.5) if _is_number(share) else 0
+def _bar(share: float | None, width: int) -> str:
+    filled = 0 if share is None else math.floor(min(max(share, 0), 1) * width + 0.5)
     return "█" * filled + "░" * (width - filled)
 
 
-def _percent(share: Any) -> str:
-    return f"{100 * share:.1f} %" if _is_number(share) else "—"
-
-
-def _decimal(value: Any) -> str:
-    return f"{value:.2f}" if _is_number(value) else "—"
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float | np.number) and math.isfinite(value)
-
-
 def _short(count: float) -> str:
-    """A count in at most four characters or so: 1, 250, 1.3k, 20M."""
+    """Show a count in about four characters: 1, 250, 1.3k, 20M."""
     for unit, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if count >= 0.9995 * unit:
             return f"{count / unit:.3g}{name}"

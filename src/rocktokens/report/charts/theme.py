@@ -5,7 +5,7 @@ Colours are those of Okabe and Ito, told apart with any colour vision: https://j
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import altair as alt
@@ -15,6 +15,19 @@ from rocktokens.display.text import printable
 
 Records = Sequence[dict[str, Any]]
 Chart = alt.Chart | alt.LayerChart | alt.FacetChart
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A chart and its data."""
+
+    name: str
+    """Of its files, without the ending."""
+    shows: str
+    """What there is to see, for those who do not see it."""
+    chart: Chart
+    records: Records
+
 
 VERMILLION, BLUE, GREEN, GREY = "#d55e00", "#0072b2", "#009e73", "#8c8c8c"
 INK, FAINT = "#333333", "#6b6b6b"
@@ -33,24 +46,29 @@ LINE_LEGEND = alt.Legend(
 )
 
 
+def by_name(*figures: Figure) -> dict[str, Figure]:
+    """Return figures by their names."""
+    return {figure.name: figure for figure in figures}
+
+
 def inline(records: Records) -> alt.Chart:
-    """A chart whose data are these records, in the spec itself."""
+    """Start a chart whose data are these records, in the spec itself."""
     return alt.Chart(inlined(records))
 
 
 def inlined(records: Records) -> Any:
-    """Records as the data of a chart. Not a table, which altair may cut, or write to a file of its own."""
+    """Turn records into the data of a chart. Not a table, which altair may cut, or write to a file of its own."""
     return {"values": list(records)}
 
 
 def finite(records: Records, required: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """The records that have all the required numbers; other numbers that are missing or infinite become None."""
+    """Keep the records that have all required numbers; other numbers that are missing or infinite become None."""
     plain = [{name: _plain(value) for name, value in record.items()} for record in records]
     return [record for record in plain if all(record.get(name) is not None for name in required)]
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON has it."""
+    """Return a value as JSON has it."""
     value = value.item() if isinstance(value, np.generic) else value
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
@@ -61,18 +79,18 @@ def plain(records: Sequence[Any]) -> list[dict[str, Any]]:
 
 
 def scale_of(domain: Sequence[str], values: Sequence[Any]) -> alt.Scale:
-    """A colour, dash, shape or size for each name."""
+    """Give each name a colour, dash, shape or size."""
     return alt.Scale(type="ordinal", domain=list(domain), range=list(values))
 
 
 def sentence_chart(sentence: str, title: str, subtitle: str) -> Chart:
-    """What stands in for a chart without data."""
+    """Draw a sentence in place of a chart without data."""
     text = inline([{"text": sentence}]).mark_text(fontSize=14, color=INK).encode(text="text:N")
     return finished(text.properties(width=WIDTH, height=100), title, [subtitle])
 
 
 def finished(chart: Any, title: str, notes: list[str]) -> Chart:
-    """The chart with its title and the look that all figures share."""
+    """Give a chart its title and the theme that all figures share."""
     lines = [printable(note) for note in notes if note]
     heading = alt.TitleParams(text=title, subtitle=lines, anchor="start", offset=14)
     return chart.properties(title=heading, background="white", padding=12, config=_CONFIG)

@@ -35,7 +35,7 @@ HEADERS = {
 
 
 def new_token() -> str:
-    """A secret for one start of the server, fit for a URL."""
+    """Make a secret for one start of the server, fit for a URL."""
     return secrets.token_urlsafe(TOKEN_BYTES)
 
 
@@ -86,7 +86,7 @@ class Guard:
 
 
 def _name(host: str) -> str | None:
-    """``host`` without its port and brackets, None where it is no host."""
+    """Return a host without its port and brackets; None where it is no host."""
     if not host or any(character in host for character in "@/\\?# \t"):
         return None
     try:
@@ -96,5 +96,5 @@ def _name(host: str) -> str | None:
 
 
 def refused(status: int, sentence: str, headers: dict[str, str] | None = None) -> JSONResponse:
-    """One sentence as JSON."""
+    """Answer with one sentence as JSON."""
     return JSONResponse({"error": sentence}, status_code=status, headers=headers)

@@ -165,7 +165,7 @@ ANSWERS: dict[str, tuple[type[Query], Answer]] = {
 
 
 def make_app(runs: Runs, token: str, hosts: Collection[str] = LOOPBACK) -> Starlette:
-    """The explorer of these runs.
+    """Make the explorer of these runs.
 
     Args:
         runs: what it shows; a client names them by their index.
@@ -221,7 +221,7 @@ def _endpoint(query: type[Query], answer: Answer, runs: Runs) -> Callable[[Reque
 
 
 def _record(request: Request) -> dict[str, str]:
-    """What the client said, by name; said twice is said wrong."""
+    """Return what the client said, by name; a name given twice is refused."""
     said = [*request.path_params.items(), *request.query_params.multi_items()]
     [(name, times)] = Counter(name for name, _ in said).most_common(1) or [("", 0)]
     if times > 1:
@@ -247,7 +247,7 @@ def _run(runs: Runs, index: int) -> RunView:
 
 
 def _bans(run: RunView) -> dict[str, Any]:
-    """The bans, and what their intervals leave out."""
+    """List the bans, and α of their intervals."""
     return {"alpha": run.knockout and run.knockout.settings["alpha"], "bans": knockouts(run)}
 
 
@@ -270,7 +270,7 @@ async def _page(request: Request) -> Response:
 
 @cache
 def _document() -> tuple[str, str]:
-    """The page with its styles and scripts in it, and the policy that allows just those."""
+    """Return the page with its styles and scripts inlined, and the policy that allows just those."""
     styles, scripts = ([asset(name) for name in names] for names in (STYLES, SCRIPTS))
     text = asset("explorer.html")
     text = text.replace("<!-- styles -->", "\n".join(f"<style>{style}</style>" for style in styles))

@@ -23,9 +23,8 @@ from rocktokens.display.numbers import listed
 from rocktokens.display.table import Table, csv_text
 from rocktokens.display.text import MARKS_LEGEND, legible, printable
 from rocktokens.errors import RocktokensError
-from rocktokens.report.charts.figures import Figure
 from rocktokens.report.charts.save import chart_bytes
-from rocktokens.report.charts.theme import finite
+from rocktokens.report.charts.theme import Figure, finite
 from rocktokens.report.csp import asset, page_policy
 from rocktokens.report.page.answers import Answer, five_answers
 from rocktokens.report.page.sections import Section, sections
@@ -243,6 +242,6 @@ def _scalars(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _texts(facts: dict[str, Any]) -> dict[str, str]:
-    """Facts that are known, as text."""
+    """Return the facts that are known, as text."""
     known = {name: value for name, value in facts.items() if value is not None and value != ""}
     return {name.replace("_", " "): printable(str(value)) for name, value in known.items()}

@@ -8,9 +8,11 @@ from rocktokens.display.rocks import rock_table
 from rocktokens.display.table import Table
 from rocktokens.display.text import printable
 from rocktokens.evaluation.records import accuracy_table
-from rocktokens.report.charts import figures
-from rocktokens.report.charts.figures import Figure
-from rocktokens.report.tables import arm_table, claim_table, comparison_table, verdict_table
+from rocktokens.gradients.records import claim_table
+from rocktokens.knockout.records import KnockoutSweep
+from rocktokens.report.charts.figures import run_figures
+from rocktokens.report.charts.theme import Figure
+from rocktokens.report.tables import arm_table, comparison_table, verdict_table
 from rocktokens.report.views.run_view import RunView
 
 LONGEST_NOTE = 1_000
@@ -37,83 +39,102 @@ class Section:
         return bool(self.figures or self.tables)
 
 
-def _shares(run: RunView) -> Section:
-    lead = (
-        "A rock is a token type that occurs often and whose loss (the kl of the student to the teacher) stays high "
-        "after training. These are the rocks' shares of the run."
-    )
-    return Section("shares", "How much of the run the rocks are", lead, "find", figures.share_figures(run))
+def sections(run: RunView) -> list[Section]:
+    """Make all sections in the order of the page, those without data too."""
+    drawn = run_figures(run)
+
+    def figures(*names: str) -> list[Figure]:
+        return [drawn[name] for name in names if name in drawn]
+
+    gradients, study = run.gradients, run.study
+    return [
+        Section(
+            "shares",
+            "How much of the run the rocks are",
+            "A rock is a token type that occurs often and whose loss (the kl of the student to the teacher) stays high "
+            "after training. These are the rocks' shares of the run.",
+            "find",
+            figures("shares"),
+        ),
+        Section(
+            "funnel",
+            "Where the loss is left",
+            "Right is frequent, up is far from the teacher. Rocks hold the most loss: the product of the two.",
+            "find",
+            figures("funnel"),
+        ),
+        Section(
+            "categories",
+            "Rocks by category",
+            "Are rocks layout and discourse, or the content of the answer?",
+            "find",
+            figures("categories"),
+        ),
+        Section(
+            "rocks",
+            "The rocks",
+            "Sort by a column's title; search by text, category or verdict.",
+            "find",
+            tables=[rock_table(run.rocks)] if run.rocks else [],
+        ),
+        Section(
+            "sureness",
+            "How stable the set is",
+            "How many types are rocks, whether other prompts give the same ones, and which settings matter.",
+            "find",
+            figures("cutoff", "sensitivity"),
+        ),
+        Section(
+            "loss",
+            "What training did",
+            "The same tokens, scored at every checkpoint: the loss of what is learned falls, the rest stays.",
+            "find",
+            figures("loss"),
+            [accuracy_table(run.evaluations)] if run.evaluations else [],
+        ),
+        Section(
+            "gradients",
+            "Where the gradient goes",
+            "Which types move the student: size and direction of the gradients of rocks and of other types.",
+            "gradients",
+            figures("gradient_norm", "gradient_alignment", "gradient_kl", "gradient_blocks"),
+            [claim_table(gradients.claims)] if gradients else [],
+            _printable(gradients.warnings) if gradients else [],
+        ),
+        Section(
+            "knockout",
+            "Do the rocks matter",
+            "Each token is banned at every decoding step, with the same random numbers, and the answers are graded "
+            "again. Pillar: the ban costs accuracy. Stumbling: it improves accuracy. Neutral: the change is within the "
+            "margin. Placebos are types that are not rocks.",
+            "knockout",
+            figures("knockout"),
+            [verdict_table(run.knockout)] if run.knockout else [],
+            _knockout_notes(run.knockout) if run.knockout else [],
+        ),
+        Section(
+            "study",
+            "What leaving them out gains",
+            "Arms differ only in the weights of their tokens. Each is trained on several seeds and compared in pairs.",
+            "study",
+            figures("study_curves", "study_comparisons"),
+            [arm_table(study), comparison_table(study)] if study else [],
+            _printable(study.notes) if study else [],
+        ),
+    ]
 
 
-def _funnel(run: RunView) -> Section:
-    lead = "Right is frequent, up is far from the teacher. Rocks hold the most loss: the product of the two."
-    return Section("funnel", "Where the loss is left", lead, "find", figures.funnel_figures(run))
-
-
-def _categories(run: RunView) -> Section:
-    lead = "Are rocks layout and discourse, or the content of the answer?"
-    return Section("categories", "Rocks by category", lead, "find", figures.category_figures(run))
-
-
-def _rocks(run: RunView) -> Section:
-    lead = "Sort by a column's title; search by text, category or verdict."
-    tables = [rock_table(run.rocks)] if run.rocks else []
-    return Section("rocks", "The rocks", lead, "find", tables=tables)
-
-
-def _sureness(run: RunView) -> Section:
-    lead = "How many types are rocks, whether other prompts give the same ones, and which settings matter."
-    return Section("sureness", "How stable the set is", lead, "find", figures.sureness_figures(run))
-
-
-def _loss(run: RunView) -> Section:
-    lead = "The same tokens, scored at every checkpoint: the loss of what is learned falls, the rest stays."
-    tables = [accuracy_table(run.evaluations)] if run.evaluations else []
-    return Section("loss", "What training did", lead, "find", figures.loss_figures(run), tables)
-
-
-def _gradients(run: RunView) -> Section:
-    lead = "Which types move the student: size and direction of the gradients of rocks and of other types."
-    tables = [claim_table(run.gradients.claims)] if run.gradients else []
-    notes = _printable(run.gradients.warnings) if run.gradients else ()
-    return Section(
-        "gradients", "Where the gradient goes", lead, "gradients", figures.gradient_figures(run), tables, notes
-    )
-
-
-def _knockout(run: RunView) -> Section:
-    lead = (
-        "Each token is banned at every decoding step, with the same random numbers, and the answers are graded again. "
-        "Pillar: the ban costs accuracy. Stumbling: it improves accuracy. Neutral: the change is within the margin. "
-        "Placebos are types that are not rocks."
-    )
-    if run.knockout is None:
-        return Section("knockout", "Do the rocks matter", lead, "knockout")
-    baseline, smallest = run.knockout.baseline, run.knockout.detectable["single"]
-    right = with_interval(baseline["accuracy"], baseline["interval"])
+def _knockout_notes(sweep: KnockoutSweep) -> list[str]:
+    smallest = sweep.detectable["single"]
+    right = with_interval(sweep.baseline["accuracy"], sweep.baseline["interval"])
     power = (
         f"Smallest effect this sweep could detect (80 % power): {decimal(100 * smallest, 1)} points, for a ban that "
         "only turns right answers wrong."
         if smallest < 1
         else "There are too few prompts to detect any loss."
     )
-    notes = [f"Without a ban, {right} of the answers are right. {power}", *_printable(run.knockout.warnings)]
-    tables = [verdict_table(run.knockout)]
-    return Section("knockout", "Do the rocks matter", lead, "knockout", figures.knockout_figures(run), tables, notes)
-
-
-def _study(run: RunView) -> Section:
-    lead = "Arms differ only in the weights of their tokens. Each is trained on several seeds and compared in pairs."
-    tables = [arm_table(run.study), comparison_table(run.study)] if run.study else []
-    notes = _printable(run.study.notes) if run.study else ()
-    return Section("study", "What leaving them out gains", lead, "study", figures.study_figures(run), tables, notes)
+    return [f"Without a ban, {right} of the answers are right. {power}", *_printable(sweep.warnings)]
 
 
 def _printable(notes: Sequence[str]) -> list[str]:
     return [printable(note[:LONGEST_NOTE]) for note in notes]
-
-
-def sections(run: RunView) -> list[Section]:
-    """Make all sections in the order of the page, those without data too."""
-    makers = (_shares, _funnel, _categories, _rocks, _sureness, _loss, _gradients, _knockout, _study)
-    return [make(run) for make in makers]

@@ -34,7 +34,7 @@ class Grades:
         self._recorded, self._seed_label = recorded, seed_label
 
     def is_right(self, prompt_id: str, prompt_text: str, response_text: str) -> bool | None:
-        """Whether a response is right; None where that is not known."""
+        """Tell whether a response is right; None where that is not known."""
         prompt = self._first_prompts.get(prompt_id) or self._prompts.get(prompt_id)
         if not self._task or not prompt or prompt.answer is None or prompt.text not in prompt_text:
             return None
@@ -57,7 +57,7 @@ class Grades:
         return self._make(None)
 
     def _make(self, at_most: int | None) -> dict[str, Prompt]:
-        """The first prompts of all, by id: tasks draw them in an order that does not depend on their number."""
+        """Make the first prompts, by id: tasks draw them in an order that does not depend on their number."""
         if not self._task:
             return {}
         try:

@@ -75,7 +75,7 @@ class RunView:
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
-        """The run in a folder; a study's folder, which has a study.json and no traces, will do."""
+        """Open the run in a folder; a study's folder, which has a study.json and no traces, works too."""
         return cls(Path(path))
 
     # Records
@@ -115,7 +115,7 @@ class RunView:
         return found_at if found_at in self.checkpoints else next(reversed(self.checkpoints), None)
 
     def checkpoint(self, step: int | None) -> int:
-        """A replayed checkpoint, by default the reference."""
+        """Return a replayed checkpoint, by default the reference."""
         chosen = self.reference if step is None else step
         if chosen is None:
             raise RocktokensError(f"{self.path} has no replay traces: run `rocktokens trace`")
@@ -125,12 +125,12 @@ class RunView:
         return chosen
 
     def query(self, ask: Callable[[TraceStore], pa.Table]) -> pa.Table:
-        """Rows of the traces; the engine answers one question at a time."""
+        """Query the traces; the engine answers one query at a time."""
         with self._lock:
             return ask(self._traces)
 
     def index(self, step: int | None = None) -> TokenIndex:
-        """The tokens of a checkpoint, by default the reference."""
+        """Return the tokens of a checkpoint, by default the reference."""
         chosen = self.checkpoint(step)
         with self._lock:
             if chosen not in self._indices:
@@ -141,15 +141,15 @@ class RunView:
     # Texts
 
     def text_of(self, token_id: int) -> str:
-        """What a token reads, as it is: hostile until it is shown by ``display.text``."""
+        """Return the text of a token as it is: hostile until ``display.text`` has made it safe."""
         return self._traces.vocabulary.text(token_id)
 
     def category_of(self, token_id: int) -> str | None:
-        """The category of a token; None where there is no tokenizer to tell."""
+        """Return the category of a token; None where there is no tokenizer."""
         return self.categories_of([token_id]).get(token_id)
 
     def categories_of(self, token_ids: Iterable[int]) -> dict[int, str]:
-        """Categories by id; empty where there is no tokenizer to tell."""
+        """Return categories by id; empty where there is no tokenizer."""
         if self._traces.vocab_size is None:
             return {}
         wanted = list(dict.fromkeys(map(int, token_ids)))
@@ -160,11 +160,11 @@ class RunView:
             return {token_id: self._categories[token_id] for token_id in wanted}
 
     def read(self, sequences: Iterable[Iterable[int]]) -> list[str]:
-        """The text of each sequence of tokens, without tokens that only control the model."""
+        """Return the text of each sequence of tokens, without tokens that only control the model."""
         return self._traces.vocabulary.read([list(ids) for ids in sequences])
 
     def response_texts(self, index: TokenIndex, places: Iterable[int]) -> list[str]:
-        """What the rollouts at these places of an index read."""
+        """Return the texts of the rollouts at these places of an index."""
         wanted = [int(place) for place in places]
         ids = index.rollout_ids_R[wanted].tolist()
         # Without the lock: who wants one page need not wait for who reads them all, and both read the same.
@@ -176,12 +176,12 @@ class RunView:
     # Rollouts
 
     def rollout(self, rollout_id: int) -> Rollout | None:
-        """A rollout of the probe as it was sampled; None where it was not stored."""
+        """Return a rollout of the probe as it was sampled; None where it was not stored."""
         with self._lock:
             return self._probe.get(rollout_id)
 
     def correct(self, index: TokenIndex, place: int) -> bool | None:
-        """Whether the rollout at a place of an index ends in the right answer; None where that is not known."""
+        """Tell whether the rollout at a place of an index ends in the right answer; None where that is not known."""
         rollout_id = int(index.rollout_ids_R[place])
         if rollout_id not in self._correct:
             own = self.rollout(rollout_id)
@@ -191,7 +191,7 @@ class RunView:
         return self._correct[rollout_id]
 
     def prompt_text(self, rollout: Rollout) -> str:
-        """What a rollout answers, template included."""
+        """Return the prompt of a rollout, template included."""
         return self.read([rollout.prompt_ids.tolist()])[0]
 
     @cached_property
@@ -223,7 +223,7 @@ class RunView:
 
 
 def to_json(view: Any) -> str:
-    """A view as JSON: no NaN, only plain values, and nothing that could end a script element."""
+    """Write a view as JSON: no NaN, only plain values, and nothing that could end a script element."""
     return json.dumps(_plain(view), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
 
 

@@ -68,7 +68,7 @@ class Strip:
     """Tokens after these that were left out."""
 
     def first(self, count: int) -> "Strip":
-        """The strip with its first tokens only."""
+        """Return the strip with its first tokens only."""
         kept = self.tokens[:count]
         return replace(self, tokens=kept, more=self.more + len(self.tokens) - len(kept))
 
@@ -80,7 +80,7 @@ class Strip:
 
 
 def rollout_strip(run: RunView, rollout_id: int, checkpoint: int | None = None) -> Strip:
-    """The strip of a rollout, by default at the reference checkpoint, or the last that scored it."""
+    """Make the strip of a rollout, by default at the reference checkpoint, or the last that scored it."""
     step = run.checkpoint(checkpoint) if checkpoint is not None else _scoring_checkpoint(run, rollout_id)
     index = run.index(step)
     place = index.place(rollout_id)
@@ -100,12 +100,12 @@ def rollout_strip(run: RunView, rollout_id: int, checkpoint: int | None = None) 
 
 
 def shortest(value: float | None) -> float | None:
-    """The shortest number that is the same float32; None where there is none, or NaN."""
+    """Return the shortest number that is the same float32; None where there is none, or NaN."""
     return None if value is None or math.isnan(value) else float(str(np.float32(value)))
 
 
 def interesting_rollouts(run: RunView, count: int) -> list[int]:
-    """Rollouts that show much: right and wrong ones in turn, of either kind the longer half, richest in rocks first.
+    """Choose rollouts that show much: right and wrong in turn, of either kind the longer half, richest in rocks first.
 
     Where no rocks were found, those of the highest mean kl come first.
     """
@@ -123,7 +123,7 @@ def interesting_rollouts(run: RunView, count: int) -> list[int]:
 
 
 def _longer_half(index: TokenIndex, places: list[int], richness_R: np.ndarray) -> list[int]:
-    """The places of rollouts of at least median length, the richest first."""
+    """Return the places of rollouts of at least median length, the richest first."""
     median = np.median(index.lengths_R[places])
     return sorted(
         (place for place in places if index.lengths_R[place] >= median), key=lambda place: (-richness_R[place], place)
@@ -131,7 +131,7 @@ def _longer_half(index: TokenIndex, places: list[int], richness_R: np.ndarray) -
 
 
 def _scoring_checkpoint(run: RunView, rollout_id: int) -> int:
-    """The reference, or the last checkpoint with this rollout where each checkpoint wrote its own."""
+    """Return the reference, or the last checkpoint with this rollout where each checkpoint wrote its own."""
     for step in (run.checkpoint(None), *reversed(run.checkpoints)):
         if _holds(run.index(step), rollout_id):
             return step

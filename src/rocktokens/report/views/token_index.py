@@ -44,7 +44,7 @@ class TokenIndex:
 
     @classmethod
     def read(cls, store: TraceStore, checkpoint: int, rock_ids: np.ndarray) -> "TokenIndex":
-        """All tokens of a checkpoint; ``rock_ids`` are the types called rocks."""
+        """Read all tokens of a checkpoint; ``rock_ids`` are the types called rocks."""
         rows = store.table(checkpoint)
         tokens = rows.select("rollout_id", "position", "token_id", "kl").order_by("rollout_id", "position").to_pyarrow()
         prompts = rows.group_by("rollout_id").agg(prompt_id=rows.prompt_id.min()).order_by("rollout_id").to_pyarrow()
@@ -72,18 +72,18 @@ class TokenIndex:
         return np.unique(self.token_ids_T).tolist()
 
     def count(self, chosen_T: np.ndarray) -> np.ndarray:
-        """int64 (R,): how many of the chosen tokens each rollout holds."""
+        """Count the chosen tokens of each rollout, int64 (R,)."""
         return _counts(chosen_T, self.starts_R)
 
     def place(self, rollout_id: int) -> int:
-        """Which of the rollouts this is."""
+        """Find the place of a rollout."""
         place = int(np.searchsorted(self.rollout_ids_R, rollout_id))
         if place == len(self.rollout_ids_R) or self.rollout_ids_R[place] != rollout_id:
             raise RocktokensError(f"rollout {rollout_id} is not in the traces of checkpoint {self.checkpoint}")
         return place
 
     def tokens(self, place: int) -> np.ndarray:
-        """int32: the response of a rollout."""
+        """Return the response of a rollout, int32."""
         start = self.starts_R[place]
         return self.token_ids_T[start : start + self.lengths_R[place]]
 
@@ -93,7 +93,7 @@ def _counts(chosen_T: np.ndarray, starts_R: np.ndarray) -> np.ndarray:
 
 
 def _means(values_T: np.ndarray, starts_R: np.ndarray) -> np.ndarray:
-    """Means of what is not NaN."""
+    """Average what is not NaN."""
     counts_R = _counts(~np.isnan(values_T), starts_R)
     sums_R = np.add.reduceat(np.nan_to_num(values_T), starts_R, dtype=np.float64)
     return np.divide(sums_R, counts_R, out=np.full(len(sums_R), np.nan), where=counts_R > 0)

@@ -59,7 +59,7 @@ class TypeCard:
 
 
 def history(run: RunView, rollout_id: int, position: int) -> list[tuple[int, float | None]]:
-    """Checkpoint and kl of one occurrence, at the checkpoints that scored it, oldest first."""
+    """List checkpoint and kl of one occurrence, at the checkpoints that scored it, oldest first."""
 
     def ask(store: TraceStore, step: int) -> pa.Table:
         rows = store.table(step)
@@ -70,7 +70,7 @@ def history(run: RunView, rollout_id: int, position: int) -> list[tuple[int, flo
 
 
 def type_card(run: RunView, token_id: int) -> TypeCard:
-    """All that is known of a type."""
+    """Collect all that is known of a type."""
     index = run.index()
     places_T = np.flatnonzero(index.token_ids_T == token_id)
     rocks = run.rocks.tokens if run.rocks else []
@@ -90,12 +90,12 @@ def type_card(run: RunView, token_id: int) -> TypeCard:
 
 
 def _rollouts_of(index: TokenIndex, places_T: np.ndarray) -> np.ndarray:
-    """Which rollouts tokens belong to."""
+    """Find the rollouts that tokens belong to."""
     return np.searchsorted(index.starts_R, places_T, side="right") - 1
 
 
 def _mean_kl(run: RunView, step: int, token_id: int) -> tuple[float | None, int]:
-    """Over the scored occurrences, and how many occurrences there are; the same on any number of threads."""
+    """Average over the scored occurrences, and count all occurrences; the same on any number of threads."""
 
     def ask(store: TraceStore) -> pa.Table:
         rows = store.table(step)
