@@ -25,12 +25,11 @@ import pyarrow as pa
 from rocktokens.config import load_config
 from rocktokens.rocks.contexts import ContextResult
 from rocktokens.rocks.cutoff import jaccard
-from rocktokens.rocks.embeddings import student_embeddings
-from rocktokens.rocks.encoding import Encoder, embedding_encoder
+from rocktokens.rocks.encoders import Encoder, embedding_encoder, traced_embeddings
 from rocktokens.rocks.persistence import Persistent, find_thresholds, persistent_occurrences
 from rocktokens.rocks.search import Criterion, compare_contexts, score_types, with_kept
 from rocktokens.rocks.selectors import rank_types, selector_of
-from rocktokens.rocks.split import Evidence, PromptSplit, gather
+from rocktokens.rocks.split import PromptSplit, PromptSums, gather
 from rocktokens.run_dir import RunDir
 from rocktokens.traces.store import TraceStore
 
@@ -73,7 +72,7 @@ def report(run: Path, wanted: Sequence[int] | None, splits: int) -> None:
     """Print all tables of one run."""
     store, criterion = TraceStore(run), Criterion()
     first, last = store.checkpoints[0], store.checkpoints[-1]
-    encoder = embedding_encoder(store.table(last), student_embeddings(store, last), criterion.window)
+    encoder = embedding_encoder(store.table(last), traced_embeddings(store, last), criterion.window)
     print(f"\n# {run}: checkpoints {first} and {last}, window {criterion.window}, tau {criterion.tau}\n")
     chance = _print_cosines(*sample_cosines(store, criterion, encoder))
     ks = wanted or sorted({int(load_config(RunDir(run).config).find.k), FEW_ROCKS})
@@ -98,13 +97,13 @@ def search_halves(
     store: TraceStore, criterion: Criterion, encoder: Encoder, ks: Sequence[int], seed: int
 ) -> tuple[Half, Half]:
     """Search on a random half of the prompts, and on the other."""
-    evidence = gather(store, None, None, 0.5, seed)
-    one, other = (_search(store, side, criterion, encoder, ks) for side in (evidence, _swapped(evidence)))
+    sums = gather(store, None, None, 0.5, seed)
+    one, other = (_search(store, side, criterion, encoder, ks) for side in (sums, _swapped(sums)))
     return one, other
 
 
-def _search(store: TraceStore, evidence: Evidence, criterion: Criterion, encoder: Encoder, ks: Sequence[int]) -> Half:
-    sample, persistent = evidence.selection, _persistent(store, evidence, criterion)
+def _search(store: TraceStore, sums: PromptSums, criterion: Criterion, encoder: Encoder, ks: Sequence[int]) -> Half:
+    sample, persistent = sums.selection, _persistent(store, sums, criterion)
     context = compare_contexts(sample, persistent, criterion, len(sample.token_ids), encoder, gammas=GAMMAS)
     if not context.exact.all():
         raise SystemExit(f"{store.run.path} has more pairs of contexts than are compared in full: take a smaller run")
@@ -127,8 +126,8 @@ def _kept_shares(context: ContextResult) -> dict[Setting, float]:
     return {setting: float(context.kept_count(*setting).sum() / context.persistent.sum()) for setting in GRID}
 
 
-def _persistent(store: TraceStore, evidence: Evidence, criterion: Criterion) -> Persistent:
-    return persistent_occurrences(store, evidence, find_thresholds(store, evidence, criterion.tau, None))
+def _persistent(store: TraceStore, sums: PromptSums, criterion: Criterion) -> Persistent:
+    return persistent_occurrences(store, sums, find_thresholds(store, sums, criterion.tau, None))
 
 
 def _first(score: np.ndarray, freq: np.ndarray, criterion: Criterion, k: int) -> np.ndarray:
@@ -136,17 +135,17 @@ def _first(score: np.ndarray, freq: np.ndarray, criterion: Criterion, k: int) ->
     return np.sort(columns[score[columns] > 0])
 
 
-def _swapped(evidence: Evidence) -> Evidence:
-    """The same evidence with the halves changing places; clusters of the selection half are numbered first."""
-    total, measuring = evidence.selection.n_clusters + evidence.measuring.n_clusters, evidence.measuring.n_clusters
-    numbers = (evidence.clusters["cluster"].to_numpy() + measuring) % total
-    selection = evidence.prompts.selection or []
+def _swapped(sums: PromptSums) -> PromptSums:
+    """The same sums with the halves changing places; clusters of the selection half are numbered first."""
+    total, measuring = sums.selection.n_clusters + sums.measuring.n_clusters, sums.measuring.n_clusters
+    numbers = (sums.clusters["cluster"].to_numpy() + measuring) % total
+    selection = sums.prompts.selection or []
     return replace(
-        evidence,
-        prompts=PromptSplit(evidence.prompts.measuring, evidence.prompts.selection, len(selection)),
-        clusters=evidence.clusters.set_column(1, "cluster", pa.array(numbers, pa.int32())),
-        selection=evidence.measuring,
-        measuring=evidence.selection,
+        sums,
+        prompts=PromptSplit(sums.prompts.measuring, sums.prompts.selection, len(selection)),
+        clusters=sums.clusters.set_column(1, "cluster", pa.array(numbers, pa.int32())),
+        selection=sums.measuring,
+        measuring=sums.selection,
     )
 
 

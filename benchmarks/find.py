@@ -31,9 +31,9 @@ import numpy as np
 from printing import machine, print_table, whole
 from rocktokens.rocks.analysis import analyse
 from rocktokens.rocks.contexts import context_consistency
-from rocktokens.rocks.encoding import embedding_encoder, encode_windows
-from rocktokens.rocks.find import find_rocks, rock_set
-from rocktokens.rocks.search import Criterion, search
+from rocktokens.rocks.encoders import encode_windows
+from rocktokens.rocks.find import find_rocks, rock_set, search_traces
+from rocktokens.rocks.search import Criterion
 from rocktokens.rocks.sensitivity import other_gammas
 from rocktokens.run_dir import file_sha256
 from rocktokens.traces.store import TraceStore
@@ -169,14 +169,10 @@ def analysis_work(trace: str, threads: int) -> Work:
 
     def work() -> Measured:
         store, criterion = TraceStore(trace, threads=threads), Criterion(k=K)
-        rows = store.table(store.checkpoints[-1])
-        encoder = embedding_encoder(rows, embeddings_VD, criterion.window)
-        finding = search(store, criterion, encoder, gammas=other_gammas(criterion.gamma))
-        rocks = rock_set(store, finding)
-        analysis = analyse(
-            store, finding, rocks, encoder, lambda window: embedding_encoder(rows, embeddings_VD, window)
-        )
-        return {"parts": sorted(analysis)}
+        gammas = other_gammas(criterion.gamma)
+        result, encoders = search_traces(store, criterion, embeddings=embeddings_VD, gammas=gammas)
+        analysis = analyse(store, result, rock_set(store, result), encoders)
+        return {"parts": sorted(analysis.to_record())}
 
     return work
 

@@ -170,3 +170,26 @@ def test_files_that_hold_no_controls_are_refused(tmp_path, change, sentence):
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
     with pytest.raises(RocktokensError, match=rf"controls\.json {sentence}.*: .*write it again with `match_controls`"):
         ControlSet.load(path)
+
+
+# Notebooks
+
+
+def test_sets_say_what_they_are():
+    rocks = one_rock()
+    assert (len(rocks), repr(rocks)) == (2, "RockSet(2 rocks at checkpoint None: So, So)")
+    nothing = replace(rocks, tokens=[])
+    assert nothing and len(nothing) == 0
+    assert "·<b>" in repr(replace(rocks, tokens=[replace(rocks.tokens[0], text=" <b>")]))
+    assert "<b>" not in replace(rocks, tokens=[replace(rocks.tokens[0], text=" <b>")])._repr_html_()
+    controls = two_draws()
+    assert repr(controls).startswith("ControlSet(2 draws of 2 types, 1 distinct; total occurrences within ")
+    assert controls._repr_html_().count("<tr>") == 3
+
+
+def test_rocks_draw_themselves():
+    rocks = replace(one_rock(), summary={"token_share": 0.25, "measured_on": "held-out half"})
+    scored = replace(rocks.tokens[0], score_interval=(10.0, 30.0))
+    for chart in (rocks.plot_shares(), rocks.plot_scores(), replace(rocks, tokens=[scored]).plot_scores()):
+        assert chart.to_dict()["title"]
+    assert replace(rocks, tokens=[]).plot_scores().to_dict()

@@ -92,11 +92,15 @@ def _trace(_run: RunDir, config: Config, progress: Progress) -> bool:
 
 
 def _find(run: RunDir, config: Config, progress: Progress) -> bool:
-    from rocktokens.cli.find import run_find
-
+    with progress.status("loading"):
+        from rocktokens.report.charts.find_charts import find_charts
+        from rocktokens.report.charts.save import commit_charts
+        from rocktokens.rocks.find import find_run, split_seed
     if _holds(lambda: _is_found(run, config)):
         return False
-    run_find(run, config.find, derive_seed(config.run.seed, "split"))
+    found = find_run(run, config.find, split_seed(config), progress=progress)
+    with progress.status("drawing"):
+        commit_charts(run, find_charts(run.path.name, found.analysis))
     return True
 
 

@@ -34,7 +34,7 @@ class Silent:
     """Reports nothing."""
 
     def bar(self, label: str, total: int) -> AbstractContextManager[Advance]:
-        """A bar that nobody sees."""
+        """Show nothing."""
         return nullcontext(lambda _steps: None)
 
     def status(self, label: str) -> AbstractContextManager[object]:

@@ -16,9 +16,14 @@ import numpy as np
 from rocktokens.errors import RocktokensError, TokenizerMismatchError
 
 if TYPE_CHECKING:
+    import altair as alt
     import pandas as pd
 
+    Chart = alt.Chart | alt.LayerChart | alt.FacetChart
+
 ROCKS_SCHEMA_VERSION = 1
+NAMED = 5
+"""Rocks that the name of a set lists."""
 CONTROLS_SCHEMA_VERSION = 1
 ONE = 1 << 24
 """1 in fixed point: scores are summed as integers of this unit, the same for any order of the rows."""
@@ -163,6 +168,20 @@ class RockSet:
     windows: dict[str, Any] | None = None
     """``max_each_side`` and ``min_kl``: the rule that makes windows (rocktokens.windows); None when there is none."""
 
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __bool__(self) -> bool:
+        """A search that found no rocks is a result too."""
+        return True
+
+    def __repr__(self) -> str:
+        from rocktokens.display.text import visible
+
+        first = ", ".join(visible(token.text) for token in self.tokens[:NAMED])
+        more = ", …" if len(self) > NAMED else ""
+        return f"RockSet({len(self)} rocks at {self._where()}{': ' if self.tokens else ''}{first}{more})"
+
     @property
     def ids(self) -> np.ndarray:
         """int64 (K,): rock ids in rank order."""
@@ -212,6 +231,21 @@ class RockSet:
 
         return rock_table(self).to_html()
 
+    def plot_scores(self, show: int = 30) -> "Chart":
+        """Draw the scores of the first ``show`` rocks with their intervals."""
+        from rocktokens.report.charts.share_charts import score_records, scores_chart
+
+        return scores_chart(score_records(self.tokens[:show]), self._where())
+
+    def plot_shares(self) -> "Chart":
+        """Draw which share of the tokens, the kl and the gradient norm the rocks hold."""
+        from rocktokens.report.charts.share_charts import share_records, shares_chart
+
+        return shares_chart(share_records(self.summary), f"{self._where()}, {self.summary['measured_on']}")
+
+    def _where(self) -> str:
+        return f"checkpoint {self.criterion.get('reference')}"
+
 
 @dataclass(frozen=True, slots=True)
 class ControlDraw:
@@ -243,6 +277,27 @@ class ControlSet:
 
     def __len__(self) -> int:
         return len(self.draws)
+
+    def __repr__(self) -> str:
+        worst = max((abs(draw.total_gap) for draw in self.draws), default=0.0)
+        return (
+            f"ControlSet({len(self)} draws of {len(self.rock_ids)} types, {self.n_distinct} distinct; "
+            f"total occurrences within {100 * worst:.1f} % of the rocks')"
+        )
+
+    def _repr_html_(self) -> str:
+        """Show the draws as a table in a notebook."""
+        from rocktokens.display.numbers import signed_percent
+        from rocktokens.display.table import Column, Table, number
+
+        columns: list[Column[tuple[int, ControlDraw]]] = [
+            Column("draw", lambda own: number(own[0])),
+            Column("types", lambda own: number(len(own[1].ids))),
+            Column("occurrences", lambda own: number(own[1].total)),
+            Column("beyond the rocks'", lambda own: number(own[1].total_gap, signed_percent)),
+            Column("largest gap of a pair", lambda own: number(own[1].max_gap, signed_percent)),
+        ]
+        return Table.of("controls", columns, enumerate(self.draws), f"{self!r}.").to_html()
 
     def ids(self, draw: int) -> np.ndarray:
         """int64 (K,): the control types of one draw, in the order of ``rock_ids``."""

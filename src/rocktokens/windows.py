@@ -21,7 +21,7 @@ from rocktokens.errors import RocktokensError
 
 @dataclass(frozen=True, slots=True)
 class WindowRule:
-    """What makes a window: a rule, so that it holds for occurrences nobody has seen yet."""
+    """What makes a window: a rule, so that it applies to occurrences that are yet to come."""
 
     max_each_side: int
     min_kl: float
@@ -49,7 +49,7 @@ class WindowRule:
 
 
 def rock_windows(is_rock_T: Any, kl_T: Any, rollout_ids_T: Any, positions_T: Any, rule: WindowRule) -> Any:
-    """Where a rock or its window is: bool (T,), numpy or torch as the input, on its device.
+    """Mark where a rock or its window is: bool (T,), numpy or torch as the input, on its device.
 
     Args:
         is_rock_T: bool, True at the rock occurrences.
@@ -70,7 +70,7 @@ def rock_windows(is_rock_T: Any, kl_T: Any, rollout_ids_T: Any, positions_T: Any
 
 
 def random_windows(marked_T: Any, rollout_ids_T: Any, seed: int | Sequence[int]) -> Any:
-    """As many marked positions in every rollout, in runs of the same lengths, at random places.
+    """Mark as many positions in every rollout, in runs of the same lengths, at random places.
 
     Args:
         marked_T: bool, numpy or torch.

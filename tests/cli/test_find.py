@@ -12,6 +12,7 @@ from command_line import FinishedRun, changed, refuse, rocktokens, snapshot, suc
 from rocktokens.cli.demo import movement_table, print_answer
 from rocktokens.demo import Movement, measure_movement
 from rocktokens.evaluation.records import EvaluationRecord
+from rocktokens.rocks.find import find_rocks
 from rocktokens.rocks.split import split_prompts
 from rocktokens.run_dir import RunDir, derive_seed
 from rocktokens.traces.store import TraceStore
@@ -33,6 +34,14 @@ def test_the_prompts_are_split_by_the_seed_of_the_run(finished: FinishedRun, cop
     assert finished.outcomes["find"].record["criterion"]["seed"] == derive_seed(1, "split")
     RunDir(copy).drop(["config.toml"])
     assert succeed("find", copy, "--json").record["criterion"]["seed"] == 0
+
+
+def test_the_library_call_gives_the_same_bytes(finished: FinishedRun, copy: Path, tmp_path: Path):
+    find_rocks(TraceStore(copy)).save(tmp_path / "rocks.json")
+    assert (tmp_path / "rocks.json").read_bytes() == (finished.path / "rocks.json").read_bytes()
+    find_rocks(TraceStore(copy), k="auto", gamma=0.9).save(tmp_path / "rocks.json")
+    succeed("find", copy, "--k", "auto", "--set", "find.gamma=0.9")
+    assert (tmp_path / "rocks.json").read_bytes() == (copy / "rocks.json").read_bytes()
 
 
 def test_a_replay_that_was_interrupted_is_refused(copy: Path):

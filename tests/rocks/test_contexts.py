@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from trace_oracle import random_trace, with_column, write_trace
 
 from rocktokens.errors import RocktokensError
-from rocktokens.rocks import encoding, neighbours
-from rocktokens.rocks.contexts import ContextResult, context_consistency, judged_sizes
-from rocktokens.rocks.encoding import context_windows, embedding_encoder, encode_windows
-from rocktokens.rocks.neighbours import neighbour_counts
+from rocktokens.rocks import contexts, encoders
+from rocktokens.rocks.contexts import ContextResult, context_consistency, judged_sizes, neighbour_counts
+from rocktokens.rocks.encoders import context_windows, embedding_encoder, encode_windows
 from rocktokens.traces.store import TraceStore
 
 FEW_EXAMPLES = settings(max_examples=60, deadline=None)
@@ -98,7 +97,7 @@ def unit_vectors(seed: int, count: int, width: int, spread: float = 1.0) -> np.n
 
 @pytest.mark.parametrize("window", [1, 2, 5])
 def test_windows_equal_the_oracle(rows, trace, window, monkeypatch):
-    monkeypatch.setattr(encoding, "OCCURRENCES_PER_JOIN", 64)
+    monkeypatch.setattr(encoders, "OCCURRENCES_PER_JOIN", 64)
     responses = responses_of(trace)
     shuffled = np.random.default_rng(0).permutation(trace.num_rows)
     rollouts, positions = (trace[name].to_numpy()[shuffled] for name in ("rollout_id", "position"))
@@ -147,7 +146,7 @@ def test_large_rollout_ids_and_positions_are_exact(tmp_path):
 def test_encodings_equal_the_oracle(tokens, dtype):
     embeddings = np.random.default_rng(1).standard_normal((6, 5)).astype(dtype)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(encoding, "WINDOWS_PER_SUM", 4)
+        patch.setattr(encoders, "WINDOWS_PER_SUM", 4)
         found = encode_windows(np.array(tokens, np.int32), embeddings)
     assert found.dtype == np.float64
     np.testing.assert_allclose(found, [oracle_vector(window, embeddings) for window in tokens], atol=1e-14)
@@ -206,7 +205,7 @@ def test_neighbours_equal_the_oracle_whatever_the_block(block):
 @pytest.mark.parametrize("few", [-1.0, 2.0])
 def test_both_ways_of_deciding_close_pairs_agree_with_float64(monkeypatch, few):
     """Thresholds that are cosines of the sample: in float32 about half of these ties would fall on the wrong side."""
-    monkeypatch.setattr(neighbours, "FEW", few)
+    monkeypatch.setattr(contexts, "FEW", few)
     vectors = unit_vectors(1, 120, 64)
     cosines = vectors @ vectors.T
     for i in range(0, 119, 7):
@@ -226,8 +225,8 @@ def test_a_hair_below_the_threshold_is_below_it():
 
 def test_pairs_gathered_in_parts_are_the_same(monkeypatch):
     vectors = np.repeat(unit_vectors(2, 40, 16), 2, axis=0)
-    monkeypatch.setattr(neighbours, "FEW", 2.0)
-    monkeypatch.setattr(neighbours, "GATHERED_BYTES", 16 * 16 * 3)
+    monkeypatch.setattr(contexts, "FEW", 2.0)
+    monkeypatch.setattr(contexts, "GATHERED_BYTES", 16 * 16 * 3)
     assert neighbour_counts(vectors, [1.0], block=32).tolist() == [[1] * 80]
 
 
@@ -267,7 +266,7 @@ def test_kept_occurrences_equal_the_oracle(rows, trace, at_once):
     embeddings = np.random.default_rng(4).standard_normal((12, 6)).astype(np.float32)
     columns, rollouts, positions, token_ids = occurrences_by_type(trace, seed=0)
     gammas, etas, responses = [0.3, 0.6, 0.9], [0.05, 0.25, 0.5], responses_of(trace)
-    encoder = encoding.EmbeddingEncoder(rows, embeddings, 4, at_once)
+    encoder = encoders.EmbeddingEncoder(rows, embeddings, 4, at_once)
     result = context_consistency(columns, rollouts, positions, token_ids, encoder, gammas)
     assert result.exact.all()
     kept_somewhere = set()

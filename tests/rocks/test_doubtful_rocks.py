@@ -10,8 +10,9 @@ from trace_oracle import random_embeddings, random_trace, rescored, with_column,
 
 from rocktokens.config import POSITIVE
 from rocktokens.rocks import search as selection
-from rocktokens.rocks.find import context_encoder, find_rocks, rock_set
-from rocktokens.rocks.search import Criterion, Finding, search
+from rocktokens.rocks.encoders import Encoders, embedding_encoder
+from rocktokens.rocks.find import find_rocks, rock_set, search_traces
+from rocktokens.rocks.search import Criterion, SearchResult
 from rocktokens.rocks.selectors import Rules, rank_types, summed_kl
 from rocktokens.rocks.sensitivity import sensitivity_table
 from rocktokens.rocks.split import checkpoint_samples, gather
@@ -28,9 +29,9 @@ def store(tmp_path_factory) -> TraceStore:
     return TraceStore(write_trace(tmp_path_factory.mktemp("run"), tables))
 
 
-def found(store: TraceStore, **options) -> Finding:
+def found(store: TraceStore, **options) -> SearchResult:
     criterion = Criterion(**{"tau": 0.2, "gamma": 0.3, "eta": 0.1, "window": 2, "split": None, **options})
-    return search(store, criterion, context_encoder(store, criterion, EMBEDDINGS, "embeddings"))
+    return search_traces(store, criterion, embeddings=EMBEDDINGS)[0]
 
 
 def test_a_score_below_the_least_is_not_ranked():
@@ -79,8 +80,8 @@ def few_at_a_time(monkeypatch) -> None:
     monkeypatch.setattr(selection, "PER_ROCK", 2)
 
 
-def pairs_of_the_first(finding: Finding, count: int) -> int:
-    number = np.sort(finding.n_persistent)[::-1][:count]
+def pairs_of_the_first(result: SearchResult, count: int) -> int:
+    number = np.sort(result.n_persistent)[::-1][:count]
     return int((number * (number - 1)).sum())
 
 
@@ -103,9 +104,10 @@ def test_after_types_were_passed_over_no_row_claims_to_be_exact(store):
     part = found(store, k=2, max_pairs=pairs_of_the_first(whole, 60) - 1)
     assert np.isnan(part.consistency).any() and not part.is_exact and whole.is_exact
     assert part.columns.tolist() == whole.columns.tolist()
-    encoder = context_encoder(store, part.criterion, EMBEDDINGS, "embeddings")
-    assert not any(row["exact"] for row in sensitivity_table(store, part, encoder, None) if row["parameter"] == "stage")
-    assert all(row["exact"] for row in sensitivity_table(store, whole, encoder, None) if row["parameter"] == "stage")
+    rows = store.table(part.criterion.reference)
+    encoders = Encoders(embedding_encoder(rows, EMBEDDINGS, part.criterion.window))
+    assert not any(row.exact for row in sensitivity_table(store, part, encoders) if row.parameter == "stage")
+    assert all(row.exact for row in sensitivity_table(store, whole, encoders) if row.parameter == "stage")
 
 
 def test_a_checkpoint_that_exchanged_positions_is_not_the_same(tmp_path):
@@ -114,6 +116,6 @@ def test_a_checkpoint_that_exchanged_positions_is_not_the_same(tmp_path):
     whole = late.filter(pa.compute.is_valid(late["kl"]))
     moved = with_column(whole, "position", np.asarray(whole["position"]) + 100)
     store = TraceStore(write_trace(tmp_path, {0: whole, 5: moved, 9: whole}))
-    evidence = gather(store, None, None, 0.5, 0)
-    assert evidence.paired
-    assert checkpoint_samples(store, evidence, 0) and not checkpoint_samples(store, evidence, 5)
+    sums = gather(store, None, None, 0.5, 0)
+    assert sums.paired
+    assert checkpoint_samples(store, sums, 0) and not checkpoint_samples(store, sums, 5)

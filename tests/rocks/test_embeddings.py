@@ -24,7 +24,7 @@ from transformers import (
 
 from rocktokens.config import checkpoint_steps, dump_config, parse_config, student_name
 from rocktokens.errors import RocktokensError
-from rocktokens.rocks.embeddings import student_embeddings
+from rocktokens.rocks.encoders import traced_embeddings
 from rocktokens.run_dir import RunDir
 from rocktokens.traces.store import TraceStore
 
@@ -54,7 +54,7 @@ def embeddings_of(model) -> np.ndarray:
 
 
 def read(run: Path, checkpoint: int = 4) -> np.ndarray:
-    return student_embeddings(TraceStore(run), checkpoint)
+    return traced_embeddings(TraceStore(run), checkpoint)
 
 
 @pytest.mark.parametrize("name", MODELS)

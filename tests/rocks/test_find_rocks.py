@@ -25,6 +25,7 @@ from trace_oracle import (
     write_trace,
 )
 
+from rocktokens.config import FindSection
 from rocktokens.errors import RocktokensError
 from rocktokens.inference.bootstrap import bootstrap_counts
 from rocktokens.rocks.find import find_rocks, type_table
@@ -375,6 +376,30 @@ def test_type_table_of_unpaired_checkpoints_has_no_baseline(tmp_path, tables):
     assert type_table(TraceStore(run))["mean_kl_baseline"].isna().all()
 
 
+# The run's own settings
+
+
+def test_what_is_not_given_comes_from_the_config_of_the_run(tmp_path, tables):
+    run = write_trace(tmp_path, tables)
+    find = {"k": 4, "stage": "score", "split": 0.25, "min_score": 0.5, "tau_nats": [0.25, 0.5], "encoder": "hidden"}
+    lines = "\n".join(f"{name} = {json.dumps(value)}" for name, value in find.items())
+    (run / "config.toml").write_text(f'[run]\ndirectory = "elsewhere"\nseed = 3\n[find]\n{lines}\n')
+    store = TraceStore(run, threads=1)
+    assert find.items() <= find_rocks(store).criterion.items()
+    assert find_rocks(store).criterion["seed"] == derive_seed(3, "split")
+    given = {"k": 2, "split": None, "min_score": None, "tau_nats": None, "seed": 0, "encoder": "embeddings"}
+    assert given.items() <= find_rocks(store, **given).criterion.items()
+    by_quantile = find_rocks(store, tau=0.5, stage="context", embeddings=EMBEDDINGS).criterion
+    assert (by_quantile["tau"], by_quantile["tau_nats"], by_quantile["encoder"]) == (0.5, None, "embeddings")
+
+
+def test_without_a_config_the_defaults_are_those_of_its_section(store):
+    criterion = find_rocks(store, stage="score").criterion
+    assert criterion.keys() == {*FindSection.model_fields, "reference", "baseline", "seed"}
+    expected = {**FindSection().model_dump(), "stage": "score", "min_score": None, "seed": 0}
+    assert {name: criterion[name] for name in expected} == expected
+
+
 # Refusals
 
 
@@ -390,7 +415,6 @@ def test_type_table_of_unpaired_checkpoints_has_no_baseline(tmp_path, tables):
         ({"window": 2.5}, "window = 2.5 is not valid: give a whole number of at least 1"),
         ({"max_pairs": 1}, "max_pairs = 1 is not valid: give a whole number of at least 2"),
         ({"seed": -1}, "seed = -1 is not valid: give a whole number of at least 0"),
-        ({"seed": None}, "seed = None is not valid: give a whole number of at least 0"),
         ({"joint": "no"}, "joint = 'no' is not valid: give True or False"),
         ({"gamma": 0}, "gamma = 0 is not valid: give a number above 0, up to 1"),
         ({"gamma": 1.01}, "gamma = 1.01 is not valid: give a number above 0, up to 1"),
@@ -406,7 +430,7 @@ def test_type_table_of_unpaired_checkpoints_has_no_baseline(tmp_path, tables):
         ({"split": 0.0}, "split = 0.0 is not valid: give a share above 0 and up to 1"),
         ({"split": 1.5}, "split = 1.5 is not valid: give a share above 0 and up to 1"),
         ({"stage": "late"}, "stage = 'late' is not known: use one of context, score"),
-        ({"encoder": "last"}, "encoder = 'last' is not known here: use 'embeddings', or give hidden_encoder"),
+        ({"encoder": "last"}, "encoder = 'last' is not known: use 'embeddings' or 'hidden', or give hidden_encoder"),
         ({"encoder": None}, "stage = 'context' needs embeddings or an encoder: give one, or use stage='score'"),
         (
             {"embeddings": EMBEDDINGS[:3]},

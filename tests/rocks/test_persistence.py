@@ -39,7 +39,7 @@ from rocktokens.rocks.persistence import (
     type_groups,
 )
 from rocktokens.rocks.records import GroupChange
-from rocktokens.rocks.split import HELD_OUT, SELECTION, Evidence, gather
+from rocktokens.rocks.split import HELD_OUT, SELECTION, PromptSums, gather
 from rocktokens.traces.store import TraceStore
 
 ONE = 2**24
@@ -57,7 +57,7 @@ def store(tmp_path_factory, tables):
 
 
 @pytest.fixture(scope="module")
-def evidence(store):
+def sums(store):
     return gather(store, None, None, 0.5, 0)
 
 
@@ -70,9 +70,9 @@ def halves_of(tables: dict[int, pa.Table], split: float | None = 0.5) -> list[tu
     ]
 
 
-def found_by_type(evidence: Evidence, persistent: Persistent) -> dict[int, list[tuple[int, int]]]:
+def found_by_type(sums: PromptSums, persistent: Persistent) -> dict[int, list[tuple[int, int]]]:
     found: dict[int, list[tuple[int, int]]] = {}
-    ids = evidence.selection.token_ids[persistent.columns].tolist()
+    ids = sums.selection.token_ids[persistent.columns].tolist()
     places = zip(persistent.rollout_ids.tolist(), persistent.positions.tolist(), strict=True)
     for v, place in zip(ids, places, strict=True):
         found.setdefault(v, []).append(place)
@@ -90,38 +90,38 @@ def test_thresholds_are_quantiles_of_the_selection_half(store, tables, split, ta
     assert (thresholds.pre, thresholds.post) == (naive_quantile(before, tau), naive_quantile(now, tau))
 
 
-def test_thresholds_in_nats_are_taken_as_given(store, evidence):
-    assert find_thresholds(store, evidence, 0.8, (0.25, 1.5)) == Thresholds(0.25, 1.5)
+def test_thresholds_in_nats_are_taken_as_given(store, sums):
+    assert find_thresholds(store, sums, 0.8, (0.25, 1.5)) == Thresholds(0.25, 1.5)
 
 
 @pytest.mark.parametrize("split", [None, 0.5])
 @pytest.mark.parametrize("nats", [(0.2, 0.4), (0.9, 0.0), (-1.0, -1.0), (9.0, 99.0)])
 def test_persistent_occurrences_equal_the_oracle(store, tables, split, nats):
-    evidence = gather(store, None, None, split, 0)
-    persistent = persistent_occurrences(store, evidence, Thresholds(*nats))
+    sums = gather(store, None, None, split, 0)
+    persistent = persistent_occurrences(store, sums, Thresholds(*nats))
     (now, before), (now_held_out, before_held_out) = halves_of(tables, split)
     expected = naive_persistent(now, before, *nats)
-    assert found_by_type(evidence, persistent) == expected
+    assert found_by_type(sums, persistent) == expected
     assert np.all(np.diff(persistent.columns) >= 0)
     prompt_at = {(row["rollout_id"], row["position"]): row["prompt_id"] for row in now}
     selection = naive_split(tables[9], split, 0)[0]
     places = zip(persistent.rollout_ids.tolist(), persistent.positions.tolist(), strict=True)
     assert persistent.clusters.tolist() == [selection.index(prompt_at[place]) for place in places]
     held_out = naive_persistent(now_held_out, before_held_out, *nats)
-    ids = evidence.selection.token_ids.tolist()
+    ids = sums.selection.token_ids.tolist()
     assert persistent.held_out_counts.tolist() == [len(held_out.get(v, [])) for v in ids]
 
 
 @pytest.mark.parametrize("baseline", [0, 9])
 @pytest.mark.parametrize("split", [None, 0.5])
 def test_several_thresholds_at_once_are_each_as_one_alone(store, tables, split, baseline):
-    evidence = gather(store, 9, baseline, split, 0)
-    ladder = quantile_thresholds(store, evidence, [0.1, 0.4, 0.4, 0.95])
-    assert ladder == [find_thresholds(store, evidence, tau, None) for tau in (0.1, 0.4, 0.4, 0.95)]
-    steps = list(persistent_at_each(store, evidence, ladder))
+    sums = gather(store, 9, baseline, split, 0)
+    ladder = quantile_thresholds(store, sums, [0.1, 0.4, 0.4, 0.95])
+    assert ladder == [find_thresholds(store, sums, tau, None) for tau in (0.1, 0.4, 0.4, 0.95)]
+    steps = list(persistent_at_each(store, sums, ladder))
     assert len(steps) == 4
     for thresholds, found in zip(ladder, steps, strict=True):
-        alone = persistent_occurrences(store, evidence, thresholds)
+        alone = persistent_occurrences(store, sums, thresholds)
         for field in fields(found):
             assert getattr(found, field.name).tolist() == getattr(alone, field.name).tolist(), field.name
 
@@ -130,14 +130,14 @@ def test_a_kl_that_equals_its_threshold_reaches_it(tmp_path):
     """Thresholds are compared in float64: the next number above a float32 kl is out of its reach."""
     late = with_levels(random_trace(2), 0, [0.1, 0.3, 0.7])
     store = TraceStore(write_trace(tmp_path, {0: with_levels(late, 1, [0.1, 0.3, 0.7]), 9: late}), threads=1)
-    evidence = gather(store, None, None, None, 0)
+    sums = gather(store, None, None, None, 0)
     at = float(np.float32(0.3))
     above = float(np.nextafter(at, 1))
     now, before = ({(r["rollout_id"], r["position"]): r["kl"] for r in side} for side in rows_of(store))
     for pre, post in ((at, at), (above, at), (at, above)):
         count = sum(now[place] >= post and before[place] >= pre for place in now)
-        assert len(persistent_occurrences(store, evidence, Thresholds(pre, post)).columns) == count
-    whole = find_thresholds(store, evidence, 0.5, None)
+        assert len(persistent_occurrences(store, sums, Thresholds(pre, post)).columns) == count
+    whole = find_thresholds(store, sums, 0.5, None)
     assert whole == Thresholds(at, at)
 
 
@@ -147,23 +147,23 @@ def rows_of(store: TraceStore) -> list[list[dict]]:
 
 @pytest.mark.parametrize("nats", [(0.5, 0.5), (1.0, 0.2), (0.2, 1.0)])
 def test_with_one_checkpoint_both_thresholds_hold_for_its_kl(store, tables, nats):
-    evidence = gather(store, 9, 9, None, 0)
+    sums = gather(store, 9, 9, None, 0)
     (now, _), _ = halves_of({9: tables[9]}, None)
-    found = found_by_type(evidence, persistent_occurrences(store, evidence, Thresholds(*nats)))
+    found = found_by_type(sums, persistent_occurrences(store, sums, Thresholds(*nats)))
     assert found == naive_persistent(now, now, *nats)
-    quantile = find_thresholds(store, evidence, 0.7, None)
+    quantile = find_thresholds(store, sums, 0.7, None)
     assert quantile.pre == quantile.post == naive_quantile(now, 0.7)
 
 
 def test_checkpoints_of_different_rollouts_are_refused(tmp_path, tables):
     store = TraceStore(write_trace(tmp_path, {0: random_trace(77), 9: tables[9]}), threads=1)
-    evidence = gather(store, None, None, 0.5, 0)
+    sums = gather(store, None, None, 0.5, 0)
     with pytest.raises(
         RocktokensError,
-        match=r"^checkpoints 0 and 9 did not score the same tokens of the same rollouts, so none can be followed: "
+        match=r"^checkpoints 0 and 9 did not score the same tokens of the same rollouts, so no token can be followed: "
         r"trace both with probe = 'last' or 'first', or use stage='score'$",
     ):
-        persistent_occurrences(store, evidence, Thresholds(0.5, 0.5))
+        persistent_occurrences(store, sums, Thresholds(0.5, 0.5))
 
 
 def test_paired_occurrences_hold_both_losses_and_their_difference(tmp_path, tables):
@@ -188,13 +188,13 @@ def test_paired_occurrences_hold_both_losses_and_their_difference(tmp_path, tabl
 # Groups
 
 
-def test_groups_are_chosen_on_the_selection_half(evidence, tables):
+def test_groups_are_chosen_on_the_selection_half(sums, tables):
     now, _ = halves_of(tables)[0]
     freq, total = counted(now), summed(now)
-    ids = evidence.selection.token_ids
+    ids = sums.selection.token_ids
     rocks = [sorted(freq)[index] for index in (7, 2, 11, 5)]
     columns = np.searchsorted(ids, rocks)
-    groups = {name: ids[some].tolist() for name, some in type_groups(evidence.selection, columns, 4, seed=0).items()}
+    groups = {name: ids[some].tolist() for name, some in type_groups(sums.selection, columns, 4, seed=0).items()}
     others = {v: freq[v] for v in freq if v not in rocks}
     mean = {v: total[v] / freq[v] for v in others}
     assert groups[ROCK] == sorted(rocks)
@@ -202,17 +202,17 @@ def test_groups_are_chosen_on_the_selection_half(evidence, tables):
     assert groups[RARE] != sorted(naive_ranking(mean, others, min_freq=1)[:4]), "some type occurs but once"
     assert len(set(groups[RANDOM])) == 4
     assert set(groups[RANDOM]) <= {v for v in others if freq[v] >= 4}
-    again = type_groups(evidence.selection, columns, 4, seed=0)
+    again = type_groups(sums.selection, columns, 4, seed=0)
     assert ids[again[RANDOM]].tolist() == groups[RANDOM]
-    drawn = {tuple(type_groups(evidence.selection, columns, 4, seed=seed)[RANDOM]) for seed in range(8)}
+    drawn = {tuple(type_groups(sums.selection, columns, 4, seed=seed)[RANDOM]) for seed in range(8)}
     assert len(drawn) > 1
 
 
-def test_groups_are_as_large_as_the_types_allow(evidence, tables):
-    count = len(evidence.selection.token_ids)
-    all_types = type_groups(evidence.selection, np.arange(count), 2, seed=0)
+def test_groups_are_as_large_as_the_types_allow(sums, tables):
+    count = len(sums.selection.token_ids)
+    all_types = type_groups(sums.selection, np.arange(count), 2, seed=0)
     assert [len(all_types[name]) for name in (ROCK, RARE, RANDOM)] == [count, 0, 0]
-    none = type_groups(evidence.selection, np.array([], dtype=np.int64), 2, seed=0)
+    none = type_groups(sums.selection, np.array([], dtype=np.int64), 2, seed=0)
     assert [len(none[name]) for name in (ROCK, RARE, RANDOM)] == [0, 0, 0]
 
 
@@ -221,17 +221,17 @@ def test_groups_are_as_large_as_the_types_allow(evidence, tables):
 
 @pytest.mark.parametrize("split", [None, 0.5])
 def test_changes_equal_loops_over_paired_rows(store, tables, split):
-    evidence = gather(store, None, None, split, 0)
-    thresholds = find_thresholds(store, evidence, 0.6, None)
-    persistent = persistent_occurrences(store, evidence, thresholds)
-    groups = type_groups(evidence.selection, np.array([3, 1, 8, 12, 20]), 2, seed=4)
-    records = persistence_report(evidence, groups, persistent, seed=4)
+    sums = gather(store, None, None, split, 0)
+    thresholds = find_thresholds(store, sums, 0.6, None)
+    persistent = persistent_occurrences(store, sums, thresholds)
+    groups = type_groups(sums.selection, np.array([3, 1, 8, 12, 20]), 2, seed=4)
+    records = persistence_report(sums, groups, persistent, seed=4)
     json.dumps([asdict(record) for record in records], allow_nan=False)
-    halves = dict(zip(evidence.halves, halves_of(tables, split), strict=False))
+    halves = dict(zip(sums.halves, halves_of(tables, split), strict=False))
     assert [(each.half, each.group) for each in records] == [(half, group) for half in halves for group in groups]
     for record in records:
         now, before = halves[record.half]
-        ids = set(evidence.selection.token_ids[groups[record.group]].tolist())
+        ids = set(sums.selection.token_ids[groups[record.group]].tolist())
         assert_change(record, [[row for row in side if row["token_id"] in ids] for side in (now, before)], thresholds)
 
 
@@ -250,16 +250,16 @@ def assert_change(record: GroupChange, sides: list[list[dict]], thresholds: Thre
     assert record.delta_interval[0] <= record.delta <= record.delta_interval[1]
 
 
-def test_a_group_that_is_absent_has_no_change(evidence, store):
+def test_a_group_that_is_absent_has_no_change(sums, store):
     groups = {ROCK: np.array([], dtype=np.int64)}
-    persistent = persistent_occurrences(store, evidence, Thresholds(0.5, 0.5))
-    for record in persistence_report(evidence, groups, persistent, seed=0):
+    persistent = persistent_occurrences(store, sums, Thresholds(0.5, 0.5))
+    for record in persistence_report(sums, groups, persistent, seed=0):
         assert record.n_occurrences == record.n_types == 0
         assert record.delta is record.persistent_share is record.wilcoxon_p is None
 
 
-def test_without_persistent_occurrences_there_is_no_share_of_them(evidence):
-    records = persistence_report(evidence, {ROCK: np.array([1, 2])}, None, seed=0)
+def test_without_persistent_occurrences_there_is_no_share_of_them(sums):
+    records = persistence_report(sums, {ROCK: np.array([1, 2])}, None, seed=0)
     assert [(each.half, each.persistent_share) for each in records] == [(SELECTION, None), (HELD_OUT, None)]
     assert all(each.delta is not None for each in records)
 

@@ -15,8 +15,8 @@ from tokenizers import Tokenizer, decoders, models
 from trace_oracle import fixed, random_trace, with_column, write_trace
 
 from rocktokens.errors import RocktokensError
+from rocktokens.rocks.analysis import category_table, position_profile
 from rocktokens.rocks.categories import CATEGORIES
-from rocktokens.rocks.profile import category_table, position_profile
 from rocktokens.rocks.records import PositionProfile
 from rocktokens.rocks.selectors import Sample
 from rocktokens.traces.store import TraceStore

@@ -34,9 +34,10 @@ from trace_oracle import (
 
 from rocktokens.rocks import search as selection
 from rocktokens.rocks.cutoff import subset_weights
-from rocktokens.rocks.find import context_encoder, find_rocks
+from rocktokens.rocks.encoders import embedding_encoder
+from rocktokens.rocks.find import find_rocks, search_traces
 from rocktokens.rocks.persistence import RARE, ROCK, persistence_report, type_groups
-from rocktokens.rocks.search import Criterion, Finding, search
+from rocktokens.rocks.search import Criterion, SearchResult
 from rocktokens.rocks.split import HELD_OUT, SELECTION
 from rocktokens.run_dir import derive_seed
 from rocktokens.traces.schema import validate_table
@@ -114,9 +115,9 @@ def test_the_search_equals_the_oracle(tables, chosen, k, width, rows_per_part):
         assert_same_evidence(store, find(store, embeddings, k=k, **chosen), naive, tables)
 
 
-def find(store: TraceStore, embeddings: np.ndarray, **chosen: Any) -> Finding:
+def find(store: TraceStore, embeddings: np.ndarray, **chosen: Any) -> SearchResult:
     criterion = Criterion(**chosen)
-    return search(store, criterion, context_encoder(store, criterion, embeddings, "embeddings"))
+    return search_traces(store, criterion, embeddings=embeddings)[0]
 
 
 def assert_same_rocks(rocks: RockSet, naive: NaiveSearch, stage: str, k: int) -> None:
@@ -140,26 +141,29 @@ def close_to(exact: Fraction) -> Any:
     return pytest.approx(float(exact), rel=1e-9, abs=0)
 
 
-def assert_same_evidence(store: TraceStore, finding: Finding, naive: NaiveSearch, tables: dict[int, pa.Table]) -> None:
+def assert_same_evidence(
+    store: TraceStore, result: SearchResult, naive: NaiveSearch, tables: dict[int, pa.Table]
+) -> None:
     """Thresholds, coverage, and after the context stage O_PH, windows, ρ and what was kept, one by one."""
-    assert (finding.thresholds.pre, finding.thresholds.post) == naive.thresholds
+    assert (result.thresholds.pre, result.thresholds.post) == naive.thresholds
     positive = [v for v in naive.ranking if naive.ranks_by[v] > 0]
-    assert finding.curve.coverage.tolist() == list(naive_coverage(positive, naive.rows))
+    assert result.curve.coverage.tolist() == list(naive_coverage(positive, naive.rows))
     if naive.measuring != naive.selection:
-        measured = occurrences_of(tables[finding.criterion.reference], set(naive.measuring))
+        measured = occurrences_of(tables[result.criterion.reference], set(naive.measuring))
         held_out = np.array(list(naive_coverage(positive, measured)))
-        np.testing.assert_array_equal(finding.curve.coverage_held_out, held_out, strict=True)
-    persistent, context, ids = finding.persistent, finding.context, finding.evidence.selection.token_ids
+        np.testing.assert_array_equal(result.curve.coverage_held_out, held_out, strict=True)
+    persistent, context, ids = result.persistent, result.context, result.sums.selection.token_ids
     if persistent is None or context is None:
         return
     found = list(zip(ids[persistent.columns], persistent.rollout_ids, persistent.positions, strict=True))
     assert found == [(v, *place) for v, places in sorted(naive.persistent.items()) for place in places]
-    encoder = context_encoder(store, finding.criterion, random_embeddings(0, 16), "embeddings")
+    rows = store.table(result.criterion.reference)
+    encoder = embedding_encoder(rows, random_embeddings(0, 16), result.criterion.window)
     assert encoder is not None
     windows = encoder.look_up(persistent.rollout_ids, persistent.positions)
     assert windows.tolist() == [naive.windows[place] for place in ((r, t) for _, r, t in found)]
     judged = [found[index] for index in context.occurrences]
-    criterion, gamma, eta = finding.criterion, finding.criterion.gamma, finding.criterion.eta
+    criterion, gamma, eta = result.criterion, result.criterion.gamma, result.criterion.eta
     on_fewer_prompts = [v for v, freq in naive.freq.items() if freq >= criterion.min_freq]
     assert {v for v, _, _ in judged} == naive.similar.keys() & set(on_fewer_prompts)
     expected = [naive.similar[v][r, t] / (len(naive.similar[v]) - 1) for v, r, t in judged]
@@ -221,8 +225,8 @@ def test_the_number_of_rocks_is_where_coverage_meets_stability(tmp_path, stage):
         store = TraceStore(write_trace(tmp_path / str(slope), tables), threads=1)
         found.append(find(store, random_embeddings(0, 30, 3), **chosen, k="auto"))
         assert found[-1].k == naive_auto_k(naive, chosen)
-        assert found[-1].evidence.selection.token_ids[found[-1].columns].tolist() == naive.ranking[: found[-1].k]
-    assert len({finding.k for finding in found}) > 1
+        assert found[-1].sums.selection.token_ids[found[-1].columns].tolist() == naive.ranking[: found[-1].k]
+    assert len({result.k for result in found}) > 1
 
 
 AUTO = {"joint": False, "min_freq": 2, "exclude_top_freq": 0, "min_score": None, "tau": 0.2, "gamma": 0.4, "eta": 0.1}
@@ -451,18 +455,18 @@ def noise():
 
 def test_the_half_that_selects_flatters_and_the_held_out_half_does_not(tmp_path, noise):
     store = TraceStore(write_trace(tmp_path, noise), threads=1)
-    finding = find(store, random_embeddings(2, 600), k=50, stage="score")
-    groups = type_groups(finding.evidence.selection, finding.columns, min_freq=2, seed=0)
-    records = {(each["group"], each["half"]): each for each in persistence_report(finding.evidence, groups, None, 0)}
+    result = find(store, random_embeddings(2, 600), k=50, stage="score")
+    groups = type_groups(result.sums.selection, result.columns, min_freq=2, seed=0)
+    records = {(each.group, each.half): each for each in persistence_report(result.sums, groups, None, 0)}
     for group in (ROCK, RARE):
         seen, held_out = records[group, SELECTION], records[group, HELD_OUT]
-        assert seen["kl_after"] > 1.3, group
-        assert held_out["kl_after"] < 1.1, group
-        assert seen["delta_interval"][0] > 0, "on its own half, chance reads as a loss that rose"
-        assert held_out["delta_interval"][0] < 0 < held_out["delta_interval"][1], group
+        assert seen.kl_after > 1.3, group
+        assert held_out.kl_after < 1.1, group
+        assert seen.delta_interval[0] > 0, "on its own half, chance reads as a loss that rose"
+        assert held_out.delta_interval[0] < 0 < held_out.delta_interval[1], group
     rocks = find_rocks(store, k=50, stage="score")
     assert np.mean([token.mean_kl for token in rocks.tokens]) > 1.3 > rocks.summary["mean_kl_rocks"]
-    assert rocks.summary["mean_kl_rocks"] == records[ROCK, HELD_OUT]["kl_after"]
+    assert rocks.summary["mean_kl_rocks"] == records[ROCK, HELD_OUT].kl_after
 
 
 @pytest.mark.parametrize("k", [7, "auto"])

@@ -11,10 +11,10 @@ import pytest
 from sample_oracle import naive_jaccard
 from trace_oracle import random_embeddings, random_trace, rescored, with_column, write_trace
 
-from rocktokens.rocks.encoding import embedding_encoder
-from rocktokens.rocks.find import context_encoder, find_rocks
+from rocktokens.rocks.encoders import Encoders, embedding_encoder
+from rocktokens.rocks.find import find_rocks, search_traces
 from rocktokens.rocks.records import SensitivityRow
-from rocktokens.rocks.search import Criterion, Finding, search
+from rocktokens.rocks.search import Criterion, SearchResult, search
 from rocktokens.rocks.sensitivity import ETA_FACTORS, PARAMETERS, other_gammas, sensitivity_table
 from rocktokens.traces.store import TraceStore
 
@@ -33,14 +33,12 @@ def store(tmp_path_factory, tables):
     return TraceStore(write_trace(tmp_path_factory.mktemp("run"), tables), threads=1)
 
 
-def table_of(store: TraceStore, **options: Any) -> tuple[Finding, list[SensitivityRow]]:
+def table_of(store: TraceStore, **options: Any) -> tuple[SearchResult, list[SensitivityRow]]:
     criterion = Criterion(**options)
-    encoder = context_encoder(store, criterion, EMBEDDINGS, "embeddings")
-    finding = search(store, criterion, encoder, gammas=other_gammas(criterion.gamma))
-    rows = store.table(finding.criterion.reference)
-    records = sensitivity_table(store, finding, encoder, lambda window: embedding_encoder(rows, EMBEDDINGS, window))
+    result, encoders = search_traces(store, criterion, embeddings=EMBEDDINGS, gammas=other_gammas(criterion.gamma))
+    records = sensitivity_table(store, result, encoders)
     json.dumps([asdict(record) for record in records], allow_nan=False)
-    return finding, records
+    return result, records
 
 
 def values_of(records: list[SensitivityRow]) -> dict[str, list[Any]]:
@@ -92,33 +90,33 @@ def test_every_row_is_a_search_with_that_setting(store):
 )
 def test_the_other_parameters_stay_as_they_are(store, options, parameters):
     options = {**SETTINGS, **options}
-    finding, records = table_of(store, **options)
+    result, records = table_of(store, **options)
     for name, values in values_of(records).items():
         defaults = [record.value for record in records if record.parameter == name and record.default]
-        assert defaults == [getattr(finding.criterion, name)]
+        assert defaults == [getattr(result.criterion, name)]
         assert len(set(values)) == len(values) > 1
     chosen = [record for record in records if record.parameter in parameters]
     assert_found_anew(store, [record for record in chosen if not record.default], **options)
 
 
 def test_what_has_no_meaning_is_not_varied(store):
-    finding, records = table_of(store, stage="score", k=5)
+    result, records = table_of(store, stage="score", k=5)
     assert values_of(records) == {"joint": [False, True], "exclude_top_freq": [0, 5]}
     assert_found_anew(store, records, stage="score", k=5)
     assert "tau" not in values_of(table_of(store, **SETTINGS, tau_nats=(0.1, 0.3))[1])
     assert "joint" not in values_of(table_of(store, **SETTINGS, reference=9, baseline=9)[1])
     encoder = embedding_encoder(store.table(9), EMBEDDINGS, 2)
-    finding = search(store, Criterion(**SETTINGS), encoder)
-    fixed = values_of(sensitivity_table(store, finding, encoder, None))
+    result = search(store, Criterion(**SETTINGS), encoder)
+    fixed = values_of(sensitivity_table(store, result, Encoders(encoder)))
     assert "window" not in fixed
     assert fixed["gamma"] == [0.5]
 
 
 def test_a_number_of_rocks_that_was_found_is_kept(store):
     options = {**SETTINGS, "k": "auto", "tau": 0.1, "gamma": 0.2}
-    finding, records = table_of(store, **options)
+    result, records = table_of(store, **options)
     chosen = [record for record in records if record.parameter in ("eta", "joint") and not record.default]
-    assert_found_anew(store, chosen, **{**options, "k": finding.k})
+    assert_found_anew(store, chosen, **{**options, "k": result.k})
 
 
 def test_values_stay_within_their_ranges(store):
@@ -136,9 +134,9 @@ def test_values_stay_within_their_ranges(store):
 
 
 def test_sampled_contexts_are_not_called_exact(store):
-    finding, records = table_of(store, **SETTINGS, max_pairs=300)
-    assert finding.context is not None
-    assert not finding.context.exact.all()
+    result, records = table_of(store, **SETTINGS, max_pairs=300)
+    assert result.context is not None
+    assert not result.context.exact.all()
     assert {record.exact for record in records if record.parameter in ("gamma", "eta", "tau")} == {False}
 
 
@@ -169,10 +167,10 @@ def one_type(tables: dict[int, pa.Table]) -> dict[int, pa.Table]:
 def test_degenerate_traces_have_a_table_too(tmp_path, tables, change, options):
     store = TraceStore(write_trace(tmp_path, change(tables)), threads=1)
     options = {**SETTINGS, **options}
-    finding, records = table_of(store, **options)
+    result, records = table_of(store, **options)
     places = [(PARAMETERS.index(record.parameter), record.value) for record in records]
     assert all(one < two for one, two in pairwise(places))
     for record in records:
-        assert not record.default or record.jaccard == (1.0 if len(finding.columns) else None)
+        assert not record.default or record.jaccard == (1.0 if len(result.columns) else None)
     chosen = [record for record in records if record.parameter in ("exclude_top_freq", "joint", "tau")]
     assert_found_anew(store, [record for record in chosen if not record.default][:2], **options)

@@ -1,4 +1,4 @@
-"""Evidence is the sums of the rows, prompt by prompt and half by half; pairs are told from strangers."""
+"""PromptSums is the sums of the rows, prompt by prompt and half by half; pairs are told from strangers."""
 
 from dataclasses import fields
 
@@ -54,17 +54,17 @@ def in_order(prompts: list[str]) -> dict[str, int]:
 
 @pytest.mark.parametrize(("split", "seed"), [(None, 0), (1, 0), (0.5, 0), (0.2, 7)])
 def test_every_cell_equals_the_rows(store, tables, split, seed):
-    evidence = gather(store, None, 0, split, seed)
+    sums = gather(store, None, 0, split, seed)
     halves = dict(zip(("selection", "measuring"), naive_split(tables[9], split, seed), strict=True))
-    assert evidence.selection.token_ids.tolist() == sorted(counted(occurrences_of(tables[9])))
+    assert sums.selection.token_ids.tolist() == sorted(counted(occurrences_of(tables[9])))
     for half, prompts in halves.items():
-        sample, rows = getattr(evidence, half), occurrences_of(tables[9], set(prompts))
+        sample, rows = getattr(sums, half), occurrences_of(tables[9], set(prompts))
         for column, score in (("freq", ""), ("kl", "kl"), ("grad_norm", "grad_norm")):
             assert_sums(sample, column, rows, in_order(prompts), score)
         assert_sums(sample, "kl_before", occurrences_of(tables[0], set(prompts)), in_order(prompts))
-    assert (evidence.reference, evidence.baseline, evidence.paired) == (9, 0, True)
-    assert evidence.prompts.n_measuring == len(halves["measuring"])
-    assert evidence.is_split == (split not in (None, 1))
+    assert (sums.reference, sums.baseline, sums.paired) == (9, 0, True)
+    assert sums.prompts.n_measuring == len(halves["measuring"])
+    assert sums.is_split == (split not in (None, 1))
 
 
 def test_halves_are_called_what_they_are(store):
@@ -74,9 +74,9 @@ def test_halves_are_called_what_they_are(store):
 
 
 def test_one_checkpoint_is_no_pair(store):
-    evidence = gather(store, 9, 9, 0.5, 0)
-    assert not evidence.paired
-    assert evidence.selection.kl_before is None
+    sums = gather(store, 9, 9, 0.5, 0)
+    assert not sums.paired
+    assert sums.selection.kl_before is None
 
 
 # Clusters
@@ -143,10 +143,10 @@ def one_swap(table: pa.Table, column: str, across_prompts: bool) -> pa.Table:
 def test_other_occurrences_are_no_pair(tmp_path, tables, change):
     """In the same number of rows or not, and whether or not they add up to the same per type."""
     other = change(tables[9])
-    evidence = gather(TraceStore(write_trace(tmp_path, {0: other, 9: tables[9]}), threads=1), None, None, 0.5, 0)
-    assert not evidence.paired
+    sums = gather(TraceStore(write_trace(tmp_path, {0: other, 9: tables[9]}), threads=1), None, None, 0.5, 0)
+    assert not sums.paired
     selection, _ = naive_split(tables[9], 0.5, 0)
-    assert_sums(evidence.selection, "kl_before", occurrences_of(other, set(selection)), in_order(selection))
+    assert_sums(sums.selection, "kl_before", occurrences_of(other, set(selection)), in_order(selection))
 
 
 # Other checkpoints
@@ -154,24 +154,24 @@ def test_other_occurrences_are_no_pair(tmp_path, tables, change):
 
 @pytest.mark.parametrize("split", [None, 0.4])
 def test_another_checkpoint_has_its_own_kl_over_the_same_occurrences(store, tables, split):
-    evidence = gather(store, None, None, split, 2)
-    samples = checkpoint_samples(store, evidence, 5)
+    sums = gather(store, None, None, split, 2)
+    samples = checkpoint_samples(store, sums, 5)
     direct = gather(store, 5, 5, split, 2)
-    assert samples.keys() == evidence.halves.keys()
+    assert samples.keys() == sums.halves.keys()
     for half, sample in samples.items():
         for field in fields(Sample):
             found, expected = (getattr(each, field.name) for each in (sample, direct.halves[half]))
             assert (found is None) == (expected is None), field.name
             if found is not None and field.name != "token_ids":
                 assert abs(found - expected).sum() == 0, field.name
-    assert checkpoint_samples(store, evidence, 9) == evidence.halves
+    assert checkpoint_samples(store, sums, 9) == sums.halves
 
 
 def test_a_checkpoint_that_scored_other_occurrences_has_no_samples(tmp_path, tables):
     others = {0: tables[0], 3: tables[5].slice(0, 200), 4: random_trace(77, prompts=15), 9: tables[9]}
     store = TraceStore(write_trace(tmp_path, others), threads=1)
-    evidence = gather(store, None, None, 0.5, 0)
-    assert {step: bool(checkpoint_samples(store, evidence, step)) for step in others} == {
+    sums = gather(store, None, None, 0.5, 0)
+    assert {step: bool(checkpoint_samples(store, sums, step)) for step in others} == {
         0: True,
         3: False,
         4: False,

@@ -97,6 +97,15 @@ def test_parts_are_counted_numbered_and_continued(tmp_path):
     assert paths == [f"traces/checkpoint=5/part-{index:05d}.parquet" for index in range(12)]
 
 
+def test_a_store_says_what_it_holds(tmp_path):
+    for checkpoint in (5, 20):
+        with TraceWriter(tmp_path, checkpoint=checkpoint) as writer:
+            writer.append(sample_table(2, 0))
+    store = TraceStore(tmp_path)
+    assert repr(store) == f"TraceStore({str(tmp_path)!r}, checkpoints 5, 20, {2 * store.rows(5)} rows)"
+    assert store._repr_html_().count("<tr>") == 3
+
+
 def test_optional_columns_may_be_in_some_parts_only(tmp_path):
     plain = sample_table(4)
     top = pa.array([[{"id": 1, "logp": -0.5}]] * 4, pa.list_(pa.struct([("id", pa.int32()), ("logp", pa.float32())])))

@@ -36,7 +36,7 @@ from rocktokens.rocks.categories import store_categories
 from rocktokens.rocks.controls import match_controls
 from rocktokens.rocks.matching import NO_PARTNER, make_market, most_partners
 from rocktokens.rocks.selectors import Sample
-from rocktokens.rocks.split import HELD_OUT, NOT_SPLIT, Evidence, gather
+from rocktokens.rocks.split import HELD_OUT, NOT_SPLIT, PromptSums, gather
 from rocktokens.rocks.uncertainty import paired_tests, share_intervals
 from rocktokens.rollouts.store import read_rollouts
 from rocktokens.run_dir import RunDir, derive_seed
@@ -58,7 +58,7 @@ class HeldOut:
     """The rollouts that are measured, and the groups of their types."""
 
     store: TraceStore
-    evidence: Evidence
+    evidence: PromptSums
     rollouts: list[Rollout]
     """Of the prompts that are measured on, in the order of the probe."""
     groups: Groups
@@ -126,7 +126,7 @@ def hold_out(run: RunDir, rocks: RockSet, reference: int | None, baseline: int |
     )
 
 
-def _require_rocks(rocks: RockSet, evidence: Evidence) -> None:
+def _require_rocks(rocks: RockSet, evidence: PromptSums) -> None:
     """Refuse rocks of which none is there to be measured."""
     sample = evidence.measuring
     if not np.isin(rocks.ids, sample.token_ids[sample.totals("freq") > 0]).any():
@@ -137,7 +137,7 @@ def _require_rocks(rocks: RockSet, evidence: Evidence) -> None:
         )
 
 
-def _measured_on(evidence: Evidence) -> str:
+def _measured_on(evidence: PromptSums) -> str:
     return HELD_OUT if evidence.is_split else NOT_SPLIT
 
 
@@ -152,7 +152,7 @@ def _probe(run: RunDir, reference: int) -> list[Rollout]:
     return read_rollouts(run, own if len(probes) > 1 else probes[0])
 
 
-def _groups(store: TraceStore, rocks: RockSet, evidence: Evidence) -> tuple[Groups, np.ndarray, ControlGroup]:
+def _groups(store: TraceStore, rocks: RockSet, evidence: PromptSums) -> tuple[Groups, np.ndarray, ControlGroup]:
     """Return the groups by name, all rare high-kl types, and how the control was matched."""
     token_ids, criterion = evidence.selection.token_ids, rocks.criterion
     rock_columns = np.flatnonzero(np.isin(token_ids, rocks.ids))

@@ -9,8 +9,8 @@ random effects. A claim about other seeds *and* other prompts needs the spread o
 3. MS_s and MS_p are below MS_sp by chance only, so each counts for at least MS_sp. The variance is then never below
    max(MS_s, MS_p)/(SP): a seed effect cannot be estimated as less than none and be taken off what the prompts show.
 4. Degrees of freedom by Satterthwaite, from the three terms as they are used. The seeds' term always keeps its S − 1:
-   with few seeds a small MS_s is luck as often as not. (Dropping it then, with its degrees of freedom, calls wrong
-   in 12 of 100 cases with 2 seeds and in 8 with 3 where seeds differ much, instead of 5.)
+   with few seeds a small MS_s is luck as often as not. (Dropping it then, with its degrees of freedom, makes 12 of 100
+   calls wrong with 2 seeds and 8 with 3 where seeds differ much, instead of 5.)
 5. Interval, p and what could have been detected are those of Student's t.
 6. One row only: nothing is known of other seeds, and the spread is that over prompts.
 
@@ -69,7 +69,7 @@ class Spread(NamedTuple):
 
 
 def crossed_mean(values_SP: np.ndarray) -> CrossedMean:
-    """The mean over seeds and prompts, as a claim about others of both; about other prompts alone for one seed.
+    """Estimate the mean over seeds and prompts, as a claim about others of both; about prompts alone for one seed.
 
     Args:
         values_SP: a value for each seed and prompt; two prompts at least.
@@ -82,7 +82,7 @@ def crossed_mean(values_SP: np.ndarray) -> CrossedMean:
 
 
 def resampled_mean(values_S: np.ndarray, resampled_BS: np.ndarray, n_prompts: int) -> CrossedMean:
-    """The mean over seeds of any statistic of the answers to the prompts, as ``crossed_mean``.
+    """Estimate the mean over seeds of any statistic of the answers to the prompts, as ``crossed_mean`` does.
 
     Args:
         values_S: the statistic of each seed, over all prompts.
@@ -100,7 +100,7 @@ def resampled_mean(values_S: np.ndarray, resampled_BS: np.ndarray, n_prompts: in
 
 
 def seeds_multiplier(n_seeds: int, alpha: float) -> float:
-    """Standard errors on either side of the mean in its interval at 1 − α, where all spread is that of the seeds.
+    """Return the standard errors to either side of the mean at 1 − α, where all spread is that of the seeds.
 
     That is about as wide as intervals get: ± 20 for 3 seeds at α = 0.05/20, ± 4.6 for 5 seeds at α = 0.01.
     """
@@ -108,7 +108,7 @@ def seeds_multiplier(n_seeds: int, alpha: float) -> float:
 
 
 def table_spread(values_SP: np.ndarray) -> Spread:
-    """Between seeds, between prompts, and of what neither explains; two of both at least."""
+    """Split the variance between seeds, prompts and what neither explains; there are at least two of both."""
     n_seeds, n_prompts = values_SP.shape
     mean = values_SP.mean()
     seeds_S1 = values_SP.mean(axis=1, keepdims=True) - mean

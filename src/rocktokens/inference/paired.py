@@ -42,7 +42,7 @@ class SignFlipTest(NamedTuple):
 
 
 def resampled_sums(differences_KN: np.ndarray, draws: Iterable[np.ndarray]) -> np.ndarray:
-    """int64 (K, B): the sum of the differences in every replicate, exactly.
+    """Return int64 (K, B): the sum of the differences in every replicate, exactly.
 
     Args:
         differences_KN: integers.
@@ -55,7 +55,7 @@ def resampled_sums(differences_KN: np.ndarray, draws: Iterable[np.ndarray]) -> n
 
 
 def percentile_interval(sums_KB: np.ndarray, alpha: float) -> tuple[np.ndarray, np.ndarray]:
-    """Both ends (K,) of the 1 − α percentile interval of the replicates; negated sums give the negated interval."""
+    """Return both ends (K,) of the 1 − α percentile interval of the replicates; negated sums negate the interval."""
     last = sums_KB.shape[1] - 1
     outside = int(alpha / 2 * last)
     sorted_there_KB = np.partition(sums_KB, [outside, last - outside], axis=1)
@@ -63,7 +63,7 @@ def percentile_interval(sums_KB: np.ndarray, alpha: float) -> tuple[np.ndarray, 
 
 
 def sign_flip_test(differences_N: np.ndarray) -> SignFlipTest:
-    """The exact paired sign-flip test of integer differences.
+    """Make the exact paired sign-flip test of integer differences.
 
     The tails are P(A ≤ G) and P(A ≥ G), G being the sum of the gains. With the coins of the gains turned over,
     G − A = Σ d_i B_i, so they are P(Σ d_i B_i ≥ 0) and P(Σ d_i B_i ≤ 0): the first can only rise with a difference, the
@@ -77,7 +77,7 @@ def sign_flip_test(differences_N: np.ndarray) -> SignFlipTest:
 
 
 def flip_chances(prompts_by_size: np.ndarray, upto: int) -> np.ndarray:
-    """P(A = a) for a = 0 … ``upto``, where so many prompts have differences of size 0, 1, ….
+    """Return P(A = a) for a = 0 … ``upto``, given how many prompts have differences of size 0, 1, ….
 
     A is symmetric about half of Σ |d|, so both tails follow from its values up to the smaller of gains and losses.
     """

@@ -1,1 +1,1 @@
-"""Statistics over traces: sums per type, rocks, categories. Everything here runs without a model."""
+"""Rocks: find them in traces, say how sure that is, and match controls to them. Runs without a model."""

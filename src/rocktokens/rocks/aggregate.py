@@ -1,4 +1,4 @@
-"""Sums over the occurrences of a trace, exact and in any order: the arithmetic every statistic here rests on.
+"""Sum over the occurrences of a trace, exactly and in any order: the arithmetic every statistic here rests on.
 
 1. A score enters a sum in fixed point, ``floor(x · 2^24 + 1/2)`` as int64. Integer addition is associative, so a sum
    does not depend on threads, parts or engine; one occurrence is rounded by at most 2^-25 nats.
@@ -29,7 +29,7 @@ MAX_TOTAL = 2.0**63 / ONE
 MAX_ROWS = 1 << 31
 SUMS = ("freq", "kl", "grad_norm", "occurrence_key")
 PRIME = (1 << 31) - 1
-"""Occurrence keys lie below it: so many of them sum up within int64, and a product of two does not leave it."""
+"""Occurrence keys lie below it: sums of up to ``MAX_ROWS`` of them stay within int64, and so does a product of two."""
 FIRST_BUCKET_WIDTH = 2.0**-12
 BUCKETS_PER_BUCKET = 2.0**12
 """Powers of two, so that the edges of buckets are exact."""
@@ -57,7 +57,7 @@ class TypeSums:
 
 
 def occurrences(rows: ir.Table, prompt_ids: Sequence[str] | None = None) -> ir.Table:
-    """The scored rows of a trace, of the given prompts only when there are any given."""
+    """Return the scored rows of a trace; only those of the given prompts, if any are given."""
     scored = rows.filter(rows.kl.notnull())
     if prompt_ids is None:
         return scored
@@ -66,7 +66,7 @@ def occurrences(rows: ir.Table, prompt_ids: Sequence[str] | None = None) -> ir.T
 
 
 def prompts_of(rows: ir.Table) -> list[str]:
-    """Ids of the prompts with an occurrence, sorted by code point."""
+    """Return ids of the prompts with an occurrence, sorted by code point."""
     return sorted(occurrences(rows).select("prompt_id").distinct().to_pyarrow()["prompt_id"].to_pylist())
 
 
@@ -79,7 +79,7 @@ def type_sums(rows: ir.Table) -> TypeSums:
 
 
 def cluster_sums(rows: ir.Table, clusters: pa.Table, names: Sequence[str] = SUMS) -> pa.Table:
-    """Sums per (cluster, token_id), in no particular order.
+    """Sum by (cluster, token_id), in no particular order.
 
     Args:
         rows: occurrences.
@@ -93,7 +93,7 @@ def cluster_sums(rows: ir.Table, clusters: pa.Table, names: Sequence[str] = SUMS
 
 
 def cluster_keys(rows: ir.Table, clusters: pa.Table) -> np.ndarray:
-    """int64 (C,): by cluster, the sum of hashed (rollout, position, token), equal for equal sets of occurrences."""
+    """Sum hashed (rollout, position, token) by cluster, int64 (C,): equal for equal sets of occurrences."""
     joined: Any = rows.inner_join(ibis.memtable(clusters), "prompt_id")
     key = _occurrence_key(joined.rollout_id, joined.position, joined.token_id)
     columns = _columns(joined.group_by("cluster").agg(key=key.sum()).order_by("cluster"))
@@ -101,7 +101,7 @@ def cluster_keys(rows: ir.Table, clusters: pa.Table) -> np.ndarray:
 
 
 def kl_quantiles(rows: ir.Table, shares: Sequence[float]) -> list[float]:
-    """Quantiles of kl over the occurrences, interpolated linearly between neighbours as numpy does by default."""
+    """Return quantiles of kl over the occurrences, interpolated linearly as numpy does by default."""
     count = int(rows.count().to_pyarrow().as_py())
     if not count:
         raise RocktokensError("a quantile of kl over no occurrences is not defined: choose prompts that were scored")
@@ -118,7 +118,7 @@ def kl_quantiles(rows: ir.Table, shares: Sequence[float]) -> list[float]:
 
 
 def rollout_shares(rows: ir.Table, token_ids: np.ndarray, clusters: pa.Table) -> tuple[np.ndarray, np.ndarray]:
-    """The share of each rollout's occurrences that are of the given types, and its cluster, in order of rollout id."""
+    """Return the share of the given types in each rollout's occurrences, and its cluster, in order of rollout id."""
     chosen = ibis.memtable(pa.table({"token_id": pa.array(token_ids, pa.int32())}))
     joined: Any = rows.inner_join(ibis.memtable(clusters), "prompt_id")
     counts = joined.group_by("rollout_id").agg(

@@ -1,4 +1,4 @@
-r"""What kind of text a token is: rocks are mostly structure, and this says which (METHOD 4.9).
+r"""Name the kind of text a token is: rocks are mostly structure, and this says which (docs/method.md, section 4.9).
 
 1. The text is the token as it stands inside a text; its leading spaces say whether it starts a word, nothing else.
 2. The text is reduced to its shape: ASCII as it is, any other character by what it is (a letter, a digit, a mark of
@@ -6,11 +6,11 @@ r"""What kind of text a token is: rocks are mostly structure, and this says whic
    category: special and undecodable tokens, LaTeX, Markdown and whitespace, operators, digits, punctuation.
 3. What is left is a word, without its surrounding punctuation: by list (English) a discourse marker or a function word,
    else content.
-4. The vocabulary tells what a lone text cannot. Where it marks the start of a word by a space (" the" is a token), a
-   token that begins with a letter goes on with a word: "the" is a piece of "other", "so" of "also", "IN" of "TRAINING",
+4. The vocabulary decides what a lone text cannot. Where it marks the start of a word by a space (" the" is a token), a
+   token that begins with a letter continues a word: "the" is a piece of "other", "so" of "also", "IN" of "TRAINING",
    "a" a piece or a variable. They are content. A capitalised one ("So", "The", "I") starts a line and stays what it is.
 
-A lone ``-`` or ``*`` is a Markdown mark, not an operator: without its context a token cannot tell, and in worked
+A lone ``-`` or ``*`` is a Markdown mark, not an operator: without its context this is not known, and in worked
 solutions it mostly is one. For the same reason a brace, a caret or a backslash is LaTeX unless a quote beside it shows
 that it is code.
 """
@@ -101,7 +101,7 @@ _EDGES = re.compile(r"^[^\w']+|[^\w']+$")
 
 
 def categorise(text: str) -> Category:
-    """The category of a text that is one token."""
+    """Return the category of a text that is one token."""
     bare = text.lstrip(" ") or text
     if _SPECIAL.fullmatch(bare):
         return "other"
@@ -115,13 +115,13 @@ def categorise(text: str) -> Category:
 
 
 def categorise_all(texts: Iterable[str], vocabulary: Container[str]) -> list[Category]:
-    """The categories of tokens, given the texts of all the tokens there are."""
+    """Return the categories of tokens, given the texts of the whole vocabulary."""
     marks_word_starts = any(f" {word}" in vocabulary for word in FUNCTION_WORDS | DISCOURSE)
     return [_categorise_spaced(text) if marks_word_starts else categorise(text) for text in texts]
 
 
 def store_categories(store: TraceStore, token_ids: Iterable[int]) -> list[Category]:
-    """The categories of types of a run, as its tokenizer tells them."""
+    """Return the categories of types of a run, by its tokenizer."""
     ids = [int(token_id) for token_id in token_ids]
     categories = categorise_all(store.token_texts(ids), store.vocabulary)
     return [
@@ -131,10 +131,10 @@ def store_categories(store: TraceStore, token_ids: Iterable[int]) -> list[Catego
 
 
 def _categorise_spaced(text: str) -> Category:
-    """The category in a vocabulary whose words begin with a space."""
+    """Return the category in a vocabulary whose words begin with a space."""
     category = categorise(text)
-    goes_on_with_a_word = text[:1].isalpha() and text != text.capitalize()
-    return "content_word" if goes_on_with_a_word and category in ("discourse", "function_word") else category
+    continues_a_word = text[:1].isalpha() and text != text.capitalize()
+    return "content_word" if continues_a_word and category in ("discourse", "function_word") else category
 
 
 def _kind_of_word(text: str) -> Category:

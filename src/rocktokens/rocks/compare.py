@@ -1,4 +1,4 @@
-"""Two searches side by side: do runs, tasks, seeds or checkpoints have the same rocks?
+"""Set two searches side by side: do runs, tasks, seeds or checkpoints have the same rocks?
 
 1. Both were made by one criterion over one vocabulary.
 2. The sets are compared by their Jaccard index, the scores of all types ranked in both by Spearman's correlation.
@@ -7,35 +7,108 @@
 4. Scores are shown as shares of the run's kl, so that runs of different size compare; what moved most comes first.
 """
 
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rocktokens.errors import TokenizerMismatchError
+from rocktokens.errors import RocktokensError, TokenizerMismatchError
+from rocktokens.progress import SILENT, Progress
 from rocktokens.rocks.categories import store_categories
 from rocktokens.rocks.cutoff import jaccard, spearman, split_half
-from rocktokens.rocks.search import Finding
-from rocktokens.run_dir import derive_seed
+from rocktokens.rocks.find import EVERYWHERE, FindOptions, find_settings, open_search, search_traces
+from rocktokens.rocks.search import SearchResult
+from rocktokens.rocks.split import resolve_checkpoints
+from rocktokens.run_dir import RunDir, derive_seed
 from rocktokens.traces.store import TraceStore
+from rocktokens.types import Category
 
 
-def compare_findings(stores: tuple[TraceStore, TraceStore], findings: tuple[Finding, Finding]) -> dict[str, Any]:
-    """Agreement of two searches and what moved between them, JSON-ready; ``a`` is the first, ``b`` the second."""
+@dataclass(frozen=True, slots=True)
+class MovedType:
+    """A type that is a rock in either search, with its rank and its shares of the kl and the tokens in both."""
+
+    id: int
+    text: str
+    category: Category
+    rank_a: int | None
+    kl_share_a: float
+    token_share_a: float
+    rank_b: int | None
+    kl_share_b: float
+    token_share_b: float
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """How far two searches agree, ``a`` the first and ``b`` the second; None where a number is not defined."""
+
+    jaccard: float | None
+    jaccard_by_chance: float | None
+    """Of random sets of these sizes."""
+    jaccard_within: list[float | None]
+    """Of two halves of the prompts of each run alone."""
+    spearman: float | None
+    n_types_in_both: int
+    n_rocks: list[int]
+    only_a: list[int]
+    only_b: list[int]
+    moved: list[MovedType]
+    """The types that are rocks in either, what moved most first."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunComparison:
+    """What ``rocktokens find A B --compare`` says."""
+
+    a: str
+    b: str
+    criterion: dict[str, Any]
+    agreement: Agreement
+
+    def to_record(self) -> dict[str, Any]:
+        """Return one flat JSON object."""
+        return {"a": self.a, "b": self.b, "criterion": self.criterion, **asdict(self.agreement)}
+
+
+def compare_runs(
+    names: tuple[str, str],
+    overrides: list[str] | None = None,
+    options: FindOptions = EVERYWHERE,
+    progress: Progress = SILENT,
+) -> RunComparison:
+    """Search two runs, each ``RUN`` or ``RUN@CHECKPOINT``, with the settings of the first, and compare."""
+    sides = [_run_at(name, options) for name in names]
+    section, seed = find_settings(sides[0][0], overrides)
+    require_same_vocabulary(*(run.manifest().get("tokenizer_sha256", "") for run, _ in sides))
+    opened = [open_search(run, section, seed, at) for run, at in sides]
+    for store, criterion in opened:
+        resolve_checkpoints(store, criterion.reference, criterion.baseline)
+    (store_a, result_a), (store_b, result_b) = (
+        (store, search_traces(store, criterion, section.encoder, progress=progress)[0]) for store, criterion in opened
+    )
+    agreement = compare_results((store_a, store_b), (result_a, result_b))
+    return RunComparison(*names, {**section.model_dump(), "seed": seed}, agreement)
+
+
+def compare_results(stores: tuple[TraceStore, TraceStore], results: tuple[SearchResult, SearchResult]) -> Agreement:
+    """Measure how far two searches agree and what moved between them."""
     require_same_vocabulary(*(store.tokenizer_sha256 for store in stores))
-    ids = [finding.evidence.selection.token_ids[finding.columns] for finding in findings]
-    scores = [_scores_by_id(finding) for finding in findings]
+    ids = [result.sums.selection.token_ids[result.columns] for result in results]
+    scores = [_scores_by_id(result) for result in results]
     shared = sorted(set(scores[0]) & set(scores[1]))
-    return {
-        "jaccard": jaccard(*ids),
-        "jaccard_by_chance": _chance(len(ids[0]), len(ids[1]), len(shared)),
-        "jaccard_within": [_within(finding) for finding in findings],
-        "spearman": spearman(*(np.array([side[v] for v in shared]) for side in scores)),
-        "n_types_in_both": len(shared),
-        "n_rocks": [len(side) for side in ids],
-        "only_a": np.setdiff1d(ids[0], ids[1]).tolist(),
-        "only_b": np.setdiff1d(ids[1], ids[0]).tolist(),
-        "moved": _moved(stores[0], findings, np.union1d(*ids)),
-    }
+    return Agreement(
+        jaccard=jaccard(*ids),
+        jaccard_by_chance=_chance(len(ids[0]), len(ids[1]), len(shared)),
+        jaccard_within=[_within(result) for result in results],
+        spearman=spearman(*(np.array([side[v] for v in shared]) for side in scores)),
+        n_types_in_both=len(shared),
+        n_rocks=[len(side) for side in ids],
+        only_a=np.setdiff1d(ids[0], ids[1]).tolist(),
+        only_b=np.setdiff1d(ids[1], ids[0]).tolist(),
+        moved=_moved(stores[0], results, np.union1d(*ids)),
+    )
 
 
 def require_same_vocabulary(first: str, second: str) -> None:
@@ -47,52 +120,61 @@ def require_same_vocabulary(first: str, second: str) -> None:
         )
 
 
-def _scores_by_id(finding: Finding) -> dict[int, float]:
+def _scores_by_id(result: SearchResult) -> dict[int, float]:
     """Ranking scores of the types that may be ranked."""
-    sample = finding.evidence.selection
-    ranked = sample.totals("freq") >= finding.criterion.min_freq
-    return dict(zip(sample.token_ids[ranked].tolist(), finding.ranking_U[ranked].tolist(), strict=True))
+    sample = result.sums.selection
+    ranked = sample.totals("freq") >= result.criterion.min_freq
+    return dict(zip(sample.token_ids[ranked].tolist(), result.ranking_U[ranked].tolist(), strict=True))
 
 
 def _chance(first: int, second: int, types: int) -> float | None:
-    """The Jaccard index of two sets of these sizes that share as many of the types as random ones do on average."""
+    """Return the Jaccard index of two sets of these sizes that share as many types as random ones do on average."""
     shared = first * second / types if types else 0.0
     union = first + second - shared
     return shared / union if union > 0 and types >= max(first, second) else None
 
 
-def _within(finding: Finding) -> float | None:
+def _within(result: SearchResult) -> float | None:
     """Mean Jaccard index of the rocks of two halves of one run's prompts; which contexts recur is taken as found."""
-    criterion, seed = finding.criterion, derive_seed(finding.criterion.seed, "compare")
-    rules = criterion.rules(max(finding.k, 1))
-    return split_half(finding.evidence.selection, criterion.selector, rules, seed=seed)["jaccard_halves"]
+    criterion, seed = result.criterion, derive_seed(result.criterion.seed, "compare")
+    rules = criterion.rules(max(result.k, 1))
+    return split_half(result.sums.selection, criterion.selector, rules, seed=seed)["jaccard_halves"]
 
 
-def _moved(store: TraceStore, findings: tuple[Finding, Finding], union: np.ndarray) -> list[dict[str, Any]]:
-    """Every type that is a rock in either: rank, share of the kl and of the tokens on both sides."""
-    sides = [_side(finding, union) for finding in findings]
+def _moved(store: TraceStore, results: tuple[SearchResult, SearchResult], union: np.ndarray) -> list[MovedType]:
+    sides = [_side(result, union) for result in results]
     texts, categories = store.token_texts(union), store_categories(store, union)
-    records = [
-        {
-            "id": int(token_id),
-            "text": texts[i],
-            "category": categories[i],
+    moved = [
+        MovedType(
+            int(token_id),
+            texts[i],
+            categories[i],
             **{f"{name}_{label}": side[name][i] for label, side in zip("ab", sides, strict=True) for name in side},
-        }
+        )
         for i, token_id in enumerate(union)
     ]
-    return sorted(records, key=lambda record: (-abs(record["kl_share_b"] - record["kl_share_a"]), record["id"]))
+    return sorted(moved, key=lambda own: (-abs(own.kl_share_b - own.kl_share_a), own.id))
 
 
-def _side(finding: Finding, union: np.ndarray) -> dict[str, list[Any]]:
-    sample = finding.evidence.selection
+def _side(result: SearchResult, union: np.ndarray) -> dict[str, list[Any]]:
+    sample = result.sums.selection
     freq, kl = (
         dict(zip(sample.token_ids.tolist(), sample.totals(name).tolist(), strict=True)) for name in ("freq", "kl")
     )
-    rocks = sample.token_ids[finding.columns].tolist()
+    rocks = sample.token_ids[result.columns].tolist()
     total_freq, total_kl = max(sum(freq.values()), 1), max(sum(kl.values()), 1)
     return {
         "rank": [rocks.index(v) + 1 if v in rocks else None for v in union.tolist()],
         "kl_share": [kl.get(v, 0) / total_kl for v in union.tolist()],
         "token_share": [freq.get(v, 0) / total_freq for v in union.tolist()],
     }
+
+
+def _run_at(name: str, options: FindOptions) -> tuple[RunDir, FindOptions]:
+    """``RUN`` or ``RUN@CHECKPOINT``; a folder whose name has an @ in it is a folder first."""
+    folder, at, checkpoint = name.rpartition("@")
+    if not at or Path(name).exists():
+        return RunDir(name).require(), options
+    if not checkpoint.isdecimal():
+        raise RocktokensError(f"{name!r} names checkpoint {checkpoint!r}: give a step, as in {folder}@200")
+    return RunDir(folder).require(), replace(options, reference=int(checkpoint))

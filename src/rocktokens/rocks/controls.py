@@ -1,4 +1,6 @@
-"""Controls for the rocks: what is as frequent and is no rock, so that a difference is not one of size (METHOD 7).
+"""Match controls to the rocks: types as frequent that are not rocks, so that a difference is not one of size.
+
+See docs/method.md, section 7.
 
 Type-matched, ``match_controls``:
 
@@ -45,7 +47,7 @@ def match_controls(
     seed: int = 0,
     excluded: Collection[int] = (),
 ) -> ControlSet:
-    """Give every rock a partner that occurs as often and is no rock, several times over.
+    """Give every rock a partner that occurs as often and is not a rock, several times over.
 
     Args:
         store: the replay traces the rocks were found in.
@@ -53,7 +55,7 @@ def match_controls(
         tolerance: largest difference between the frequencies of a rock and its partner, as a share of the rock's.
         draws: how many sets of partners; the first is the closest, the others vary.
         seed: of the draws; draw i is the same however many there are.
-        excluded: types that are no candidates either, such as rocks that are left out, or what ends a response.
+        excluded: further types that may not be partners, such as rocks that are left out, or what ends a response.
 
     Raises:
         ControlMatchError: no partner within the tolerance for some rocks, or no partners whose total fits.
@@ -84,7 +86,7 @@ def match_controls(
 
 
 def random_positions(store: TraceStore, rocks: RockSet, draws: int = 1, seed: int = 0) -> list[pa.Table]:
-    """Random positions like those of the rocks and their windows, rollout by rollout.
+    """Draw random positions like those of the rocks and their windows, rollout by rollout.
 
     Args:
         store: the replay traces the rocks were found in.

@@ -1,4 +1,4 @@
-"""Where to cut a ranking of types, and which ranking to trust (METHOD 4.5).
+"""Decide where to cut a ranking of types, and which ranking to trust (docs/method.md, section 4.5).
 
 1. coverage(K): the share of all kl mass that the first K types of a ranking hold. It rises with K.
 2. stability(K): the mean Jaccard index of the first K on random prompt subsets against the first K of all prompts. It
@@ -9,7 +9,7 @@
    and the record says so.
 4. Selectors are compared by what a second sample would say: rankings of two disjoint halves of the prompts.
 
-Both curves are exact at every K, at the cost of one ranking a subset: type v is in both of two top-K sets if and only
+Both curves are exact at every K, at the cost of one ranking per subset: type v is in both of two top-K sets if and only
 if the worse of its two ranks is within K.
 
 Shape legend: C clusters, U types used, B subsets, N ranks.
@@ -35,7 +35,7 @@ GRID_RATIO = 1.1
 
 @dataclass(frozen=True, slots=True)
 class CutoffCurve:
-    """Coverage and stability at K = 1..N, N the number of types with a positive score; NaN where undefined."""
+    """Coverage and stability at K = 1..N, N being the number of types with a positive score; NaN where undefined."""
 
     coverage: np.ndarray
     coverage_held_out: np.ndarray
@@ -55,7 +55,7 @@ class CutoffCurve:
 
 
 def coverage(order_N: np.ndarray, kl_totals_U: np.ndarray) -> np.ndarray:
-    """float64 (N,): the share of the kl of all types, ranked or not, in the first K of a ranking; NaN of no kl."""
+    """Return float64 (N,): the share of the kl of all types, ranked or not, in the first K; NaN without any kl."""
     total = int(kl_totals_U.sum())
     return np.cumsum(kl_totals_U[order_N]) / (total if total else np.nan)
 
@@ -69,7 +69,7 @@ def cutoff_curve(
     draws: int = 50,
     seed: int = 0,
 ) -> CutoffCurve:
-    """Coverage and stability of a ranking at every K.
+    """Compute coverage and stability of a ranking at every K.
 
     Args:
         selection: the prompts the ranking comes from.
@@ -91,7 +91,7 @@ def cutoff_curve(
 
 
 def auto_k(curve: CutoffCurve) -> Crossing:
-    """The smallest K whose coverage is at least its stability, among all whole K."""
+    """Find the smallest K whose coverage is at least its stability."""
     if not len(curve.coverage):
         raise RocktokensError(
             "k = 'auto' finds nothing to rank, no type that may be ranked has a positive score: "
@@ -99,7 +99,7 @@ def auto_k(curve: CutoffCurve) -> Crossing:
         )
     if np.isnan(curve.stability).any():
         raise RocktokensError(
-            "k = 'auto' needs at least 2 prompts to tell how stable a ranking is: give a whole number, such as k=100"
+            "k = 'auto' needs at least 2 prompts to measure how stable a ranking is: give a whole number, such as k=100"
         )
     reached = np.flatnonzero(curve.coverage >= curve.stability)
     at = int(reached[0]) if len(reached) else len(curve.coverage) - 1
@@ -114,10 +114,10 @@ def sample_size_curve(
     draws: int = 30,
     seed: int = 0,
 ) -> list[SampleSizePoint]:
-    """How close the ranking of fewer prompts comes to that of all: Jaccard of the top k, Spearman of the scores.
+    """Measure how close the ranking of fewer prompts comes to that of all of them.
 
     A curve that still climbs steeply at 0.9 says that more prompts would change the rocks. Subsets are nested: the ones
-    of a smaller fraction lie within those of a larger one, so that the curve shows size and little chance.
+    of a smaller fraction lie within those of a larger one, so the curve shows the effect of size with little noise.
     """
     sample = sample.by_type()
     ranking = _full_ranking(sample, selector, rules)
@@ -160,7 +160,7 @@ def compare_selectors(
 def split_half(
     sample: Sample, selector: Selector, rules: Rules, draws: int = 30, seed: int = 0, fraction: float = 0.5
 ) -> dict[str, float | None]:
-    """Agreement of the ranking of each random part of the prompts with that of the rest, and with that of all."""
+    """Measure how far rankings of random parts of the prompts agree with those of the rest, and with that of all."""
     sample = sample.by_type()
     ranking = _full_ranking(sample, selector, rules)
     half_BC = subset_weights(sample.n_clusters, fraction, draws, seed)
@@ -178,7 +178,7 @@ def split_half(
 
 
 def subset_weights(n_clusters: int, fraction: float, draws: int, seed: int) -> np.ndarray:
-    """int64 (B, C): 1 for the clusters of each random subset; no subsets where one cluster is all there is.
+    """Draw int64 (B, C): 1 for the clusters of each random subset; no subsets where one cluster is all there is.
 
     A subset holds round(fraction · C) clusters, at least 1 and at most C − 1.
     """
@@ -190,14 +190,14 @@ def subset_weights(n_clusters: int, fraction: float, draws: int, seed: int) -> n
 
 
 def jaccard(first: np.ndarray, second: np.ndarray) -> float | None:
-    """Size of the intersection over size of the union of two sets of columns; None of two empty sets."""
+    """Return the size of the intersection over that of the union of two sets of columns; None of two empty sets."""
     shared = len(np.intersect1d(first, second, assume_unique=True))
     union = len(first) + len(second) - shared
     return shared / union if union else None
 
 
 def spearman(first: np.ndarray, second: np.ndarray) -> float | None:
-    """Rank correlation, ties sharing their mean rank; None for fewer than 3 values or when one side is constant."""
+    """Return the rank correlation, ties sharing their mean rank; None for fewer than 3 values or a constant side."""
     if len(first) < 3:
         return None
     # Twice the centred ranks are whole numbers: their sums do not depend on the order of addition.
@@ -207,7 +207,7 @@ def spearman(first: np.ndarray, second: np.ndarray) -> float | None:
 
 
 def cutoff_grid(last: int) -> set[int]:
-    """Every K up to 50, then about geometric, up to the last."""
+    """List every K up to 50, then about geometric steps, up to the last."""
     steps = np.geomspace(EVERY_K_UP_TO, max(last, EVERY_K_UP_TO), _grid_steps(last))
     return {*range(1, min(last, EVERY_K_UP_TO) + 1), *(int(step) for step in np.rint(steps) if step <= last)}
 

@@ -1,31 +1,37 @@
-"""The rocks of a run as a RockSet: what was selected, how sure that is, and what it amounts to (METHOD 4).
+"""Find the rocks of a run: what was selected, how sure that is, and what it amounts to (docs/method.md, section 4).
 
-1. ``find_rocks`` searches on one half of the prompts: sums, persistent occurrences, contexts, ranking (``selection``).
-2. Every score gets a bootstrap interval and every rock the probability that it is among the first k.
-3. Shares of tokens, vocabulary, kl and gradient, and the change of kl from baseline to reference, are measured on the
+1. Settings come from the caller, then from the run's config (section ``find``, and a seed derived from the run's). So
+   ``find_rocks(store)`` and ``rocktokens find`` name the same rocks with the same numbers.
+2. The search runs on one half of the prompts: sums, persistent occurrences, contexts, ranking (``search``).
+3. Every score gets a bootstrap interval and every rock the probability that it is among the first k.
+4. Shares of tokens, vocabulary, kl and gradient, and the change of kl from baseline to reference, are measured on the
    other half, with intervals.
+5. ``find_run`` looks at the result from all sides too (``analysis``) and commits find.json and rocks.json.
 
 Paper: https://arxiv.org/abs/2605.09253
 """
 
+import json
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from rocktokens.config import ETA, GAMMA
-from rocktokens.errors import RocktokensError
+from rocktokens.config import Config, FindSection, parse_config, run_config
 from rocktokens.inference.bootstrap import median_interval
-from rocktokens.rocks.aggregate import ONE, TypeSums, occurrences, rollout_shares, type_sums
+from rocktokens.progress import SILENT, Progress
+from rocktokens.rocks.aggregate import ONE, occurrences, rollout_shares, type_sums
+from rocktokens.rocks.analysis import analyse
 from rocktokens.rocks.categories import store_categories
-from rocktokens.rocks.embeddings import student_embeddings
-from rocktokens.rocks.encoding import Encoder, embedding_encoder
-from rocktokens.rocks.search import MAX_PAIRS, Criterion, Finding, search
+from rocktokens.rocks.encoders import Encoder, Encoders, context_encoders
+from rocktokens.rocks.records import FindRecord
+from rocktokens.rocks.search import Criterion, SearchResult, search
 from rocktokens.rocks.selectors import Sample, selector_of
+from rocktokens.rocks.sensitivity import other_gammas
 from rocktokens.rocks.split import HELD_OUT, NOT_SPLIT, resolve_checkpoints
 from rocktokens.rocks.uncertainty import score_uncertainty, share_intervals
-from rocktokens.run_dir import derive_seed
+from rocktokens.run_dir import RunDir, derive_seed
 from rocktokens.traces.store import TraceStore
 from rocktokens.types import RockSet, RockToken
 from rocktokens.windows import WindowRule
@@ -34,107 +40,176 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+class _FromRun:
+    """Stands for an argument that was not given: the run's config decides."""
+
+    def __repr__(self) -> str:
+        return "from the run"
+
+
+FROM_RUN: Any = _FromRun()
+
+
+@dataclass(frozen=True, slots=True)
+class FindOptions:
+    """Where to look and with what; of these only the checkpoints change the result."""
+
+    reference: int | None = None
+    baseline: int | None = None
+    engine: str = "duckdb"
+    threads: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What ``find_run`` left in the run: rocks.json and find.json."""
+
+    rocks: RockSet
+    analysis: FindRecord
+
+
+EVERYWHERE = FindOptions()
+
+
 def find_rocks(
     store: TraceStore,
+    *,
     reference: int | None = None,
     baseline: int | None = None,
-    k: int | Literal["auto"] = 100,
-    stage: str = "context",
-    min_freq: int = 2,
-    exclude_top_freq: int = 0,
-    joint: bool = False,
-    window: int = 5,
-    tau: float = 0.8,
-    gamma: float = GAMMA,
-    eta: float = ETA,
+    k: int | Literal["auto"] = FROM_RUN,
+    stage: str = FROM_RUN,
+    min_freq: int = FROM_RUN,
+    exclude_top_freq: int = FROM_RUN,
+    joint: bool = FROM_RUN,
+    window: int = FROM_RUN,
+    tau: float = FROM_RUN,
+    gamma: float = FROM_RUN,
+    eta: float = FROM_RUN,
     embeddings: np.ndarray | None = None,
-    split: float | None = 0.5,
-    seed: int = 0,
-    *,
-    tau_nats: tuple[float, float] | None = None,
-    min_score: float | None = None,
-    encoder: str | Encoder = "embeddings",
-    max_pairs: int = MAX_PAIRS,
+    split: float | None = FROM_RUN,
+    seed: int | None = None,
+    tau_nats: tuple[float, float] | None = FROM_RUN,
+    min_score: float | None = FROM_RUN,
+    encoder: str | Encoder = FROM_RUN,
+    max_pairs: int = FROM_RUN,
 ) -> RockSet:
     """Rank the types by persistent loss and describe the first ``k``.
+
+    What is not given comes from the section ``find`` of the run's config, as in ``rocktokens find``; in a folder that
+    holds nothing but traces it is the default of that section, named below.
 
     Args:
         store: replay traces of a run.
         reference: the checkpoint whose loss counts as what is left; default the last.
         baseline: the checkpoint to compare with; default the first.
-        k: how many types are rocks (fewer if fewer can be ranked), or "auto": where coverage meets stability.
-        stage: "context" ranks by R_ctx(v) = R(v) · CCR(v), "score" by R(v) alone, as the paper's code does.
-        min_freq: types with fewer occurrences in the selection half are not ranked.
-        exclude_top_freq: how many of the most frequent types to leave out before ranking.
-        joint: replace R by the smaller R of the two checkpoints.
-        window: tokens on each side that make the context of an occurrence.
-        tau: an occurrence is persistent when its kl reaches this quantile at both checkpoints.
+        k: how many types are rocks (100; fewer if fewer can be ranked), or "auto": where coverage meets stability.
+        stage: "context" (the default) ranks by R_ctx(v) = R(v) · CCR(v), "score" by R(v) alone, as the paper's code
+            does.
+        min_freq: types with fewer occurrences in the selection half are not ranked (2).
+        exclude_top_freq: how many of the most frequent types to leave out before ranking (0).
+        joint: replace R by the smaller R of the two checkpoints (False).
+        window: tokens on each side that make the context of an occurrence (5).
+        tau: an occurrence is persistent when its kl reaches this quantile at both checkpoints (0.8).
         gamma: the least cosine of similar contexts.
         eta: the least share of similar contexts of an occurrence that is kept.
         embeddings: float (V, D), rows by token id; default the input embeddings of the reference student.
-        split: share of prompts used for selection; None or 1 uses all prompts for selection and summary alike.
-        seed: of the split, of samples and of the bootstrap.
+        split: share of prompts used for selection (0.5); None or 1 uses all prompts for selection and summary alike.
+        seed: of the split, of samples and of the bootstrap; None is the run's, 0 without a config.
         tau_nats: (baseline, reference) thresholds in nats instead of quantiles.
-        min_score: of the first k, only those whose ranking score reaches this; without it even a type with score 0 is
-            taken when there are fewer than k others.
-        encoder: "embeddings", or what ``rocktokens.scoring.hidden.hidden_encoder`` makes of a student.
+        min_score: of the first k, only those whose ranking score reaches this; with None, the default without a config,
+            even a type with score 0 is taken when there are fewer than k others.
+        encoder: "embeddings" (the default), "hidden" (loads the student), or what
+            ``rocktokens.scoring.hidden.hidden_encoder`` makes of a student.
         max_pairs: pairs of contexts to compare; beyond it types are judged on samples, and CCR gets an interval.
 
     Returns:
         The rocks. ``freq``, ``mean_kl``, ``score``, ``ccr`` of a token are those it was selected by (selection half);
-        ``held_out_mean_kl`` and ``summary`` are of the prompts that had no say in it.
+        ``held_out_mean_kl`` and ``summary`` are of the prompts that did not select it.
     """
-    criterion = Criterion(
-        reference=reference,
-        baseline=baseline,
-        k=k,
-        stage=stage,
-        min_freq=min_freq,
-        exclude_top_freq=exclude_top_freq,
-        joint=joint,
-        window=window,
-        tau=tau,
-        tau_nats=tau_nats,
-        gamma=gamma,
-        eta=eta,
-        encoder=encoder if isinstance(encoder, str) else "hidden",
-        max_pairs=max_pairs,
-        min_score=min_score,
-        split=split,
-        seed=seed,
-    )
-    contexts = context_encoder(store, criterion, embeddings, encoder)
-    return rock_set(store, search(store, criterion, contexts))
+    arguments = dict(locals())
+    given = {name: value for name, value in arguments.items() if value is not FROM_RUN}
+    for name in ("store", "embeddings", *(["seed"] if seed is None else [])):
+        del given[name]
+    if "tau" in given:
+        given.setdefault("tau_nats", None)
+    if embeddings is not None:
+        given.setdefault("encoder", "embeddings")
+    own: dict[str, Any] = {}
+    if store.run.config.exists():
+        config = run_config(store.run)
+        own = {**config.find.model_dump(), "seed": split_seed(config)}
+    kind = {**own, **given}.get("encoder", "embeddings")
+    criterion = Criterion(**{**own, **given, "encoder": kind if isinstance(kind, str) else "hidden"})
+    return rock_set(store, search_traces(store, criterion, kind, embeddings)[0])
 
 
-def context_encoder(
-    store: TraceStore, criterion: Criterion, embeddings: np.ndarray | None, encoder: str | Encoder
-) -> Encoder | None:
-    """What makes vectors of contexts for a search; None where none are compared."""
-    if criterion.stage != "context":
-        return None
-    if not isinstance(encoder, str):
-        return encoder
-    if encoder != "embeddings":
-        raise RocktokensError(
-            f"encoder = {encoder!r} is not known here: use 'embeddings', or give hidden_encoder(student, rollouts)"
+def find_run(
+    run: RunDir, section: FindSection, seed: int, options: FindOptions = EVERYWHERE, progress: Progress = SILENT
+) -> Found:
+    """Find the rocks of a run, prompts split by ``seed``, and look at them from all sides; commit both files."""
+    with run.lock():
+        store, criterion = open_search(run, section, seed, options)
+        result, encoders = search_traces(
+            store, criterion, section.encoder, progress=progress, gammas=other_gammas(section.gamma)
         )
-    reference, _ = resolve_checkpoints(store, criterion.reference, criterion.baseline)
-    vectors = student_embeddings(store, reference) if embeddings is None else embeddings
-    return embedding_encoder(store.table(reference), vectors, criterion.window)
+        with progress.status("weighing the evidence"):
+            rocks = rock_set(store, result)
+            analysis = analyse(store, result, rocks, encoders)
+            run.commit("find.json", analysis.save)
+            run.commit(run.rocks.name, rocks.save)
+    return Found(rocks, analysis)
 
 
-def rock_set(store: TraceStore, finding: Finding) -> RockSet:
-    """What a search found, with intervals, as it is written to rocks.json."""
-    record = asdict(finding.criterion)
+def find_settings(run: RunDir, overrides: list[str] | None = None) -> tuple[FindSection, int]:
+    """Return the run's own settings and seed; the defaults and 0 for a folder that holds nothing but traces."""
+    if run.config.exists():
+        config = run_config(run, overrides)
+        return config.find, split_seed(config)
+    directory = f"run.directory={json.dumps(str(run.path))}"
+    return parse_config("", [*(overrides or []), directory], name=str(run.path)).find, 0
+
+
+def split_seed(config: Config) -> int:
+    """Return what divides the prompts of a run into those that select its rocks and those that are held out."""
+    return derive_seed(config.run.seed, "split")
+
+
+def open_search(run: RunDir, section: FindSection, seed: int, options: FindOptions) -> tuple[TraceStore, Criterion]:
+    """Open the traces of a run and state what is searched for."""
+    store = TraceStore(run, engine=options.engine, threads=options.threads)
+    checkpoints = {"reference": options.reference, "baseline": options.baseline}
+    return store, Criterion(seed=seed, **checkpoints, **section.model_dump())
+
+
+def search_traces(
+    store: TraceStore,
+    criterion: Criterion,
+    encoder: str | Encoder | None = "embeddings",
+    embeddings: np.ndarray | None = None,
+    progress: Progress = SILENT,
+    gammas: tuple[float, ...] = (),
+) -> tuple[SearchResult, Encoders]:
+    """Search with the encoder that a criterion asks for; ``gammas`` are cosines to count neighbours at as well."""
+    with progress.status("reading traces"):
+        reference, baseline = resolve_checkpoints(store, criterion.reference, criterion.baseline)
+        criterion = replace(criterion, reference=reference, baseline=baseline)
+        encoders = Encoders(None)
+        if criterion.stage == "context":
+            encoders = context_encoders(store, reference, encoder, criterion.window, embeddings)
+    return search(store, criterion, encoders.encoder, progress, gammas), encoders
+
+
+def rock_set(store: TraceStore, result: SearchResult) -> RockSet:
+    """Describe what a search found, with intervals, as it is written to rocks.json."""
+    record = asdict(result.criterion)
     record["tau_nats"] = None if record["tau_nats"] is None else list(record["tau_nats"])
     return RockSet(
         tokenizer_sha256=store.tokenizer_sha256,
         criterion=record,
         source={"manifest_sha256": store.manifest_sha256},
-        summary=_summary(store, finding),
-        tokens=_tokens(store, finding),
-        windows=WindowRule(finding.criterion.window, finding.thresholds.post).to_dict(),
+        summary=_summary(store, result),
+        tokens=_tokens(store, result),
+        windows=WindowRule(result.criterion.window, result.thresholds.post).to_dict(),
     )
 
 
@@ -144,7 +219,7 @@ def type_table(
     baseline: int | None = None,
     prompt_ids: list[str] | None = None,
 ) -> "pd.DataFrame":
-    """Every type used, by summed kl at the reference checkpoint: what training did to it.
+    """List every type used, by summed kl at the reference checkpoint, and what training did to it.
 
     Args:
         store: replay traces of a run.
@@ -159,7 +234,7 @@ def type_table(
     import pandas as pd
 
     reference, baseline = resolve_checkpoints(store, reference, baseline)
-    now, before = _sums(store, reference, prompt_ids), _sums(store, baseline, prompt_ids)
+    now, before = (type_sums(occurrences(store.table(step), prompt_ids)) for step in (reference, baseline))
     paired = now.same_occurrences(before)
     frame = pd.DataFrame(
         {
@@ -174,22 +249,18 @@ def type_table(
     return frame.iloc[np.lexsort((now.token_id, -now.kl))].reset_index(drop=True)
 
 
-def _sums(store: TraceStore, checkpoint: int, prompt_ids: list[str] | None = None) -> TypeSums:
-    return type_sums(occurrences(store.table(checkpoint), prompt_ids))
-
-
-def _tokens(store: TraceStore, finding: Finding) -> list[RockToken]:
-    selection, measuring = finding.evidence.selection, finding.evidence.measuring
+def _tokens(store: TraceStore, result: SearchResult) -> list[RockToken]:
+    selection, measuring = result.sums.selection, result.sums.measuring
     freq, kl = selection.totals("freq"), selection.totals("kl")
     held_freq, held_kl = measuring.totals("freq"), measuring.totals("kl")
-    before = measuring.totals("kl_before") if finding.evidence.paired else np.zeros_like(held_kl)
-    seed = derive_seed(finding.criterion.seed, "bootstrap")
-    rules = finding.criterion.rules(max(finding.k, 1))
-    scored = selector_of("score", finding.criterion.joint)
-    sure = score_uncertainty(selection, finding.criterion.selector, rules, seed=seed, scored=scored)
+    before = measuring.totals("kl_before") if result.sums.paired else np.zeros_like(held_kl)
+    seed = derive_seed(result.criterion.seed, "bootstrap")
+    rules = result.criterion.rules(max(result.k, 1))
+    scored = selector_of("score", result.criterion.joint)
+    sure = score_uncertainty(selection, result.criterion.selector, rules, seed=seed, scored=scored)
     prompts = np.diff(selection.freq.tocsc().indptr)
-    ids = selection.token_ids[finding.columns]
-    context = _context_fields(finding)
+    ids = selection.token_ids[result.columns]
+    context = _context_fields(result)
     return [
         RockToken(
             id=int(ids[rank - 1]),
@@ -197,7 +268,7 @@ def _tokens(store: TraceStore, finding: Finding) -> list[RockToken]:
             rank=rank,
             freq=int(freq[i]),
             mean_kl=int(kl[i]) / (int(freq[i]) * ONE),
-            score=float(finding.score_U[i]),
+            score=float(result.score_U[i]),
             category=category,
             score_interval=sure.interval(i),
             p_in_top_k=float(sure.p_in_top_k[i]),
@@ -207,27 +278,27 @@ def _tokens(store: TraceStore, finding: Finding) -> list[RockToken]:
             **context(i),
         )
         for rank, (i, text, category) in enumerate(
-            zip(finding.columns, store.token_texts(ids), store_categories(store, ids), strict=True), start=1
+            zip(result.columns, store.token_texts(ids), store_categories(store, ids), strict=True), start=1
         )
     ]
 
 
-def _context_fields(finding: Finding) -> Callable[[int], dict[str, Any]]:
-    """What the context stage says of a type, by column."""
-    if finding.context is None or finding.persistent is None:
+def _context_fields(result: SearchResult) -> Callable[[int], dict[str, Any]]:
+    """Return what the context stage says of a type, by column."""
+    if result.context is None or result.persistent is None:
         return lambda _: {"ccr": None, "score_ctx": None}
-    criterion, freq = finding.criterion, finding.evidence.selection.totals("freq")
-    number = np.bincount(finding.persistent.columns, minlength=len(freq))
-    exact = finding.context.exact
+    criterion, freq = result.criterion, result.sums.selection.totals("freq")
+    number = np.bincount(result.persistent.columns, minlength=len(freq))
+    exact = result.context.exact
     interval = (
-        finding.context.kept_share_interval(criterion.gamma, criterion.eta) * (number / np.maximum(freq, 1))[:, None]
+        result.context.kept_share_interval(criterion.gamma, criterion.eta) * (number / np.maximum(freq, 1))[:, None]
     )
-    ccr = finding.consistency
+    ccr = result.consistency
 
     def fields(i: int) -> dict[str, Any]:
         return {
             "ccr": None if np.isnan(ccr[i]) else float(ccr[i]),
-            "score_ctx": float(finding.ranking_U[i]),
+            "score_ctx": float(result.ranking_U[i]),
             "n_persistent": int(number[i]),
             "ccr_interval": None if exact[i] else (float(interval[i, 0]), float(interval[i, 1])),
         }
@@ -235,21 +306,21 @@ def _context_fields(finding: Finding) -> Callable[[int], dict[str, Any]]:
     return fields
 
 
-def _summary(store: TraceStore, finding: Finding) -> dict[str, Any]:
+def _summary(store: TraceStore, result: SearchResult) -> dict[str, Any]:
     """What the rocks amount to on the measuring prompts."""
-    evidence, is_rock = finding.evidence, finding.is_rock
-    sample, seed = evidence.measuring, derive_seed(finding.criterion.seed, "bootstrap")
+    sums, is_rock = result.sums, result.is_rock
+    sample, seed = sums.measuring, derive_seed(result.criterion.seed, "bootstrap")
     freq, used = sample.totals("freq"), sample.totals("freq") > 0
-    rows = occurrences(store.table(evidence.reference), evidence.prompts.measuring)
-    shares, clusters = rollout_shares(rows, sample.token_ids[is_rock], evidence.clusters)
-    clusters = clusters - (evidence.selection.n_clusters if evidence.is_split else 0)
-    intervals = share_intervals(sample, is_rock, evidence.paired, seed=seed)
+    rows = occurrences(store.table(sums.reference), sums.prompts.measuring)
+    shares, clusters = rollout_shares(rows, sample.token_ids[is_rock], sums.clusters)
+    clusters = clusters - (sums.selection.n_clusters if sums.is_split else 0)
+    intervals = share_intervals(sample, is_rock, sums.paired, seed=seed)
     intervals["token_share_median"] = median_interval(shares, clusters, sample.n_clusters, seed=seed)
     return {
-        "measured_on": HELD_OUT if evidence.is_split else NOT_SPLIT,
-        "k": finding.k,
-        "n_score_zero": int(np.count_nonzero(finding.ranking_U[finding.columns] <= 0)),
-        "n_prompts": evidence.prompts.n_measuring,
+        "measured_on": HELD_OUT if sums.is_split else NOT_SPLIT,
+        "k": result.k,
+        "n_score_zero": int(np.count_nonzero(result.ranking_U[result.columns] <= 0)),
+        "n_prompts": sums.prompts.n_measuring,
         "n_clusters": sample.n_clusters,
         "n_occurrences": int(freq.sum()),
         "n_types": int(used.sum()),
@@ -263,11 +334,11 @@ def _summary(store: TraceStore, finding: Finding) -> dict[str, Any]:
         "mean_kl": _mean_kl(sample, np.ones_like(is_rock)),
         "mean_kl_rocks": _mean_kl(sample, is_rock),
         "mean_kl_rest": _mean_kl(sample, ~is_rock),
-        "paired": evidence.paired,
-        "kl_change_rocks": _kl_change(sample, is_rock, evidence.paired),
-        "kl_change_rest": _kl_change(sample, ~is_rock, evidence.paired),
-        "tau_pre_nats": finding.thresholds.pre,
-        "tau_post_nats": finding.thresholds.post,
+        "paired": sums.paired,
+        "kl_change_rocks": _kl_change(sample, is_rock, sums.paired),
+        "kl_change_rest": _kl_change(sample, ~is_rock, sums.paired),
+        "tau_pre_nats": result.thresholds.pre,
+        "tau_post_nats": result.thresholds.post,
         "intervals": {name: None if ends is None else list(ends) for name, ends in intervals.items()},
     }
 

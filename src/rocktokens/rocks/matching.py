@@ -104,10 +104,10 @@ def most_partners(market: Market) -> np.ndarray:
     rocks_E, candidates_E = _worth_considering(prices)
     costs_E = prices(rocks_E, candidates_E)
     count = len(market.rock_freq)
-    nobody = len(market.freq) + np.arange(count)
+    no_one = len(market.freq) + np.arange(count)
     dear = np.full(count, (costs_E.max(initial=0.0) + 1) * (count + 1))
     partners_K = _cheapest(
-        np.append(rocks_E, np.arange(count)), np.append(candidates_E, nobody), np.append(costs_E, dear)
+        np.append(rocks_E, np.arange(count)), np.append(candidates_E, no_one), np.append(costs_E, dear)
     )
     return np.where(partners_K < len(market.freq), partners_K, NO_PARTNER)
 

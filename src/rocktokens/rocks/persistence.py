@@ -1,11 +1,13 @@
-"""Occurrences that stayed hard, and what training did to rocks and to others (METHOD 4.2, 4.8).
+"""Find the occurrences that stayed hard, and what training did to rocks and to others.
+
+See docs/method.md, sections 4.2 and 4.8.
 
 1. An occurrence is persistent when its kl reached τ_pre at the baseline and τ_post at the reference; both are quantiles
    over the occurrences of the selection half, or given in nats. The two checkpoints are joined by (rollout, position).
-2. Three groups of types are followed: the rocks, the rare ones with a high mean kl that are no rocks, and random types.
+2. Three groups of types are followed: the rocks, rare types with a high mean kl that are not rocks, and random types.
    All three are chosen on the selection half.
 3. Each group's paired change is measured on both halves. What was picked for a high loss falls back when it is measured
-   on other data (regression to the mean): numbers of the selection half flatter, those of the held-out half do not.
+   on other data (regression to the mean): the selection half flatters the group, the held-out half does not.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,7 +22,7 @@ from rocktokens.errors import RocktokensError
 from rocktokens.rocks.aggregate import kl_quantiles, occurrences
 from rocktokens.rocks.records import GroupChange
 from rocktokens.rocks.selectors import Rules, Sample, mean_kl, rank_types
-from rocktokens.rocks.split import Evidence
+from rocktokens.rocks.split import PromptSums
 from rocktokens.rocks.uncertainty import paired_tests
 from rocktokens.run_dir import derive_seed
 from rocktokens.traces.store import TraceStore
@@ -58,28 +60,28 @@ class Persistent(Occurrences):
 
 
 def find_thresholds(
-    store: TraceStore, evidence: Evidence, tau: float, tau_nats: tuple[float, float] | None
+    store: TraceStore, sums: PromptSums, tau: float, tau_nats: tuple[float, float] | None
 ) -> Thresholds:
-    """The quantile ``tau`` of kl at each checkpoint over the selection half, or the given values."""
-    return quantile_thresholds(store, evidence, [tau])[0] if tau_nats is None else Thresholds(*map(float, tau_nats))
+    """Return the quantile ``tau`` of kl at each checkpoint over the selection half, or the given values."""
+    return quantile_thresholds(store, sums, [tau])[0] if tau_nats is None else Thresholds(*map(float, tau_nats))
 
 
-def quantile_thresholds(store: TraceStore, evidence: Evidence, taus: Sequence[float]) -> list[Thresholds]:
-    """Each quantile of kl at each checkpoint over the selection half."""
-    prompts = evidence.prompts.selection
-    post = kl_quantiles(occurrences(store.table(evidence.reference), prompts), taus)
-    if evidence.baseline == evidence.reference:
+def quantile_thresholds(store: TraceStore, sums: PromptSums, taus: Sequence[float]) -> list[Thresholds]:
+    """Return each quantile of kl at each checkpoint over the selection half."""
+    prompts = sums.prompts.selection
+    post = kl_quantiles(occurrences(store.table(sums.reference), prompts), taus)
+    if sums.baseline == sums.reference:
         return [Thresholds(value, value) for value in post]
-    pre = kl_quantiles(occurrences(store.table(evidence.baseline), prompts), taus)
+    pre = kl_quantiles(occurrences(store.table(sums.baseline), prompts), taus)
     return [Thresholds(*values) for values in zip(pre, post, strict=True)]
 
 
-def persistent_occurrences(store: TraceStore, evidence: Evidence, thresholds: Thresholds) -> Persistent:
+def persistent_occurrences(store: TraceStore, sums: PromptSums, thresholds: Thresholds) -> Persistent:
     """Join the hard occurrences of both checkpoints."""
-    found = _hard_at_both(store, evidence, thresholds).select(*KEYS).to_pyarrow()
-    selects = found["cluster"].to_numpy() < evidence.selection.n_clusters
-    measured = ~selects if evidence.is_split else selects
-    token_ids = evidence.selection.token_ids
+    found = _hard_at_both(store, sums, thresholds).select(*KEYS).to_pyarrow()
+    selects = found["cluster"].to_numpy() < sums.selection.n_clusters
+    measured = ~selects if sums.is_split else selects
+    token_ids = sums.selection.token_ids
     held_out = np.searchsorted(token_ids, found["token_id"].to_numpy()[measured])
     return Persistent(
         **_fields(found, np.flatnonzero(selects), token_ids),
@@ -87,19 +89,19 @@ def persistent_occurrences(store: TraceStore, evidence: Evidence, thresholds: Th
     )
 
 
-def persistent_at_each(store: TraceStore, evidence: Evidence, ladder: Sequence[Thresholds]) -> Iterator[Occurrences]:
-    """Those of the selection half under each of some ascending thresholds, from one join at the first."""
-    hard = _hard_at_both(store, evidence, ladder[0])
+def persistent_at_each(store: TraceStore, sums: PromptSums, ladder: Sequence[Thresholds]) -> Iterator[Occurrences]:
+    """Find those of the selection half under each of some ascending thresholds, from one join at the first."""
+    hard = _hard_at_both(store, sums, ladder[0])
     reached = sum((_reaches(hard.kl_before, step.pre) & _reaches(hard.kl, step.post)).cast("int8") for step in ladder)
-    selected = hard.filter(hard.cluster < evidence.selection.n_clusters)
+    selected = hard.filter(hard.cluster < sums.selection.n_clusters)
     found = selected.select(*KEYS, reached=reached).to_pyarrow()
     for below in range(len(ladder)):
         chosen = np.flatnonzero(found["reached"].to_numpy() > below)
-        yield Occurrences(**_fields(found, chosen, evidence.selection.token_ids))
+        yield Occurrences(**_fields(found, chosen, sums.selection.token_ids))
 
 
 def paired_occurrences(store: TraceStore, reference: int, baseline: int) -> ibis.Table:
-    """Every occurrence with its kl at both checkpoints, as ``kl`` and ``kl_before``, and their difference ``delta``."""
+    """Return every occurrence with its kl at both checkpoints (``kl``, ``kl_before``) and the difference ``delta``."""
     late, early = (occurrences(store.table(checkpoint)) for checkpoint in (reference, baseline))
     before = early.select("rollout_id", "position", kl_before=early.kl)
     joined: Any = late.select("rollout_id", "prompt_id", "position", "token_id", "kl").inner_join(
@@ -109,10 +111,10 @@ def paired_occurrences(store: TraceStore, reference: int, baseline: int) -> ibis
 
 
 def type_groups(selection: Sample, rock_columns: np.ndarray, min_freq: int, seed: int) -> dict[str, np.ndarray]:
-    """Ascending columns of the rocks, of as many rare types with high mean kl, and of as many random ones.
+    """Choose ascending columns of the rocks, of as many rare types with high mean kl, and of as many random ones.
 
-    The rare ones lead the ranking by mean kl among types that occur at least twice and are no rocks; the random ones
-    are drawn from those that may be ranked and are no rocks.
+    The rare ones lead the ranking by mean kl among types that occur at least twice and are not rocks; the random ones
+    are drawn from those that may be ranked and are not rocks.
     """
     freq = selection.totals("freq")
     others = np.setdiff1d(np.arange(len(freq)), rock_columns)
@@ -125,17 +127,17 @@ def type_groups(selection: Sample, rock_columns: np.ndarray, min_freq: int, seed
 
 
 def persistence_report(
-    evidence: Evidence, groups: dict[str, np.ndarray], persistent: Persistent | None, seed: int
+    sums: PromptSums, groups: dict[str, np.ndarray], persistent: Persistent | None, seed: int
 ) -> list[GroupChange]:
-    """One record per group and half: how its kl changed over the same occurrences; none without paired checkpoints."""
-    if not evidence.paired:
+    """Measure by group and half how the kl changed over the same occurrences; nothing without paired checkpoints."""
+    if not sums.paired:
         return []
-    size = len(evidence.selection.token_ids)
+    size = len(sums.selection.token_ids)
     counts = (
         None if persistent is None else [np.bincount(persistent.columns, minlength=size), persistent.held_out_counts]
     )
     records = []
-    for index, (half, sample) in enumerate(evidence.halves.items()):
+    for index, (half, sample) in enumerate(sums.halves.items()):
         for group, columns in groups.items():
             change = paired_tests(sample, np.isin(np.arange(size), columns), seed=seed)
             hard = None if counts is None else int(counts[index][columns].sum())
@@ -151,19 +153,19 @@ def persistence_report(
     return records
 
 
-def _hard_at_both(store: TraceStore, evidence: Evidence, thresholds: Thresholds) -> Any:
+def _hard_at_both(store: TraceStore, sums: PromptSums, thresholds: Thresholds) -> Any:
     """The persistent occurrences of both halves: the keys, with ``kl`` and ``kl_before``."""
-    alone = evidence.baseline == evidence.reference
-    if not alone and not evidence.paired:
+    alone = sums.baseline == sums.reference
+    if not alone and not sums.paired:
         raise RocktokensError(
-            f"checkpoints {evidence.baseline} and {evidence.reference} did not score the same tokens of the same "
-            "rollouts, so none can be followed: trace both with probe = 'last' or 'first', or use stage='score'"
+            f"checkpoints {sums.baseline} and {sums.reference} did not score the same tokens of the same "
+            "rollouts, so no token can be followed: trace both with probe = 'last' or 'first', or use stage='score'"
         )
-    late = _hard(store, evidence.reference, max(thresholds.pre, thresholds.post) if alone else thresholds.post)
-    hard = late.inner_join(ibis.memtable(evidence.clusters), "prompt_id")
+    late = _hard(store, sums.reference, max(thresholds.pre, thresholds.post) if alone else thresholds.post)
+    hard = late.inner_join(ibis.memtable(sums.clusters), "prompt_id")
     if alone:
         return hard.mutate(kl_before=hard.kl)
-    early = _hard(store, evidence.baseline, thresholds.pre)
+    early = _hard(store, sums.baseline, thresholds.pre)
     return hard.inner_join(early.select("rollout_id", "position", kl_before=early.kl), ["rollout_id", "position"])
 
 

@@ -1,4 +1,4 @@
-"""What ``rocktokens find`` says about a set of rocks, as records: no behaviour beyond reading and writing find.json.
+"""What ``rocktokens find`` says about a set of rocks, as the typed record of find.json.
 
 The fields are the keys of the file. A mean, share or coefficient that is not defined is None; intervals are 95 %
 percentile intervals over clusters of prompts, [low, high]. "Half" is the half of the prompts a number was measured on.
@@ -6,9 +6,16 @@ percentile intervals over clusters of prompts, [low, high]. "Half" is the half o
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
+from rocktokens.display.numbers import fixed, signed_percent
+from rocktokens.display.table import Column, Table, number, text
 from rocktokens.types import Category, Record, load_record, write_record
+
+if TYPE_CHECKING:
+    import altair as alt
+
+    Chart = alt.Chart | alt.LayerChart | alt.FacetChart
 
 FIND_SCHEMA_VERSION = 1
 Interval = tuple[float, float]
@@ -225,6 +232,47 @@ class FindRecord(Record):
     positions: PositionProfile
     controls: ControlMatch
     schema_version: int = FIND_SCHEMA_VERSION
+
+    def __repr__(self) -> str:
+        rocks, types = self.funnel.group.count("rock"), len(self.funnel.token_id)
+        return f"FindRecord({rocks} rocks among {types} types at checkpoint {self.criterion.get('reference')})"
+
+    def _repr_html_(self) -> str:
+        """Show what training did to the rocks and to other types, as a table in a notebook."""
+        columns: list[Column[GroupChange]] = [
+            Column("group", lambda own: text(own.group)),
+            Column("prompts", lambda own: text(own.half)),
+            Column("types", lambda own: number(own.n_types)),
+            Column("tokens", lambda own: number(own.n_occurrences)),
+            Column("mean kl before", lambda own: number(own.kl_before, fixed(3))),
+            Column("after", lambda own: number(own.kl_after, fixed(3))),
+            Column("change", lambda own: number(own.relative, signed_percent, own.relative_interval)),
+        ]
+        return Table.of("persistence", columns, self.persistence, f"{self!r}.").to_html()
+
+    def plot_funnel(self, run: str = "this run") -> "Chart":
+        """Draw every type by frequency and mean kl, rocks named."""
+        from rocktokens.report.charts.find_charts import find_charts
+
+        return find_charts(run, self)["funnel"]
+
+    def plot_cutoff(self, run: str = "this run") -> "Chart":
+        """Draw coverage of the kl and stability of the set against the number of rocks."""
+        from rocktokens.report.charts.find_charts import find_charts
+
+        return find_charts(run, self)["cutoff"]
+
+    def plot_loss(self, run: str = "this run") -> "Chart":
+        """Draw the mean kl of rocks and of other types over the checkpoints."""
+        from rocktokens.report.charts.find_charts import find_charts
+
+        return find_charts(run, self)["loss"]
+
+    def plot_sensitivity(self, run: str = "this run") -> "Chart":
+        """Draw how much of the rock set stays when one setting changes."""
+        from rocktokens.report.charts.find_charts import find_charts
+
+        return find_charts(run, self)["sensitivity"]
 
     def to_record(self) -> dict[str, Any]:
         """Return the JSON object of the file."""

@@ -1,4 +1,6 @@
-"""Selects the rocks of a run: every step of METHOD 4 from traces to a ranking, with what it rests on kept for later.
+"""Select the rocks of a run: every step from traces to a ranking, with what it rests on kept for later.
+
+The method is docs/method.md, section 4.
 
 1. Gather the sums of both halves of the prompts; rank on the selection half alone.
 2. Stage "score" ranks by R(v) = Freq(v) · mean kl(v); with ``joint`` by the smaller R of the two checkpoints.
@@ -21,14 +23,15 @@ from typing import Any, Literal
 import numpy as np
 from scipy.sparse import csr_array
 
-from rocktokens.config import ETA, GAMMA
+from rocktokens.config import FindSection
 from rocktokens.errors import RocktokensError
+from rocktokens.progress import SILENT, Progress
 from rocktokens.rocks.contexts import ContextResult, context_consistency, judged_sizes
 from rocktokens.rocks.cutoff import CutoffCurve, auto_k, cutoff_curve
-from rocktokens.rocks.encoding import Encoder
+from rocktokens.rocks.encoders import Encoder
 from rocktokens.rocks.persistence import Occurrences, Persistent, Thresholds, find_thresholds, persistent_occurrences
 from rocktokens.rocks.selectors import Rules, Sample, Selector, rank_types, selector_of
-from rocktokens.rocks.split import Evidence, gather
+from rocktokens.rocks.split import PromptSums, gather
 from rocktokens.run_dir import derive_seed
 from rocktokens.traces.store import TraceStore
 
@@ -53,37 +56,35 @@ NUMBERS: dict[str, tuple[Callable[[float], bool], str]] = {
 }
 """Parameters that are any finite numbers, with what is asked of them."""
 OPTIONAL = ("reference", "baseline", "tau_nats", "min_score", "split")
-MAX_PAIRS = 400_000_000
-"""Ordered pairs of contexts: 2·10⁴ occurrences of one type, seconds at a width of 576."""
 MANY = 1000
 PER_ROCK = 10
 """Types compared at first when there are too many pairs: this many, or this many for every rock."""
-
-
-OnPairs = Callable[[int, int], None]
-"""Told how many pairs are done, and of how many."""
+_DEFAULT = FindSection()
 
 
 @dataclass(frozen=True, slots=True)
 class Criterion:
-    """Every parameter of a search; see ``find_rocks`` for their meaning."""
+    """Every parameter of a search; see ``find_rocks`` for their meaning.
+
+    Defaults are those of the config's section ``find``, but for ``min_score``, which is none here.
+    """
 
     reference: int | None = None
     baseline: int | None = None
-    k: int | Literal["auto"] = 100
-    stage: str = "context"
-    min_freq: int = 2
-    exclude_top_freq: int = 0
-    joint: bool = False
-    window: int = 5
-    tau: float = 0.8
-    tau_nats: tuple[float, float] | None = None
-    gamma: float = GAMMA
-    eta: float = ETA
-    encoder: str = "embeddings"
-    max_pairs: int = MAX_PAIRS
+    k: int | Literal["auto"] = _DEFAULT.k
+    stage: str = _DEFAULT.stage
+    min_freq: int = _DEFAULT.min_freq
+    exclude_top_freq: int = _DEFAULT.exclude_top_freq
+    joint: bool = _DEFAULT.joint
+    window: int = _DEFAULT.window
+    tau: float = _DEFAULT.tau
+    tau_nats: tuple[float, float] | None = _DEFAULT.tau_nats
+    gamma: float = _DEFAULT.gamma
+    eta: float = _DEFAULT.eta
+    encoder: str = _DEFAULT.encoder
+    max_pairs: int = _DEFAULT.max_pairs
     min_score: float | None = None
-    split: float | None = 0.5
+    split: float | None = _DEFAULT.split
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -114,12 +115,12 @@ class Criterion:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class SearchResult:
     """The ranking of one search and all it rests on."""
 
     criterion: Criterion
     """With the checkpoints that were used."""
-    evidence: Evidence
+    sums: PromptSums
     """Its selection half knows which occurrences were kept, after stage "context"."""
     thresholds: Thresholds
     persistent: Persistent | None
@@ -150,14 +151,14 @@ class Finding:
         """Whether all contexts of all types that may be ranked were compared."""
         if self.context is None or self.persistent is None:
             return True
-        return compares_all(self.evidence.selection, self.persistent, self.context, self.criterion)
+        return compares_all(self.sums.selection, self.persistent, self.context, self.criterion)
 
     @property
     def consistency(self) -> np.ndarray:
         """CCR(v) on the selection half, float64 (U,); NaN where contexts were passed over or never compared."""
         if self.context is None:
             return np.full(len(self.score_U), np.nan)
-        sample = self.evidence.selection
+        sample = self.sums.selection
         ccr = sample.totals("kept") / np.maximum(sample.totals("freq"), 1)
         return np.where((self.n_persistent >= 2) & (self.context.judged == 0), np.nan, ccr)
 
@@ -166,39 +167,39 @@ def search(
     store: TraceStore,
     criterion: Criterion,
     encoder: Encoder | None,
-    on_pairs: OnPairs | None = None,
+    progress: Progress = SILENT,
     gammas: tuple[float, ...] = (),
-) -> Finding:
+) -> SearchResult:
     """Rank the types of a run.
 
     Args:
         store: replay traces.
         criterion: all parameters.
         encoder: of contexts; needed by stage "context".
-        on_pairs: told how many pairs of contexts are compared, and of how many.
-        gammas: further cosines to count neighbours at, for whoever looks at other settings later.
+        progress: shows how many pairs of contexts are compared.
+        gammas: further cosines to count neighbours at, for a later look at other settings.
     """
-    evidence = gather(store, criterion.reference, criterion.baseline, criterion.split, criterion.seed)
-    criterion = replace(criterion, reference=evidence.reference, baseline=evidence.baseline)
-    if criterion.joint and evidence.reference == evidence.baseline:
+    sums = gather(store, criterion.reference, criterion.baseline, criterion.split, criterion.seed)
+    criterion = replace(criterion, reference=sums.reference, baseline=sums.baseline)
+    if criterion.joint and sums.reference == sums.baseline:
         raise RocktokensError(
-            f"joint needs two checkpoints, both are {evidence.reference}: trace another or leave joint out"
+            f"joint needs two checkpoints, both are {sums.reference}: trace another or leave joint out"
         )
-    thresholds = find_thresholds(store, evidence, criterion.tau, criterion.tau_nats)
+    thresholds = find_thresholds(store, sums, criterion.tau, criterion.tau_nats)
     if criterion.stage != "context":
-        return _take_first(criterion, evidence, thresholds, None, None)
+        return _take_first(criterion, sums, thresholds, None, None)
     if encoder is None:
         raise RocktokensError("stage = 'context' needs embeddings or an encoder: give one, or use stage='score'")
-    persistent = persistent_occurrences(store, evidence, thresholds)
+    persistent = persistent_occurrences(store, sums, thresholds)
     k = criterion.k if isinstance(criterion.k, int) else MANY // PER_ROCK
     while True:
-        context = compare_contexts(evidence.selection, persistent, criterion, k, encoder, on_pairs, gammas)
-        kept = with_kept(evidence.selection, persistent, context, criterion.gamma, criterion.eta)
-        finding = _take_first(criterion, replace(evidence, selection=kept), thresholds, persistent, context)
-        is_settled = criterion.k != "auto" or (finding.k <= k and auto_k(finding.curve).crossed)
-        if is_settled or finding.is_exact or k >= len(finding.score_U):
-            return finding
-        k = 2 * max(k, finding.k)  # the curves of "auto" may cross beyond what was compared
+        context = compare_contexts(sums.selection, persistent, criterion, k, encoder, progress, gammas)
+        kept = with_kept(sums.selection, persistent, context, criterion.gamma, criterion.eta)
+        result = _take_first(criterion, replace(sums, selection=kept), thresholds, persistent, context)
+        is_settled = criterion.k != "auto" or (result.k <= k and auto_k(result.curve).crossed)
+        if is_settled or result.is_exact or k >= len(result.score_U):
+            return result
+        k = 2 * max(k, result.k)  # the curves of "auto" may cross beyond what was compared
 
 
 def compare_contexts(
@@ -207,7 +208,7 @@ def compare_contexts(
     criterion: Criterion,
     k: int,
     encoder: Encoder,
-    on_pairs: OnPairs | None = None,
+    progress: Progress = SILENT,
     gammas: tuple[float, ...] = (),
 ) -> ContextResult:
     """Count similar contexts of every type that can be among the first ``k``; ``gammas`` are counted as well.
@@ -227,17 +228,18 @@ def compare_contexts(
     while True:
         chosen = np.flatnonzero(np.isin(persistent.columns, order[:count]))
         judged = judged_sizes(number[order[:count]], criterion.max_pairs)
-        context = context_consistency(
-            persistent.columns[chosen],
-            persistent.rollout_ids[chosen],
-            persistent.positions[chosen],
-            selection.token_ids,
-            encoder,
-            tuple(dict.fromkeys((criterion.gamma, *gammas))),
-            criterion.max_pairs,
-            criterion.seed,
-            on_pairs and _counter(on_pairs, int((judged * (judged - 1)).sum())),
-        )
+        with progress.bar("comparing contexts", int((judged * (judged - 1)).sum())) as advance:
+            context = context_consistency(
+                persistent.columns[chosen],
+                persistent.rollout_ids[chosen],
+                persistent.positions[chosen],
+                selection.token_ids,
+                encoder,
+                tuple(dict.fromkeys((criterion.gamma, *gammas))),
+                criterion.max_pairs,
+                criterion.seed,
+                advance,
+            )
         reached = np.sort(score * context.kept_count(criterion.gamma, criterion.eta) / np.maximum(freq, 1))[::-1]
         if count == len(order) or bound[order[count]] < reached[min(k, len(reached)) - 1]:
             return replace(context, occurrences=chosen[context.occurrences])
@@ -245,7 +247,7 @@ def compare_contexts(
 
 
 def _fit(numbers: np.ndarray, max_pairs: int) -> bool:
-    """Whether all pairs among so many occurrences of each type may be compared."""
+    """Whether all pairs among this many occurrences of each type may be compared."""
     return int((numbers * (numbers - 1)).sum()) <= max_pairs
 
 
@@ -273,21 +275,21 @@ def score_types(sample: Sample, selector: Selector) -> np.ndarray:
 
 def _take_first(
     criterion: Criterion,
-    evidence: Evidence,
+    sums: PromptSums,
     thresholds: Thresholds,
     persistent: Persistent | None,
     context: ContextResult | None,
-) -> Finding:
+) -> SearchResult:
     """Rank what has been scored and take the first k."""
-    sample, selector = evidence.selection, criterion.selector
+    sample, selector = sums.selection, criterion.selector
     ranking = score_types(sample, selector)
     rules = criterion.rules(len(ranking))
-    held_out = evidence.measuring if evidence.is_split else None
+    held_out = sums.measuring if sums.is_split else None
     curve = cutoff_curve(sample, held_out, selector, rules, seed=derive_seed(criterion.seed, "cutoff"))
     k = auto_k(curve).k if criterion.k == "auto" else int(criterion.k)
-    return Finding(
+    return SearchResult(
         criterion=criterion,
-        evidence=evidence,
+        sums=sums,
         thresholds=thresholds,
         persistent=persistent,
         context=context,
@@ -297,17 +299,6 @@ def _take_first(
         k=k,
         columns=rank_types(ranking, sample.totals("freq"), criterion.rules(k)),
     )
-
-
-def _counter(on_pairs: OnPairs, total: int) -> Callable[[int], None]:
-    done = 0
-
-    def count(pairs: int) -> None:
-        nonlocal done
-        done += pairs
-        on_pairs(done, total)
-
-    return count
 
 
 def _plain(name: str, value: Any) -> Any:

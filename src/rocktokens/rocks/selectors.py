@@ -1,4 +1,4 @@
-"""Scores of types over weighted prompts: the one place where a selector is a formula (METHOD 4.1, 4.4).
+"""Score types over weighted prompts: the one place where a selector is a formula (docs/method.md, sections 4.1, 4.4).
 
 1. A ``Sample`` holds sums per (cluster of prompts, type) as sparse matrices. All entries are whole numbers (counts, or
    fixed-point sums), so a product with whole weights is exact in float64 below 2^53 (half a billion nats), whatever the
@@ -78,7 +78,7 @@ class Rules:
 
 
 def weighted_totals(weights_BC: np.ndarray, matrix_CU: Any) -> np.ndarray:
-    """float64 (B, U): the column sums of a matrix under each set of weights."""
+    """Return float64 (B, U): the column sums of a matrix under each set of weights."""
     return (matrix_CU.T.astype(np.float64) @ weights_BC.T.astype(np.float64)).T
 
 
@@ -88,17 +88,17 @@ def summed_kl(sample: Sample, weights_BC: np.ndarray) -> np.ndarray:
 
 
 def mean_kl(sample: Sample, weights_BC: np.ndarray) -> np.ndarray:
-    """The mean kl of a type, however rare it is."""
+    """Return the mean kl of a type, however rare it is."""
     return _ratio(summed_kl(sample, weights_BC), weighted_totals(weights_BC, sample.freq))
 
 
 def joint_kl(sample: Sample, weights_BC: np.ndarray) -> np.ndarray:
-    """The smaller R of the two checkpoints."""
+    """Return the smaller R of the two checkpoints."""
     return np.minimum(summed_kl(sample, weights_BC), weighted_totals(weights_BC, sample.kl_before) / ONE)
 
 
 def lower_bound(sample: Sample, weights_BC: np.ndarray) -> np.ndarray:
-    """R(v) less 1.645 of its standard errors between clusters: what the type is worth at least."""
+    """Return R(v) less 1.645 of its standard errors between clusters: a lower bound of R."""
     total = summed_kl(sample, weights_BC)
     count = weights_BC.sum(axis=1, keepdims=True).astype(np.float64)
     squares = weighted_totals(weights_BC, sample.kl.astype(np.float64).power(2)) / ONE**2
@@ -123,7 +123,7 @@ SELECTORS: dict[str, Selector] = {
 
 
 def selector_of(stage: str, joint: bool) -> Selector:
-    """The score that ranks at a stage; ``joint`` replaces R by the smaller R of the two checkpoints."""
+    """Return the score that ranks at a stage; ``joint`` replaces R by the smaller R of the two checkpoints."""
     base = joint_kl if joint else summed_kl
     if stage == "score":
         return base
@@ -131,7 +131,7 @@ def selector_of(stage: str, joint: bool) -> Selector:
 
 
 def rank_types(score_U: np.ndarray, freq_U: np.ndarray, rules: Rules) -> np.ndarray:
-    """Column indices of the first ``k`` types that may be ranked, best first."""
+    """Return column indices of the first ``k`` types that may be ranked, best first."""
     eligible = (freq_U >= rules.min_freq) & (score_U >= rules.min_score)
     if rules.exclude_top_freq:
         eligible[np.argsort(-freq_U, kind="stable")[: rules.exclude_top_freq]] = False

@@ -1,10 +1,12 @@
-"""What a search for rocks rests on: sums per cluster of prompts and type, one pass a checkpoint (METHOD 4.7).
+"""Split the prompts and gather what a search rests on: sums per cluster of prompts and type.
+
+One pass per checkpoint (docs/method.md, section 4.7).
 
 1. Split the prompts at the reference checkpoint, seeded, into a selection half and a measuring half.
 2. A cluster is one prompt; a half with more than 500 prompts pools them at random into 500 clusters. Prompts are what
    is independent, so clusters are what a bootstrap draws; pooled ones are independent too, and 500 of them keep the
    sums small at any number of rows.
-3. One group-by a checkpoint gives the sums of every (cluster, type) as sparse matrices, both halves at once.
+3. One group-by per checkpoint gives the sums of every (cluster, type) as sparse matrices, both halves at once.
 4. Whether the baseline scored the same occurrences is read off sums too; only then are before/after statements paired.
 """
 
@@ -23,12 +25,12 @@ from rocktokens.rocks.selectors import Sample
 from rocktokens.traces.store import TraceStore
 
 MAX_CLUSTERS = 500
-"""Of one half: a bootstrap over so many gives standard errors to about 3 %."""
+"""Of one half: a bootstrap over this many gives standard errors to about 3 %."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptSplit:
-    """Prompts that choose the rocks and prompts that are used to speak about them; None means all of them."""
+    """Prompts that select the rocks and prompts that they are measured on; None means all of them."""
 
     selection: list[str] | None
     measuring: list[str] | None
@@ -36,7 +38,7 @@ class PromptSplit:
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class PromptSums:
     """The sums of both halves, over the types that occur at the reference checkpoint."""
 
     reference: int
@@ -52,12 +54,12 @@ class Evidence:
 
     @property
     def is_split(self) -> bool:
-        """Whether there are prompts that had no say in the selection."""
+        """Whether there are prompts that did not select."""
         return self.prompts.measuring is not None
 
     @property
     def halves(self) -> dict[str, Sample]:
-        """Samples by what to call them in a table."""
+        """Samples by the name of their half."""
         if not self.is_split:
             return {NOT_SPLIT: self.selection}
         return {SELECTION: self.selection, HELD_OUT: self.measuring}
@@ -68,7 +70,9 @@ HELD_OUT = "held-out half"
 NOT_SPLIT = "selection half (no split)"
 
 
-def gather(store: TraceStore, reference: int | None, baseline: int | None, split: float | None, seed: int) -> Evidence:
+def gather(
+    store: TraceStore, reference: int | None, baseline: int | None, split: float | None, seed: int
+) -> PromptSums:
     """Read the sums of both checkpoints for both halves of the prompts."""
     reference, baseline = resolve_checkpoints(store, reference, baseline)
     everyone = prompts_of(store.table(reference))
@@ -84,23 +88,22 @@ def gather(store: TraceStore, reference: int | None, baseline: int | None, split
             for sample, ends in zip(samples, pairwise(bounds), strict=True)
         ]
         paired = now.same_counts(before) and _same_occurrences(store, reference, baseline, clusters)
-    return Evidence(reference, baseline, paired, prompts, clusters, samples[0], samples[-1])
+    return PromptSums(reference, baseline, paired, prompts, clusters, samples[0], samples[-1])
 
 
-def checkpoint_samples(store: TraceStore, evidence: Evidence, checkpoint: int) -> dict[str, Sample]:
-    """Both halves with the kl of another checkpoint, by name; none where it scored other occurrences."""
-    if checkpoint == evidence.reference:
-        return evidence.halves
-    if checkpoint == evidence.baseline and evidence.paired:
-        return {half: _rescored(sample, sample.kl_before) for half, sample in evidence.halves.items()}
-    cells = _read_cells(store, checkpoint, evidence.clusters, ("kl",), evidence.selection.token_ids)
-    if not _same_occurrences(store, evidence.reference, checkpoint, evidence.clusters):
+def checkpoint_samples(store: TraceStore, sums: PromptSums, checkpoint: int) -> dict[str, Sample]:
+    """Return both halves with the kl of another checkpoint, by name; none where it scored other occurrences."""
+    if checkpoint == sums.reference:
+        return sums.halves
+    if checkpoint == sums.baseline and sums.paired:
+        return {half: _rescored(sample, sample.kl_before) for half, sample in sums.halves.items()}
+    cells = _read_cells(store, checkpoint, sums.clusters, ("kl",), sums.selection.token_ids)
+    if not _same_occurrences(store, sums.reference, checkpoint, sums.clusters):
         return {}
     samples: dict[str, Sample] = {}
     first = 0
-    for half, sample in evidence.halves.items():
-        sums = cells.matrices(first, first + sample.n_clusters)
-        samples[half] = _rescored(sample, sums["kl"])
+    for half, sample in sums.halves.items():
+        samples[half] = _rescored(sample, cells.matrices(first, first + sample.n_clusters)["kl"])
         first += sample.n_clusters
     return samples
 
@@ -159,7 +162,7 @@ def _same_occurrences(store: TraceStore, reference: int, baseline: int, clusters
 
 
 def resolve_checkpoints(store: TraceStore, reference: int | None, baseline: int | None) -> tuple[int, int]:
-    """The last and first replayed checkpoint where none was named; a checkpoint without traces is refused by name."""
+    """Return the named checkpoints, by default the last and the first; one without traces is refused by name."""
     available = store.checkpoints
     if not available:
         raise RocktokensError(f"{store.run.path} has no replay traces: run `rocktokens trace`")

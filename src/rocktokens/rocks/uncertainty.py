@@ -1,9 +1,11 @@
-"""How far the numbers about rocks would move with other prompts: a seeded cluster bootstrap (METHOD 4.6, 4.8).
+"""Measure how far the numbers about rocks would move with other prompts: a seeded cluster bootstrap.
+
+See docs/method.md, sections 4.6 and 4.8.
 
 1. The unit is the cluster of prompts. Occurrences of one prompt share its text and are not independent, so whole
    clusters are drawn with replacement, as many as there are: a replicate is a row of counts over the clusters.
 2. Every statistic is a function of sums over clusters, so a replicate is that statistic under other weights; a ranking
-   is made anew in every replicate, with ``min_freq`` and the rest; only the flags of the context stage stay as found.
+   is made again in every replicate, with ``min_freq`` and the rest; only the flags of the context stage stay as found.
 3. An interval is the percentile interval of the replicates. Replicates whose denominator is 0 are left out, and a
    statistic no replicate defines has none.
 4. Paired changes are also tested: Wilcoxon's signed-rank test with one difference per cluster.
@@ -69,7 +71,7 @@ class PairedChange:
 
 
 def replicates(sample: Sample, selector: Selector, weights_BC: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Score (U,) and frequency (U,) of every type under each set of weights, computed in blocks of bounded size."""
+    """Yield score (U,) and frequency (U,) of every type under each set of weights, in blocks of bounded size."""
     for block_BC in row_blocks(weights_BC, len(sample.token_ids)):
         yield from zip(selector(sample, block_BC), weighted_totals(block_BC, sample.freq), strict=True)
 
@@ -83,7 +85,7 @@ def score_uncertainty(
     level: float = 0.95,
     scored: Selector = summed_kl,
 ) -> ScoreUncertainty:
-    """Interval of a score and probability of being in the top k, for every type that has a chance of it.
+    """Return the interval of a score and the probability of being in the top k, for every type that has a chance of it.
 
     A type whose score is 0 in a replicate is there by its token id alone and does not count as being in the top k.
     What the context stage kept is taken as found, so under that stage the probability is an upper estimate.
@@ -94,7 +96,7 @@ def score_uncertainty(
     Args:
         sample: the prompts the rocks were selected on.
         selector: the score that ranks.
-        rules: applied anew in every replicate, so a type may fall below ``min_freq`` or out of the excluded ones.
+        rules: applied again in every replicate, so a type may fall below ``min_freq`` or out of the excluded ones.
         draws: number of replicates.
         seed: of the replicates.
         level: nominal coverage of the intervals.
@@ -113,11 +115,11 @@ def score_uncertainty(
 
 
 def candidates(sample: Sample, selector: Selector, rules: Rules) -> np.ndarray:
-    """Ascending columns of the types that may come into the top k of a replicate.
+    """Choose ascending columns of the types that may come into the top k of a replicate.
 
     The best max(1000, 10·k) by R and by the selector are taken: drawing the prompts again hardly ever lifts a type past
     that many others. It is an approximation: where types are rare, a probability may be off by about 0.01, which more
-    replicates do not mend. Where the score does not grow with frequency (mean kl), types too rare to be ranked stand
+    replicates do not fix. Where the score does not grow with frequency (mean kl), types too rare to be ranked stand
     before the others, so the best are also taken among those that half reach ``min_freq`` and among those that do. The
     most frequent types are taken as far as they decide which ones are excluded.
     """
@@ -136,12 +138,12 @@ def candidates(sample: Sample, selector: Selector, rules: Rules) -> np.ndarray:
 def share_intervals(
     sample: Sample, is_rock_U: np.ndarray, paired: bool, draws: int = 1000, seed: int = 0, level: float = 0.95
 ) -> dict[str, Interval | None]:
-    """Intervals of what a set of rocks amounts to, by the names these statistics have in the summary.
+    """Return intervals of what a set of rocks amounts to, by the names these statistics have in the summary.
 
     Args:
         sample: the prompts the rocks are measured on, not those they were selected on.
         is_rock_U: which types are rocks; the set is given, so its choice adds nothing to the intervals.
-        paired: whether ``kl_before`` is of the same occurrences; without that there is no change to speak of.
+        paired: whether ``kl_before`` is of the same occurrences; without that there is no change to measure.
         draws: number of replicates.
         seed: of the replicates.
         level: nominal coverage.
@@ -167,7 +169,7 @@ def share_intervals(
 def paired_tests(
     sample: Sample, in_group_U: np.ndarray, draws: int = 1000, seed: int = 0, level: float = 0.95
 ) -> PairedChange:
-    """How the kl of a group of types changed from baseline to reference, and whether chance explains it.
+    """Measure how the kl of a group of types changed from baseline to reference, and whether chance explains it.
 
     The unit of the test is the prompt (cluster), not the occurrence: occurrences of one prompt are not independent, and
     counting them as if they were makes any change significant. Each cluster enters with its mean Δkl per occurrence.

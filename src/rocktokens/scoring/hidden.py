@@ -5,7 +5,7 @@
    x_<t, but not x_t.
 3. Its vector is that state scaled to length 1.
 
-Has the shape of ``rocktokens.rocks.encoding.Encoder``.
+Has the shape of ``rocktokens.rocks.encoders.Encoder``.
 """
 
 from collections.abc import Sequence

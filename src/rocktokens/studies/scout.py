@@ -42,14 +42,14 @@ def _scouted_rocks(run: RunDir, config: Config, section: ScoutSection, progress:
             )
         return RockSet.load(run.rocks)
     scout = RunDir(config.run.directory)
-    from rocktokens.cli.find import run_find, split_seed
     from rocktokens.replay.replay import replay
+    from rocktokens.rocks.find import find_run, split_seed
     from rocktokens.training.loop import distill
 
     progress.heading("scout: distil, replay, find the rocks")
     distill(config, resume=True, progress=progress)
     replay(config, progress=progress)
-    run_find(scout, config.find, split_seed(config))
+    find_run(scout, config.find, split_seed(config), progress=progress)
     if "knockout" in section.stages:
         knockout(scout, config, progress=progress)
     rocks = RockSet.load(scout.rocks)

@@ -59,7 +59,7 @@ _LOCAL_SETTINGS = {
 
 
 def open_spark(threads: int | None, memory: ByteSize) -> ReadParquet:
-    """Join the cluster of this process's session, or start a local Spark of so many threads and bytes of memory."""
+    """Join the cluster of this process's session, or start a local Spark with these threads and bytes of memory."""
     session = _session(threads, memory).newSession()
     for name, value in _SESSION_SETTINGS.items():
         session.conf.set(name, value)

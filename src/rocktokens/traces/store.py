@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tokenizers import Tokenizer
 
+from rocktokens.display.table import Column, Table, number
 from rocktokens.errors import RocktokensError, RunDirError
 from rocktokens.run_dir import FileEntry, RunDir
 from rocktokens.traces.engines import DEFAULT_MEMORY, open_engine
@@ -57,6 +58,20 @@ class TraceStore:
         self._parts = [part for part in self.run.files("traces/") if _belongs(part, source)]
         self._read_parquet = open_engine(engine, threads, memory)
         self._tables: dict[str, ir.Table] = {}
+
+    def __repr__(self) -> str:
+        rows = sum(part.rows for part in self._parts)
+        steps = ", ".join(map(str, self.checkpoints)) or "none"
+        where = f"checkpoints {steps}" if self.source == "replay" else "training"
+        return f"TraceStore({str(self.run.path)!r}, {where}, {rows:,} rows)"
+
+    def _repr_html_(self) -> str:
+        """Show the rows by checkpoint as a table in a notebook."""
+        columns: list[Column[int]] = [
+            Column("checkpoint", number),
+            Column("rows", lambda step: number(self.rows(step))),
+        ]
+        return Table.of("traces", columns, self.checkpoints, f"{self!r}.").to_html()
 
     @property
     def checkpoints(self) -> list[int]:

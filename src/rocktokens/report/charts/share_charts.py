@@ -1,7 +1,8 @@
 """How much of a run the rocks are: its figures.
 
 1. ``shares_chart``: the rocks' share of the vocabulary used, of the tokens, of the kl and of the gradient norm.
-2. ``categories_chart``: what each category of tokens holds of the same, rocks and others stacked.
+2. ``scores_chart``: the summed kl of each rock with its interval.
+3. ``categories_chart``: what each category of tokens holds of the same, rocks and others stacked.
 """
 
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from typing import Any
 import altair as alt
 
 from rocktokens.display.numbers import percent, with_interval
+from rocktokens.display.text import visible
 from rocktokens.report.charts.theme import (
     FAINT,
     GREY,
@@ -28,7 +30,7 @@ from rocktokens.report.charts.theme import (
     sentence_chart,
 )
 from rocktokens.rocks.records import CategoryShares, FindRecord
-from rocktokens.types import RockSet
+from rocktokens.types import RockSet, RockToken
 
 SHARES = {
     "vocab_share": "token types used",
@@ -90,6 +92,39 @@ def shares_chart(records: Records, subtitle: str = "") -> Chart:
         base.mark_bar(color=VERMILLION, height=alt.RelativeBandSize(0.55)).encode(x=share),
         base.mark_rule(color=INK, strokeWidth=1.5).encode(x=alt.X("low:Q", title=None), x2="high:Q"),
         base.mark_text(align="left", color=INK, fontSize=12).encode(x=alt.value(WIDTH + 10), text="label:N"),
+    ]
+    drawn = alt.layer(*layers).properties(width=WIDTH, height=ROW * len(bars))
+    has_intervals = any(bar["low"] is not None for bar in bars)
+    return finished(drawn, title, [subtitle, "Black: 95 % intervals over prompts." if has_intervals else ""])
+
+
+def score_records(tokens: Sequence[RockToken]) -> list[dict[str, Any]]:
+    """Make a record per rock: its score with its interval, in rank order."""
+    found = []
+    for own in tokens:
+        low, high = own.score_interval or (None, None)
+        found.append({"token": f"{own.rank}  {visible(own.text)}", "score": own.score, "low": low, "high": high})
+    return found
+
+
+def scores_chart(records: Records, subtitle: str = "") -> Chart:
+    """Draw bars of summed kl with intervals, one per rock.
+
+    Args:
+        records: token, score, low, high.
+        subtitle: the run and checkpoint the numbers are of.
+    """
+    title = "How much loss each rock holds"
+    bars = finite(records, ("score",))
+    if not bars:
+        return sentence_chart("There is no rock to show.", title, subtitle)
+    token = alt.Y("token:N", title=None, sort=[bar["token"] for bar in bars], axis=alt.Axis(labelLimit=0, ticks=False))
+    base = inline(bars).encode(y=token)
+    layers = [
+        base.mark_bar(color=VERMILLION, height=alt.RelativeBandSize(0.55)).encode(
+            x=alt.X("score:Q", title="R: occurrences × mean kl (nats), on the prompts that selected the rocks")
+        ),
+        base.mark_rule(color=INK, strokeWidth=1.5).encode(x=alt.X("low:Q"), x2="high:Q"),
     ]
     drawn = alt.layer(*layers).properties(width=WIDTH, height=ROW * len(bars))
     has_intervals = any(bar["low"] is not None for bar in bars)
