@@ -19,9 +19,9 @@ from explorer_run import (
     make_other_run,
     make_run,
 )
-from hostile_texts import HOSTILE
 from playwright.sync_api import Browser, ConsoleMessage, Error, Page, Request, Route, expect
 
+from hostile_texts import HOSTILE
 from rocktokens.display.text import legible, visible
 from rocktokens.report.explorer.security import new_token
 from rocktokens.report.explorer.server import make_app

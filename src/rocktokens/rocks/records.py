@@ -254,25 +254,25 @@ class FindRecord(Record):
         """Draw every type by frequency and mean kl, rocks named."""
         from rocktokens.report.charts.find_charts import find_charts
 
-        return find_charts(run, self)["funnel"]
+        return find_charts(run, self)["funnel"].chart
 
     def plot_cutoff(self, run: str = "this run") -> "Chart":
         """Draw coverage of the kl and stability of the set against the number of rocks."""
         from rocktokens.report.charts.find_charts import find_charts
 
-        return find_charts(run, self)["cutoff"]
+        return find_charts(run, self)["cutoff"].chart
 
     def plot_loss(self, run: str = "this run") -> "Chart":
         """Draw the mean kl of rocks and of other types over the checkpoints."""
         from rocktokens.report.charts.find_charts import find_charts
 
-        return find_charts(run, self)["loss"]
+        return find_charts(run, self)["loss"].chart
 
     def plot_sensitivity(self, run: str = "this run") -> "Chart":
         """Draw how much of the rock set stays when one setting changes."""
         from rocktokens.report.charts.find_charts import find_charts
 
-        return find_charts(run, self)["sensitivity"]
+        return find_charts(run, self)["sensitivity"].chart
 
     def to_record(self) -> dict[str, Any]:
         """Return the JSON object of the file."""
