@@ -68,7 +68,7 @@ def read_prompts(path: Path, template: str, limit: int | None = None) -> list[Pr
 
 def worked_answers(loaded: LoadedModel, prompts: Sequence[Prompt], max_prompt_length: int) -> list[Rollout]:
     """Prompts with the answers of their records, as if the model had sampled them."""
-    end_id = min(loaded.eos_ids) if loaded.tokenizer.eos_token_id is None else loaded.tokenizer.eos_token_id
+    end_id = end_token(loaded)
     examples = []
     for index, prompt in enumerate(prompts):
         prompt_ids = encode_prompt(loaded.tokenizer, prompt, True, max_prompt_length)
@@ -78,6 +78,18 @@ def worked_answers(loaded: LoadedModel, prompts: Sequence[Prompt], max_prompt_le
         logprobs = np.zeros(len(answer), np.float32)
         examples.append(Rollout(index, prompt.id, 0, prompt_ids, token_ids, logprobs, policy_step=0, finished=True))
     return examples
+
+
+def end_token(loaded: LoadedModel) -> int:
+    """Return the token that ends an answer in the chat template, which need not be the tokenizer's own."""
+    tokenizer = loaded.tokenizer
+    if tokenizer.chat_template:
+        turns = [{"role": "user", "content": "question"}, {"role": "assistant", "content": "answer"}]
+        written = tokenizer(tokenizer.apply_chat_template(turns, tokenize=False), add_special_tokens=False)["input_ids"]
+        ends = [token_id for token_id in written if token_id in loaded.eos_ids]
+        if ends:
+            return ends[-1]
+    return min(loaded.eos_ids) if tokenizer.eos_token_id is None else tokenizer.eos_token_id
 
 
 def fine_tune(

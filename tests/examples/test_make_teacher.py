@@ -2,6 +2,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import make_teacher
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import EXAMPLES
-from make_teacher import Settings, answer_loss, read_prompts, step_examples, worked_answers
+from make_teacher import Settings, answer_loss, end_token, read_prompts, step_examples, worked_answers
 from safetensors.torch import load_file
 
 from rocktokens.errors import RocktokensError
@@ -56,6 +57,18 @@ def test_the_answer_and_its_end_are_learned_and_marks_are_not(tmp_path):
     [example] = worked_answers(loaded, read_prompts(path, "{prompt}"), 100)
     assert loaded.tokenizer.decode(example.token_ids[:-1]) == "3*5=15\n#### 15"
     assert example.token_ids[-1] in loaded.eos_ids
+
+
+def test_the_end_token_is_the_one_that_the_chat_template_writes():
+    loaded = load_model("pebbles-student", device="cpu")
+    tokenizer = loaded.tokenizer
+    own = tokenizer.eos_token_id
+    turn_end = tokenizer("\n", add_special_tokens=False)["input_ids"][0]
+    loaded = replace(loaded, eos_ids=frozenset({own, turn_end}))
+    tokenizer.chat_template = None
+    assert end_token(loaded) == own
+    tokenizer.chat_template = "{% for turn in messages %}{{ turn.content }}\n{% endfor %}"
+    assert end_token(loaded) == turn_end
 
 
 def test_the_loss_is_the_models_own(problems):
