@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -242,7 +242,7 @@ def test_parameter_space_is_what_the_library_says(measured: Path, record: dict[s
         adam=AdamSettings(5e-4, 0.9, 0.99, 1e-8, max_grad_norm=1.0),
         optimizer_state=state,
     )
-    assert json.loads(json.dumps(shares.to_record())) == record["parameter"]["shares"]
+    assert json.loads(json.dumps(asdict(shares.summary()))) == record["parameter"]["shares"]
     own = shares.tokens_NA[:, 0] / shares.tokens_NA.sum(axis=1)
     excess = plain(record["parameter"]["shares"]["gradient"]["all"]["groups"]["rocks"]["share"]["values"]) - own
     np.testing.assert_allclose(plain(record["parameter"]["excess"]["rocks"]["values"]), excess)
