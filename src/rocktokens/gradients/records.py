@@ -602,29 +602,27 @@ class GradientsRecord(Record):
     def _repr_html_(self) -> str:
         return claim_table(self.claims, f"The paper's claims about gradients, {self._where()}.").to_html()
 
-    def plot_norms(self, run: str = "this run") -> "Chart":
-        """Draw how large the gradients of each type are, by group."""
+    def plot_chart(self, name: str, run: str = "this run") -> "Chart":
+        """Draw the chart of that name: gradient_norm, gradient_alignment, gradient_kl or gradient_blocks."""
         from rocktokens.report.charts.gradient_charts import gradient_charts
 
-        return gradient_charts(self, run)["gradient_norm"].chart
+        return gradient_charts(self, run)[name].chart
+
+    def plot_norms(self, run: str = "this run") -> "Chart":
+        """Draw how large the gradients of each type are, by group."""
+        return self.plot_chart("gradient_norm", run)
 
     def plot_alignment(self, run: str = "this run") -> "Chart":
         """Draw which way the gradients of each type point, by group."""
-        from rocktokens.report.charts.gradient_charts import gradient_charts
-
-        return gradient_charts(self, run)["gradient_alignment"].chart
+        return self.plot_chart("gradient_alignment", run)
 
     def plot_kl(self, run: str = "this run") -> "Chart":
         """Draw the kl of each type at the baseline against that at the reference."""
-        from rocktokens.report.charts.gradient_charts import gradient_charts
-
-        return gradient_charts(self, run)["gradient_kl"].chart
+        return self.plot_chart("gradient_kl", run)
 
     def plot_blocks(self, run: str = "this run") -> "Chart":
         """Draw the rocks' signed share of the gradient, and of Adam's step, in each block of the student."""
-        from rocktokens.report.charts.gradient_charts import gradient_charts
-
-        return gradient_charts(self, run)["gradient_blocks"].chart
+        return self.plot_chart("gradient_blocks", run)
 
     def _where(self) -> str:
         own = self.settings

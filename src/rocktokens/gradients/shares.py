@@ -104,7 +104,8 @@ class GradientShares:
 
     def __repr__(self) -> str:
         shares = ", ".join(
-            f"{name} {with_interval(own.share.mean, own.share.interval)}" for name, own in self.gradient().groups.items()
+            f"{name} {with_interval(own.share.mean, own.share.interval)}"
+            for name, own in self.gradient().groups.items()
         )
         return f"GradientShares(of the gradient: {shares}; {len(self.tokens_NA)} batches, {len(self.blocks)} blocks)"
 
