@@ -34,13 +34,12 @@ from rocktokens.gradients.claims import directions
 from rocktokens.gradients.estimates import column, defined, median, ratio
 from rocktokens.gradients.records import (
     ROCKS,
-    CheckpointGradients,
+    BySpace,
     DirectionTest,
     GroupGradient,
     GroupPersistence,
     GroupTest,
     LargestPart,
-    LogitPersistence,
     OtherTypes,
     RankTest,
     RockColumns,
@@ -63,6 +62,7 @@ from rocktokens.gradients.type_gradients import (
     total_cosine,
 )
 
+SPACES: tuple[Space, Space] = ("vocabulary", "hidden")
 TESTED = ("mean_norm", "norm", "coherence", "cos_balanced", "cos_pooled", "contribution")
 COSINES = ("cosine", "split_half_before", "split_half_after", "cross_half", "corrected")
 RELIABLE = 0.25
@@ -73,16 +73,9 @@ Groups = Mapping[str, Collection[int] | np.ndarray]
 # One checkpoint
 
 
-def describe_checkpoint(gradients: TypeGradients, groups: Groups, categories: Groups) -> CheckpointGradients:
-    """Describe one checkpoint in logit space.
-
-    Args:
-        gradients: of ``logit_gradients``.
-        groups: token ids by name, the rocks among them.
-        categories: token ids by category.
-    """
-    vocabulary, hidden = (_describe_space(gradients, space, groups, categories) for space in ("vocabulary", "hidden"))
-    return CheckpointGradients(vocabulary, hidden)
+def describe_checkpoint(gradients: TypeGradients, groups: Groups, categories: Groups) -> BySpace[SpaceGradients]:
+    """Describe one checkpoint in logit space; the rocks are among the groups."""
+    return BySpace(*(_describe_space(gradients, space, groups, categories) for space in SPACES))
 
 
 def _describe_space(gradients: TypeGradients, space: Space, groups: Groups, categories: Groups) -> SpaceGradients:
@@ -221,11 +214,10 @@ def persistence(before: TypeGradients, after: TypeGradients, space: Space) -> Pe
     )
 
 
-def describe_change(before: TypeGradients, after: TypeGradients, groups: Groups) -> LogitPersistence:
+def describe_change(before: TypeGradients, after: TypeGradients, groups: Groups) -> BySpace[SpacePersistence]:
     """Describe how directions changed between two checkpoints."""
-    spaces: tuple[Space, Space] = ("vocabulary", "hidden")
     described = []
-    for found in (persistence(before, after, space) for space in spaces):
+    for found in (persistence(before, after, space) for space in SPACES):
         is_rock_U = members(found.token_ids, groups[ROCKS])
         types = {name: column(getattr(found, name)) for name in COSINES}
         described.append(
@@ -235,7 +227,7 @@ def describe_change(before: TypeGradients, after: TypeGradients, groups: Groups)
                 types=TypePersistence(token_id=found.token_ids.tolist(), **types),
             )
         )
-    return LogitPersistence(*described)
+    return BySpace(*described)
 
 
 def describe_persistence(found: Persistence, groups: Groups) -> dict[str, GroupPersistence]:
