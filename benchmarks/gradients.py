@@ -27,7 +27,7 @@ import torch
 
 from printing import machine, print_table, whole
 from rocktokens.gradients.logit_space import GradientSums, logit_gradients
-from rocktokens.gradients.type_gradients import describe_types, split_half
+from rocktokens.gradients.type_gradients import describe_types, half_cosine
 from rocktokens.models.head import LMHead
 from rocktokens.models.load import load_model
 from rocktokens.scoring.divergence import token_scores
@@ -104,7 +104,7 @@ def measure_memory() -> dict[str, int]:
     gradients = sums.finish()
     for space in ("hidden", "vocabulary"):
         describe_types(gradients, space)
-        split_half(gradients, space)
+        half_cosine(gradients, gradients, space)
     assert sums.sketch is not None
     return {
         "sums": sums.nbytes,

@@ -9,7 +9,7 @@ from rocktokens.gradients.records import (
     ROCKS,
     AdamEffect,
     BatchMean,
-    CheckpointGradients,
+    BySpace,
     ControlGroup,
     DirectionTest,
     Geometry,
@@ -23,7 +23,6 @@ from rocktokens.gradients.records import (
     KeptKl,
     KlChange,
     LargestPart,
-    LogitPersistence,
     LogitSummary,
     NormRatio,
     OptimizerSettings,
@@ -163,8 +162,8 @@ def _trace(texts: tuple[str, ...], paired: bool) -> TraceSummary:
 
 
 def _logit(sketch: SketchSettings | None, paired: bool) -> LogitSummary:
-    found = CheckpointGradients(_space("vocabulary", sketch), _space("hidden", None))
-    change = LogitPersistence(_persistence("vocabulary"), _persistence("hidden"))
+    found = BySpace(_space("vocabulary", sketch), _space("hidden", None))
+    change = BySpace(_persistence("vocabulary"), _persistence("hidden"))
     return LogitSummary(found, found if paired else None, change if paired else None)
 
 

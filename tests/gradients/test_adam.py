@@ -116,7 +116,7 @@ def test_every_number_of_the_update_is_that_of_the_dense_parts(measured):
 def test_shares_of_the_whole_step_include_momentum_and_decay_and_sum_to_one(measured):
     *_, found, _, parts_Pn = measured
     step_n = parts_Pn.sum(axis=0)
-    shares = found.step_shares()
+    shares = found.summary().update.step_shares
     assert list(shares) == ["rocks", "control", "rest", "momentum", "weight decay"]
     for part_n, share in zip(parts_Pn, shares.values(), strict=True):
         assert share.values[0] == pytest.approx(part_n @ step_n / (step_n @ step_n), rel=1e-7)
@@ -124,7 +124,7 @@ def test_shares_of_the_whole_step_include_momentum_and_decay_and_sum_to_one(meas
 
 
 def test_shares_are_also_those_of_the_gradient_over_root_v(measured):
-    """METHOD's u_A = g_A / (√v̂ + ε) differs from the optimizer's part by a constant, which no share sees."""
+    """The method's u_A = g_A / (√v̂ + ε) differs from the optimizer's part by a constant, which no share sees."""
     student, optimizer, settings, found, g_An, _ = measured
     state = optimizer_state(student, optimizer)
     v_n = torch.cat([state[f"{name}/exp_avg_sq"].flatten() for name in trainable(student)]).numpy()
@@ -139,11 +139,12 @@ def test_shares_are_also_those_of_the_gradient_over_root_v(measured):
 
 def test_effect_is_the_paired_difference_of_shares(measured):
     found = measured[3]
-    for name, effect in found.adam_effects().items():
+    effects = found.summary().update.effects
+    for name, effect in effects.items():
         update, gradient = (view.groups[name].share.values for view in (found.update(), found.gradient()))
         np.testing.assert_allclose(effect.difference.values, np.subtract(update, gradient), atol=1e-12)
         assert effect.verdict == "inconclusive"
-    assert sum(effect.difference.mean for effect in found.adam_effects().values()) == pytest.approx(0, abs=1e-9)
+    assert sum(effect.difference.mean for effect in effects.values()) == pytest.approx(0, abs=1e-9)
 
 
 def test_a_constant_preconditioner_leaves_every_share_as_it_is():

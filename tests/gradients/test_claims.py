@@ -13,21 +13,33 @@ from gradient_records import (
     adam_effect,
     direction_test,
     kl_change,
+    make_gradients,
     over_batches,
     rare_types,
     rock_columns,
     trace_group,
 )
 from rocktokens.gradients import claims
-from rocktokens.gradients.claims import Tally, directions, sign_test
-from rocktokens.gradients.records import CONTRADICTED, INCONCLUSIVE, SUPPORTED, Claim, KeptKl, NormRatio
+from rocktokens.gradients.claims import Finding, Tally, directions, judge, sign_test
+from rocktokens.gradients.records import CONTRADICTED, INCONCLUSIVE, SUPPORTED, KeptKl, NormRatio
 
 
-def says(claim: Claim, verdict: str, *parts: str) -> None:
-    """Check a verdict, that the sentence gives it first, and what else it says."""
-    assert claim.verdict == verdict, claim.sentence
-    assert claim.sentence.startswith(f"{claim.claim}: {verdict}; ")
-    assert [part for part in parts if part not in claim.sentence] == [], claim.sentence
+def says(finding: Finding, verdict: str, *parts: str) -> None:
+    """Check a verdict, and what it is said to rest on."""
+    because, found = finding
+    assert found == verdict, because
+    assert [part for part in parts if part not in because] == [], because
+
+
+def test_a_sentence_gives_the_claim_and_the_verdict_first():
+    record = make_gradients()
+    found = {own.name: own for own in judge(record.trace, record.logit, record.parameter)}
+    assert len(found) == 9
+    for own in found.values():
+        assert own.sentence == f"{own.claim}: {own.verdict}; {own.because}"
+    assert found["total"].claim.endswith("more of the total than their share of the tokens")
+    assert found["unmoved"].claim.startswith("as a set")
+    assert found["parameters"].claim.endswith("the gradient in parameter space than their share of the tokens")
 
 
 @pytest.mark.parametrize(
@@ -60,7 +72,7 @@ def test_small_needs_rare_types():
 )
 def test_the_total_is_measured_by_the_share_of_the_tokens(interval: Any, verdict: str):
     claim = claims.total(NormRatio(1.6, interval), trace_group(0.25, 0.4))
-    says(claim, verdict, "more of the total than their share of the tokens", "25.0 % of the tokens", "40.0 % of Σ‖g‖")
+    says(claim, verdict, "25.0 % of the tokens", "40.0 % of Σ‖g‖")
 
 
 def test_the_total_needs_a_gradient():
@@ -133,7 +145,7 @@ def test_kept_shares_are_matched_to_rocks_by_token():
     [([-0.2, 0.1], SUPPORTED), ([-0.5, -0.3], CONTRADICTED), ([-0.4, -0.1], INCONCLUSIVE), (None, INCONCLUSIVE)],
 )
 def test_unmoved_means_three_quarters_kept(interval: Any, verdict: str):
-    says(claims.unmoved(kl_change(-0.25, interval)), verdict, "as a set", "from 2.000 to 1.500 nats", "-25.0 %")
+    says(claims.unmoved(kl_change(-0.25, interval)), verdict, "from 2.000 to 1.500 nats", "-25.0 %")
 
 
 def test_movement_needs_the_same_tokens_twice():
@@ -152,8 +164,7 @@ def test_movement_needs_the_same_tokens_twice():
     ],
 )
 def test_parameters_are_judged_by_batches(excess: Any, verdict: str):
-    claim = claims.parameters(excess, over_batches(0.4))
-    says(claim, verdict, "more of the gradient in parameter space than their share of the tokens")
+    says(claims.parameters(excess, over_batches(0.4)), verdict)
 
 
 @pytest.mark.parametrize(

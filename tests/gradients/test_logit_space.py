@@ -16,7 +16,7 @@ from rocktokens.gradients.logit_space import (
 )
 from rocktokens.gradients.logit_summary import describe_groups
 from rocktokens.gradients.sketch import count_sketch
-from rocktokens.gradients.type_gradients import COLUMNS, describe_types, describe_whole, split_half
+from rocktokens.gradients.type_gradients import COLUMNS, describe_types, describe_whole, half_cosine
 from rocktokens.models.head import LMHead
 from rocktokens.scoring.divergence import scored_chunks, token_scores
 from rocktokens.scoring.score import score_rollouts
@@ -270,7 +270,7 @@ def test_halves_are_halves_of_the_prompts():
     assert len(later) == 4 and later < {rollout.prompt_id for rollout in rollouts}
     gradients = logit_gradients(*pair(), rollouts, seed=3)
     positions = oracle_positions(*pair(), rollouts)
-    halves = split_half(gradients, "vocabulary").value
+    halves = half_cosine(gradients, gradients, "vocabulary")
     for token, cosine in zip(gradients.token_ids, halves, strict=True):
         own = [(prompt in later, g["vocabulary"]) for other, prompt, g in positions if other == token]
         sums = [np.sum([g for second, g in own if second == half], axis=0) for half in (False, True)]
@@ -283,7 +283,7 @@ def test_halves_are_halves_of_the_prompts():
 def test_one_prompt_has_no_halves():
     rollouts = [rollout for rollout in random_rollouts() if rollout.prompt_id == "p1"]
     gradients = logit_gradients(*pair(), rollouts)
-    assert (gradients.second_row == -1).all() and np.isnan(split_half(gradients, "hidden").value).all()
+    assert (gradients.second_row == -1).all() and np.isnan(half_cosine(gradients, gradients, "hidden")).all()
 
 
 def test_equal_models_have_no_direction():

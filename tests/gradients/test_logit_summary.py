@@ -4,22 +4,13 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocktokens.gradients.estimates import Estimate
-from rocktokens.gradients.logit_summary import (
-    RELIABLE,
-    Persistence,
-    corrected_cosine,
-    cosine_with_others,
-    largest_part,
-)
+from rocktokens.gradients.logit_summary import RELIABLE, Persistence, compare_with_others
 from rocktokens.gradients.records import LargestPart
 from rocktokens.gradients.type_gradients import SpaceSums, TypeGradients
 
 
 def persistence_of(cross: list[float], before: list[float], after: list[float]) -> Persistence:
-    exact = [Estimate(np.array(values), np.zeros(len(values))) for values in (cross, before, after)]
-    ids = np.arange(len(cross))
-    return Persistence("vocabulary", ids, ids + 1, exact[0], exact[1], exact[2], exact[0])
+    return Persistence("vocabulary", np.arange(len(cross)), *map(np.array, (cross, before, after, cross)))
 
 
 def test_the_corrected_cosine_is_that_of_the_signals():
@@ -39,13 +30,13 @@ def test_the_corrected_cosine_is_that_of_the_signals():
     cross = (cos(halves["before"][0], halves["after"][1]) + cos(halves["after"][0], halves["before"][1])) / 2
     found = persistence_of([cross], [cos(*halves["before"])], [cos(*halves["after"])])
     assert cross < 0.35
-    np.testing.assert_allclose(corrected_cosine(found), [cosine], atol=0.03)
+    np.testing.assert_allclose(found.corrected, [cosine], atol=0.03)
 
 
 def test_directions_that_halves_do_not_agree_on_have_no_cosine():
     just_below = RELIABLE - 1e-6
     found = persistence_of([0.1, 0.1, 0.1, np.nan], [0.5, just_below, -0.5, 0.5], [0.5, 0.5, -0.5, 0.5])
-    np.testing.assert_allclose(corrected_cosine(found), [0.2, np.nan, np.nan, np.nan])
+    np.testing.assert_allclose(found.corrected, [0.2, np.nan, np.nan, np.nan])
 
 
 def gradients_of(means_UW: np.ndarray, freq_U: np.ndarray) -> TypeGradients:
@@ -71,7 +62,7 @@ def test_the_cosine_with_the_others_against_plain_vectors(seed: int, n_others: i
     expected = np.einsum("uw,uw->u", means_UW, others_UW)
     expected /= np.linalg.norm(means_UW, axis=1) * np.linalg.norm(others_UW, axis=1)
     gradients = gradients_of(means_UW, rng.integers(1, 9, len(means_UW)))
-    np.testing.assert_allclose(cosine_with_others(gradients, "hidden", is_rock_U).value, expected, atol=1e-6)
+    np.testing.assert_allclose(compare_with_others(gradients, "hidden", is_rock_U)[0], expected, atol=1e-6)
 
 
 def test_the_largest_part_of_the_others_sum_is_a_signed_share():
@@ -80,25 +71,25 @@ def test_the_largest_part_of_the_others_sum_is_a_signed_share():
     others_W = means_UW[1:].sum(0)
     shares = means_UW[1:] @ others_W / (others_W @ others_W)
     assert shares.sum() == 1
-    found = largest_part(
+    _, found = compare_with_others(
         gradients_of(means_UW, np.array([2, 3, 5, 7])), "hidden", np.array([True, False, False, False])
     )
     assert (found.token_id, found.freq) == (1, 3) and shares.argmax() == 0
     np.testing.assert_allclose(found.share, shares[0])
-    nobody = largest_part(gradients_of(means_UW, np.array([2, 3, 5, 7])), "hidden", np.ones(4, dtype=bool))
+    _, nobody = compare_with_others(gradients_of(means_UW, np.array([2, 3, 5, 7])), "hidden", np.ones(4, dtype=bool))
     assert nobody == LargestPart(token_id=None, freq=0, share=None)
 
 
 def test_twins_among_the_rocks_do_not_make_a_direction():
     """Two rocks with one gradient, at right angles to everything else, point nowhere."""
     means_UW = np.eye(4)[[0, 0, 1, 2]]
-    cosines = cosine_with_others(
+    cosines, _ = compare_with_others(
         gradients_of(means_UW, np.arange(1, 5)), "hidden", np.array([True, True, False, False])
     )
-    np.testing.assert_allclose(cosines.value, 0, atol=1e-12)
+    np.testing.assert_allclose(cosines, 0, atol=1e-12)
 
 
 def test_the_only_type_that_is_no_rock_has_nothing_to_point_along():
     means_UW = np.array([[0.1, 0.2, 0.3], [0.7, 0.1, 0.1]])
-    cosines = cosine_with_others(gradients_of(means_UW, np.array([3, 7])), "hidden", np.array([True, False]))
-    assert np.isnan(cosines.value).tolist() == [False, True]
+    cosines, _ = compare_with_others(gradients_of(means_UW, np.array([3, 7])), "hidden", np.array([True, False]))
+    assert np.isnan(cosines).tolist() == [False, True]

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -106,7 +107,7 @@ def test_every_number_is_that_of_the_dense_gradients(measured):
         own = [rollouts[index] for index in indices]
         rows = position_gradients(student, teacher, own)
         g_An = group_sums(rows, sets_of(token_ids(own)), 3).numpy()
-        assert [tokens[batch] for tokens in found.to_record()["tokens"].values()] == list(
+        assert [tokens[batch] for tokens in found.summary().tokens.values()] == list(
             np.bincount(sets_of(token_ids(own)), minlength=3)
         )
         for block in (None, *found.blocks):
@@ -125,7 +126,7 @@ def test_every_number_is_that_of_the_dense_gradients(measured):
                 assert group.cosine.values[batch] == pytest.approx(cosine, rel=1e-8)
                 assert group.rate is None
         cosine = g_An[0] @ g_An[2] / np.linalg.norm(g_An[0]) / np.linalg.norm(g_An[2])
-        assert found.gradient_cosines()["rocks"]["rest"].values[batch] == pytest.approx(cosine, rel=1e-9)
+        assert found.summary().gradient.cosines["rocks"]["rest"].values[batch] == pytest.approx(cosine, rel=1e-9)
 
 
 def test_shares_sum_to_one_in_every_block_and_energies_over_blocks(measured):
@@ -139,7 +140,7 @@ def test_shares_sum_to_one_in_every_block_and_energies_over_blocks(measured):
 
 def test_the_record_is_json_and_holds_what_the_methods_give(measured):
     found = measured[3]
-    record = json.loads(json.dumps(found.to_record(), allow_nan=False))
+    record = json.loads(json.dumps(asdict(found.summary()), allow_nan=False))
     share = found.gradient("norms").groups["control"].share
     assert record["gradient"]["blocks"]["norms"]["groups"]["control"]["share"]["values"] == share.values
     assert record["n_batches"] == 3 and record["update"] is None and found.update() is None

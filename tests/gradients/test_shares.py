@@ -41,7 +41,7 @@ def made_up(update_shares: list[float], gradient_share: float = 0.5) -> Gradient
     ],
 )
 def test_verdict_needs_the_interval_of_the_paired_difference_and_its_signs(update_shares, rocks, rest):
-    effects = made_up(update_shares).adam_effects()
+    effects = made_up(update_shares).summary().update.effects
     assert (effects["rocks"].verdict, effects["rest"].verdict) == (rocks, rest)
     assert effects["rocks"].difference.mean == pytest.approx(np.mean(update_shares) - 0.5)
     fewer, more = (int(np.sum(sign * (np.array(update_shares) - 0.5) > 0)) for sign in (-1, 1))
@@ -58,7 +58,7 @@ def test_differences_are_paired_by_batch():
     shares = np.array([0.2, 0.3, 0.4, 0.6, 0.7, 0.8])
     steady = made_up((shares - 0.05).tolist())
     steady.gradient_gram_NBAA[:, 0] = np.stack([np.diag([share, 1 - share]) for share in shares])
-    assert steady.adam_effects()["rocks"].verdict == "suppresses"
+    assert steady.summary().update.effects["rocks"].verdict == "suppresses"
 
 
 def test_batches_that_cancel_leave_no_share():

@@ -23,7 +23,7 @@ from rocktokens.gradients.type_gradients import (
     TypeGradients,
     describe_types,
     describe_whole,
-    split_half,
+    half_cosine,
 )
 
 WIDTH = 40
@@ -188,9 +188,9 @@ def test_a_direction_that_stays_has_cosine_one_and_a_reversed_one_minus_one():
     before = summed(vectors, token_ids)
     for factor in (2.0, -3.0):
         found = persistence(before, summed(factor * vectors, token_ids), "hidden")
-        np.testing.assert_allclose(found.cosine.value, np.sign(factor))
-        np.testing.assert_allclose(found.cross_half.value, np.sign(factor) * found.split_half_before.value)
-        np.testing.assert_allclose(found.split_half_after.value, found.split_half_before.value)
+        np.testing.assert_allclose(found.cosine, np.sign(factor))
+        np.testing.assert_allclose(found.cross_half, np.sign(factor) * found.split_half_before)
+        np.testing.assert_allclose(found.split_half_after, found.split_half_before)
 
 
 def test_persistence_is_judged_against_what_chance_alone_does():
@@ -221,9 +221,9 @@ def test_halves_pair_the_first_then_with_the_second_now():
         first, second = (token_ids == token) & ~halves, (token_ids == token) & halves
         sums = [[part[rows].sum(axis=0) for rows in (first, second)] for part in (vectors, later)]
         cross = (cosine(sums[0][0], sums[1][1]) + cosine(sums[1][0], sums[0][1])) / 2
-        assert found.cross_half.value[index] == pytest.approx(cross)
-        assert found.split_half_after.value[index] == pytest.approx(cosine(*sums[1]))
-        assert found.cosine.value[index] == pytest.approx(cosine(sum(sums[0]), sum(sums[1])))
+        assert found.cross_half[index] == pytest.approx(cross)
+        assert found.split_half_after[index] == pytest.approx(cosine(*sums[1]))
+        assert found.cosine[index] == pytest.approx(cosine(sum(sums[0]), sum(sums[1])))
 
 
 def test_persistence_needs_the_same_rollouts_and_the_same_sketch():
@@ -252,7 +252,7 @@ def test_the_frame_holds_every_number_with_its_error():
 def test_a_half_needs_both_rows():
     vectors, token_ids = random_gradients(n=60, n_types=5)
     gradients = summed(vectors, token_ids, halves_T=token_ids >= 4)
-    assert np.isnan(split_half(gradients, "hidden").value).all()
+    assert np.isnan(half_cosine(gradients, gradients, "hidden")).all()
 
 
 def test_records_are_json_with_none_for_what_is_not_defined():

@@ -20,7 +20,7 @@ pytest.importorskip("trl", reason="the extra [trl] is not installed")
 from trl_case import ROCKS, make_trainer, training_rows
 
 from rocktokens.integrations.trl import RockDistillationTrainer
-from rocktokens.integrations.trl_run import CheckpointParts, TraceMark
+from rocktokens.integrations.trl_run import CheckpointParts
 
 
 class Counting(WeightPolicy):
@@ -203,7 +203,7 @@ def test_the_log_is_cut_by_step_not_by_line(tokenizer: Any, tmp_path: Path):
 
 
 def test_our_part_of_a_checkpoint_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    parts = CheckpointParts(2, "counting", "all", TraceMark("0f", 3), {"seen": np.ones(2)})
+    parts = CheckpointParts(2, "counting", "all", "0f", 3, {"seen": np.ones(2)})
 
     def disk_is_full(_: int) -> None:
         raise OSError(28, "No space left on device")
@@ -215,5 +215,6 @@ def test_our_part_of_a_checkpoint_is_there_whole_or_not_at_all(tmp_path: Path, m
     assert not contents(tmp_path)
     parts.save(tmp_path)
     found = CheckpointParts.load(tmp_path)
-    assert (found.step, found.policy, found.denominator, found.traces) == (2, "counting", "all", TraceMark("0f", 3))
+    assert (found.step, found.policy, found.denominator) == (2, "counting", "all")
+    assert (found.run_id, found.trace_parts) == ("0f", 3)
     assert np.array_equal(found.policy_state["seen"], np.ones(2))

@@ -18,16 +18,17 @@ from rocktokens.gradients.records import (
     ROCKS,
     SUPPORTED,
     BatchMean,
+    BySpace,
     Claim,
     ControlGroup,
     GradientsRecord,
     GroupGradient,
     GroupPersistence,
     GroupTest,
-    LogitPersistence,
     PartitionShares,
     SharesRecord,
     Space,
+    SpacePersistence,
     UpdateGeometry,
     WithError,
 )
@@ -184,7 +185,7 @@ def _print_persistence(record: GradientsRecord) -> None:
     return print_table(persistence_table(record.logit.persistence, "vocabulary"))
 
 
-def persistence_table(persistence: LogitPersistence, space: Space) -> Table:
+def persistence_table(persistence: BySpace[SpacePersistence], space: Space) -> Table:
     """Make the table of cosines between the checkpoints, beside what chance makes of them."""
     titles = {
         "cosine": "cosine",

@@ -65,22 +65,11 @@ class Objective:
 
     def states(self, model: Any, batch: RolloutBatch) -> torch.Tensor:
         """Compute the states each response token is predicted from."""
-        with self._autocast(batch):
+        with self.autocast(batch):
             return response_states(model, batch)
 
-    def loss(
-        self, h_s_TD: torch.Tensor, h_t_TE: torch.Tensor, batch: RolloutBatch, counted_T: torch.Tensor, denominator: int
-    ) -> torch.Tensor:
-        """Compute the counted positions' part of the loss."""
-        heads = lm_head(self.student), lm_head(self.teacher)
-        settings = self.divergence, self.temperature, self.tokens_per_chunk
-        with self._autocast(batch):
-            loss, _ = weighted_kl(
-                h_s_TD, heads[0], h_t_TE, heads[1], batch.token_ids_T, counted_T, denominator, *settings
-            )
-        return loss
-
-    def _autocast(self, batch: RolloutBatch) -> torch.autocast:
+    def autocast(self, batch: RolloutBatch) -> torch.autocast:
+        """Return the context that both forwards and the loss run in."""
         enabled = self.autocast_dtype is not None
         return torch.autocast(batch.token_ids_T.device.type, dtype=self.autocast_dtype, enabled=enabled)
 
@@ -89,18 +78,16 @@ class Objective:
 def group_gradients(
     objective: Objective, rollouts: Sequence[Rollout], group_T: np.ndarray, n_groups: int, tokens_per_forward: int
 ) -> list[Gradients]:
-    """Compute the gradient of every group's part of the loss of one batch.
+    """Compute the gradients of ``objective.trainable``, float32 at least, of every group's part of one batch's loss.
+
+    They are the only thing of the size of the parameters that is kept. A group without positions has none.
 
     Args:
         objective: the loss.
         rollouts: the batch.
         group_T: the group of every response token, keyed by the token itself.
-        n_groups: how many there are; a group without positions has no gradients.
+        n_groups: how many there are.
         tokens_per_forward: padded tokens of a micro-batch; the result does not depend on it.
-
-    Returns:
-        For every group the gradients of ``objective.trainable``, float32 at least. They are the only thing of the size
-        of the parameters that is kept.
     """
     parameters = objective.trainable
     sums: list[Gradients] = [[None] * len(parameters) for _ in range(n_groups)]
@@ -131,8 +118,11 @@ class _GroupLosses:
         return self.objective.states(self.objective.student, self.batch)
 
     def loss(self, group: int, h_s_TD: torch.Tensor) -> torch.Tensor:
-        counted_T = torch.from_numpy(self.group_T == group)
-        return self.objective.loss(h_s_TD, self.h_t_TE, self.batch, counted_T, self.denominator)
+        own, batch, counted_T = self.objective, self.batch, torch.from_numpy(self.group_T == group)
+        states = h_s_TD, lm_head(own.student), self.h_t_TE, lm_head(own.teacher), batch.token_ids_T
+        settings = own.divergence, own.temperature, own.tokens_per_chunk
+        with own.autocast(batch):
+            return weighted_kl(*states, counted_T, self.denominator, *settings)[0]
 
 
 def _over_one_forward(

@@ -40,6 +40,7 @@ import numpy as np
 from scipy.sparse.csgraph import connected_components
 from scipy.stats import binomtest
 
+from rocktokens.display.numbers import p_value, percent
 from rocktokens.gradients.records import (
     CONTRADICTED,
     CONTROL,
@@ -76,6 +77,8 @@ ALONG = 0.1
 SAME_WAY = math.cos(math.pi / 4)
 HALF_OF_IT = 0.5
 """The share of a sum of gradients above which its direction is that of one of them."""
+Finding = tuple[str, ClaimVerdict]
+"""What a verdict rests on, and the verdict."""
 _NOT_PAIRED = "no other checkpoint scored the same tokens"
 _NO_BATCH = "the rocks or the gradient are missing from every batch"
 _OF_ADAM: dict[str, ClaimVerdict] = {
@@ -88,25 +91,30 @@ _OF_ADAM: dict[str, ClaimVerdict] = {
 def judge(trace: TraceSummary, logit: LogitSummary, parameter: ParameterSummary) -> list[Claim]:
     """Judge every claim, from the other parts of gradients.json."""
     vocabulary, update = logit.reference.vocabulary, parameter.shares.update
+    rocks, traced = vocabulary.rocks, trace.groups[ROCKS]
+    own_share = parameter.shares.gradient.all.groups[ROCKS].share
+    corrected = logit.persistence and logit.persistence.vocabulary.rocks.corrected
+    of_total = "rocks own more of the total than their share of the tokens"
+    of_gradient = "rocks own more of the gradient in parameter space than their share of the tokens"
+    cancelling = "a rock is pushed in different directions, so its pushes cancel"
     return [
-        small(trace.rare_high_kl),
-        total(trace.norm_ratios["all"], trace.groups[ROCKS]),
-        direction(vocabulary.direction, vocabulary.rocks),
-        kept(trace.rocks_kept, vocabulary.rocks),
-        unmoved(trace.groups[ROCKS].change),
-        parameters(parameter.excess[ROCKS], parameter.shares.gradient.all.groups[ROCKS].share),
-        adam(update and update.effects),
-        cancels(vocabulary.rocks, vocabulary.others.coherence),
-        persists(logit.persistence and logit.persistence.vocabulary.rocks.corrected, vocabulary.rocks),
+        Claim("small", "rocks have small gradients each", *small(trace.rare_high_kl)),
+        Claim("total", of_total, *total(trace.norm_ratios["all"], traced)),
+        Claim("direction", "rocks point along the global direction", *direction(vocabulary.direction, rocks)),
+        Claim("kept", "each rock keeps its kl", *kept(trace.rocks_kept, rocks)),
+        Claim("unmoved", "as a set, rocks do not move", *unmoved(traced.change)),
+        Claim("parameters", of_gradient, *parameters(parameter.excess[ROCKS], own_share)),
+        Claim("adam", "Adam suppresses rocks", *adam(update and update.effects)),
+        Claim("cancels", cancelling, *cancels(rocks, vocabulary.others.coherence)),
+        Claim("persists", "each rock is pushed the same way at both checkpoints", *persists(corrected, rocks)),
     ]
 
 
-def small(rare: RareTypes) -> Claim:
+def small(rare: RareTypes) -> Finding:
     """Compare the norm of a rock's gradient with that of a rare type of as high a kl."""
-    claim, ratio = "rocks have small gradients each", rare.norm_ratio
+    ratio = rare.norm_ratio
     if ratio.ratio is None:
-        because = "no rare high-kl type has a gradient on these prompts to compare them with"
-        return Claim("small", claim, because, INCONCLUSIVE)
+        return "no rare high-kl type has a gradient on these prompts to compare them with", INCONCLUSIVE
     because = (
         f"in logit space an occurrence of a rock has {ratio.ratio:.2f} × {interval_text(ratio.interval)} the "
         "gradient norm of one of a rare high-kl type"
@@ -116,48 +124,47 @@ def small(rare: RareTypes) -> Claim:
             f", but no rare type of as high a kl recurs: the {rare.n_types} highest have {rare.kl:.3f} "
             f"nats per token on these prompts, rocks {rare.rocks_kl:.3f}"
         )
-        return Claim("small", claim, because, INCONCLUSIVE)
-    return Claim("small", claim, because, below(ratio.interval, 1.0))
+        return because, INCONCLUSIVE
+    inverted = ratio.interval and (-ratio.interval[1], -ratio.interval[0])
+    return because, above(inverted, -1.0)
 
 
-def total(ratio: NormRatio, rocks: TraceGroup) -> Claim:
+def total(ratio: NormRatio, rocks: TraceGroup) -> Finding:
     """Compare the rocks' share of Σ‖g‖ with their share of the tokens; ``ratio``: of their mean norm to all tokens'."""
-    claim = "rocks own more of the total than their share of the tokens"
     if ratio.ratio is None:
-        return Claim("total", claim, "there is no gradient on these prompts", INCONCLUSIVE)
+        return "there is no gradient on these prompts", INCONCLUSIVE
     because = (
-        f"they are {_percent(rocks.token_share)} of the tokens and have {_percent(rocks.norm_share)} of Σ‖g‖ in "
+        f"they are {percent(rocks.token_share)} of the tokens and have {percent(rocks.norm_share)} of Σ‖g‖ in "
         f"logit space, {ratio.ratio:.2f} × {interval_text(ratio.interval)} as much"
     )
-    return Claim("total", claim, because, above(ratio.interval, 1.0))
+    return because, above(ratio.interval, 1.0)
 
 
-def direction(test: DirectionTest, rocks: RockColumns) -> Claim:
+def direction(test: DirectionTest, rocks: RockColumns) -> Finding:
     """Compare the cosines with R of rocks with 0.1, and with those of other types."""
-    claim, p = "rocks point along the global direction", test.p
-    if p is None or test.superiority is None:
-        return Claim("direction", claim, "there are no other types to compare the rocks with", INCONCLUSIVE)
+    if test.p is None or test.superiority is None:
+        return "there are no other types to compare the rocks with", INCONCLUSIVE
     tally = Tally.of([_over(value, ALONG) for value in rocks.cos_others], rocks.direction)
     because = (
         f"{tally.yes} of {tally.known} rocks have a cosine above {ALONG:g} with the balanced sum of the types that are "
         f"not rocks ({tally.text}); their median is {test.median_first:.2f}, that of other types "
-        f"{test.median_second:.2f} (Mann–Whitney p {p_text(p)}, {test.n_second} types)"
+        f"{test.median_second:.2f} (Mann–Whitney p {p_value(test.p)}, {test.n_second} types)"
     )
     if test.largest.share is not None and test.largest.share > HALF_OF_IT:
         because += (
-            f"; but {_percent(test.largest.share)} of that sum is one type (token {test.largest.token_id}, "
+            f"; but {percent(test.largest.share)} of that sum is one type (token {test.largest.token_id}, "
             f"occurrences: {test.largest.freq}), which is no global direction"
         )
-        return Claim("direction", claim, because, INCONCLUSIVE)
-    larger: ClaimVerdict = INCONCLUSIVE if p > ALPHA else SUPPORTED if test.superiority > 0.5 else CONTRADICTED
-    return Claim("direction", claim, because, both(larger, tally.verdict))
+        return because, INCONCLUSIVE
+    larger: ClaimVerdict = INCONCLUSIVE if test.p > ALPHA else SUPPORTED if test.superiority > 0.5 else CONTRADICTED
+    parts = {larger, tally.verdict}
+    return because, CONTRADICTED if CONTRADICTED in parts else INCONCLUSIVE if INCONCLUSIVE in parts else SUPPORTED
 
 
-def kept(shares: KeptKl | None, rocks: RockColumns) -> Claim:
+def kept(shares: KeptKl | None, rocks: RockColumns) -> Finding:
     """Count the rocks that kept more than 3/4 of their kl."""
-    claim = "each rock keeps its kl"
     if shares is None:
-        return Claim("kept", claim, _NOT_PAIRED, INCONCLUSIVE)
+        return _NOT_PAIRED, INCONCLUSIVE
     direction_of = dict(zip(rocks.token_id, rocks.direction, strict=True))
     known = {
         token_id: share
@@ -166,61 +173,55 @@ def kept(shares: KeptKl | None, rocks: RockColumns) -> Claim:
     }
     tally = Tally.of([share > KEPT for share in known.values()], [direction_of[token_id] for token_id in known])
     because = f"{tally.yes} of {tally.known} rocks kept more than {100 * KEPT:.0f} % on the same tokens ({tally.text})"
-    return Claim("kept", claim, because, tally.verdict)
+    return because, tally.verdict
 
 
-def unmoved(change: KlChange | None) -> Claim:
+def unmoved(change: KlChange | None) -> Finding:
     """Compare the change of the rocks' kl between the checkpoints with a fall by 1/4."""
-    claim = "as a set, rocks do not move"
     if change is None or change.relative is None:
-        return Claim("unmoved", claim, _NOT_PAIRED, INCONCLUSIVE)
+        return _NOT_PAIRED, INCONCLUSIVE
     interval = change.relative_interval
     because = (
         f"on the same tokens their kl went from {change.kl_before:.3f} to {change.kl_after:.3f} nats per token, "
         f"{100 * change.relative:+.1f} % {percent_text(interval)}, where a fall by {100 * (1 - KEPT):.0f} % counts "
         "as moving"
     )
-    return Claim("unmoved", claim, because, above(interval, KEPT - 1))
+    return because, above(interval, KEPT - 1)
 
 
-def parameters(excess: BatchMean, share: BatchMean) -> Claim:
+def parameters(excess: BatchMean, share: BatchMean) -> Finding:
     """Compare the rocks' signed share of the gradient with their share of the tokens, batch by batch."""
-    claim = "rocks own more of the gradient in parameter space than their share of the tokens"
-    if excess.mean is None:
-        return Claim("parameters", claim, _NO_BATCH, INCONCLUSIVE)
+    if excess.mean is None or share.mean is None:
+        return _NO_BATCH, INCONCLUSIVE
     because = (
-        f"their signed share of the gradient is {_percent(share.mean)}, {100 * excess.mean:+.1f} points "
-        f"{percent_text(excess.interval)} from their share of the tokens, batch by batch"
+        f"their signed share of the gradient is {100 * share.mean:.1f} %, {_points(excess)} from their share of the "
+        "tokens, batch by batch"
     )
     n_defined = sum(value is not None for value in excess.values)
-    verdict = above(excess.interval if n_defined >= LEAST_BATCHES else None, 0.0)
-    return Claim("parameters", claim, because, verdict)
+    return because, above(excess.interval if n_defined >= LEAST_BATCHES else None, 0.0)
 
 
-def adam(effects: Mapping[str, AdamEffect] | None) -> Claim:
+def adam(effects: Mapping[str, AdamEffect] | None) -> Finding:
     """Compare the rocks' share of Adam's step with their share of the gradient; None without the optimizer's state."""
-    claim = "Adam suppresses rocks"
     if effects is None:
-        because = "this checkpoint has no optimizer state, so only the gradient is known"
-        return Claim("adam", claim, because, INCONCLUSIVE)
+        return "this checkpoint has no optimizer state, so only the gradient is known", INCONCLUSIVE
     own, control = effects[ROCKS], effects.get(CONTROL)
     if own.difference.mean is None:
-        return Claim("adam", claim, _NO_BATCH, INCONCLUSIVE)
+        return _NO_BATCH, INCONCLUSIVE
     beside = "there is no control" if control is None else f"that of the control by {_points(control.difference)}"
     because = (
         f"their share of the optimizer's step differs from their share of the gradient by {_points(own.difference)}, "
-        f"and is the smaller one in {own.below} of {own.below + own.above} batches (sign test p {p_text(own.p)}); "
+        f"and is the smaller one in {own.below} of {own.below + own.above} batches (sign test p {p_value(own.p)}); "
         f"{beside}"
     )
-    return Claim("adam", claim, because, _OF_ADAM[own.verdict])
+    return because, _OF_ADAM[own.verdict]
 
 
-def cancels(rocks: RockColumns, others: float | None) -> Claim:
+def cancels(rocks: RockColumns, others: float | None) -> Finding:
     """Count the rocks of which averaging leaves less than half; ``others``: the median coherence of other types."""
-    claim = "a rock is pushed in different directions, so its pushes cancel"
     coherence = [value for value in rocks.coherence if value is not None]
     if not coherence:
-        return Claim("cancels", claim, "no rock occurs twice on these prompts", INCONCLUSIVE)
+        return "no rock occurs twice on these prompts", INCONCLUSIVE
     cancelled = [
         None if left is None or again is None else left < HALF_LEFT
         for left, again in zip(rocks.alignment, rocks.coherence, strict=True)
@@ -231,22 +232,20 @@ def cancels(rocks: RockColumns, others: float | None) -> Claim:
         f"coherence of a rock is {np.median(coherence):.2f}, that of another type "
         f"{'not defined' if others is None else f'{others:.2f}'}"
     )
-    return Claim("cancels", claim, because, tally.verdict)
+    return because, tally.verdict
 
 
-def persists(corrected: Sequence[float | None] | None, rocks: RockColumns) -> Claim:
+def persists(corrected: Sequence[float | None] | None, rocks: RockColumns) -> Finding:
     """Count the rocks whose mean gradient turned by less than 45°; ``corrected``: its cosine, noise corrected."""
-    claim = "each rock is pushed the same way at both checkpoints"
     known = [value for value in corrected or () if value is not None]
     if corrected is None or not known:
-        because = "no rock has a direction at two checkpoints to compare"
-        return Claim("persists", claim, because, INCONCLUSIVE)
+        return "no rock has a direction at two checkpoints to compare", INCONCLUSIVE
     tally = Tally.of([_over(value, SAME_WAY) for value in corrected], rocks.direction)
     because = (
         f"of the {tally.known} of {len(corrected)} rocks whose direction two halves of the prompts agree on, "
         f"{tally.yes} turned by less than 45° (median cosine {np.median(known):.2f}, noise corrected; {tally.text})"
     )
-    return Claim("persists", claim, because, tally.verdict)
+    return because, tally.verdict
 
 
 # How a claim is decided
@@ -295,7 +294,7 @@ class Tally:
         """What the sign test rests on."""
         return (
             f"{self.known} rocks, {self.directions} directions: {self.directions_for} for it, "
-            f"{self.directions_against} against, sign test p {p_text(self.p)}"
+            f"{self.directions_against} against, sign test p {p_value(self.p)}"
         )
 
 
@@ -318,23 +317,6 @@ def above(interval: Interval | None, bound: float) -> ClaimVerdict:
     return SUPPORTED if interval[0] > bound else CONTRADICTED if interval[1] < bound else INCONCLUSIVE
 
 
-def below(interval: Interval | None, bound: float) -> ClaimVerdict:
-    """Judge the claim that something lies below a bound."""
-    return above(None if interval is None else (-interval[1], -interval[0]), -bound)
-
-
-def both(first: ClaimVerdict, second: ClaimVerdict) -> ClaimVerdict:
-    """Judge a claim of two parts."""
-    if CONTRADICTED in (first, second):
-        return CONTRADICTED
-    return SUPPORTED if first == second == SUPPORTED else INCONCLUSIVE
-
-
-def p_text(p: float) -> str:
-    """Format a p to three decimals."""
-    return "< 0.001" if p < 0.001 else f"{p:.3f}"
-
-
 def interval_text(interval: Interval | None) -> str:
     """Format an interval, or say that there is none."""
     return "[no interval]" if interval is None else "[{:.2f}, {:.2f}]".format(*interval)
@@ -353,7 +335,3 @@ def _points(difference: BatchMean) -> str:
 
 def _over(value: float | None, bound: float) -> bool | None:
     return None if value is None else value > bound
-
-
-def _percent(share: float | None) -> str:
-    return "—" if share is None else f"{100 * share:.1f} %"

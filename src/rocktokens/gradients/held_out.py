@@ -4,12 +4,11 @@
    from the traces of the run, these are not known, and nothing is called held out.
 2. Groups, no type in two of them: the rocks; a control as frequent as the rocks; the types of the highest mean kl that
    are neither; the rest. A control that does not fit every rock is the largest that fits some, and says so. Besides
-   them, all types of the highest mean kl that are not rocks, controls or not (method 4.8).
+   them, all types of the highest mean kl that are not rocks, controls or not (docs/method.md, section 4.8).
 3. The trace has ‖g‖ and kl of every token: shares, means and changes by group, with intervals over prompts.
 """
 
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -29,7 +28,7 @@ from rocktokens.gradients.records import (
     TraceSummary,
     TraceTypes,
 )
-from rocktokens.inference.bootstrap import bootstrap_counts
+from rocktokens.inference.bootstrap import bootstrap_counts, ratio_interval
 from rocktokens.rocks import persistence
 from rocktokens.rocks.aggregate import ONE, occurrences, type_sums
 from rocktokens.rocks.categories import store_categories
@@ -73,7 +72,7 @@ class HeldOut:
     @property
     def measured_on(self) -> str:
         """Which prompts."""
-        return _measured_on(self.evidence)
+        return HELD_OUT if self.evidence.is_split else NOT_SPLIT
 
     @property
     def n_prompts(self) -> int:
@@ -107,38 +106,26 @@ def hold_out(run: RunDir, rocks: RockSet, reference: int | None, baseline: int |
         criterion.get("split") if known else None,
         criterion.get("seed", 0),
     )
-    _require_rocks(rocks, evidence)
+    sample, prompts = evidence.measuring, evidence.prompts.measuring
+    if not np.isin(rocks.ids, sample.token_ids[sample.totals("freq") > 0]).any():
+        raise RocktokensError(
+            f"none of the {len(rocks.tokens)} rocks of rocks.json occurs at checkpoint {evidence.reference} on the "
+            f"{evidence.prompts.n_measuring} prompts to measure on ({HELD_OUT if evidence.is_split else NOT_SPLIT}): "
+            "trace more prompts (trace.num_prompts), or run `rocktokens find` again"
+        )
     groups, rare_ids, control = _groups(store, rocks, evidence)
-    measuring = None if evidence.prompts.measuring is None else set(evidence.prompts.measuring)
+    measured = None if prompts is None else set(prompts)
+    probe = _probe(run, evidence.reference)
     return HeldOut(
         store=store,
         evidence=evidence,
-        rollouts=[
-            rollout
-            for rollout in _probe(run, evidence.reference)
-            if measuring is None or rollout.prompt_id in measuring
-        ],
+        rollouts=[rollout for rollout in probe if measured is None or rollout.prompt_id in measured],
         groups=groups,
         rare_ids=rare_ids,
         control=control,
         warnings=[] if known else [_UNKNOWN_SELECTION],
         seed=derive_seed(criterion.get("seed", 0), "gradients"),
     )
-
-
-def _require_rocks(rocks: RockSet, evidence: PromptSums) -> None:
-    """Refuse rocks of which none is there to be measured."""
-    sample = evidence.measuring
-    if not np.isin(rocks.ids, sample.token_ids[sample.totals("freq") > 0]).any():
-        raise RocktokensError(
-            f"none of the {len(rocks.tokens)} rocks of rocks.json occurs at checkpoint {evidence.reference} on the "
-            f"{evidence.prompts.n_measuring} prompts to measure on ({_measured_on(evidence)}): trace more prompts "
-            "(trace.num_prompts), or run `rocktokens find` again"
-        )
-
-
-def _measured_on(evidence: PromptSums) -> str:
-    return HELD_OUT if evidence.is_split else NOT_SPLIT
 
 
 def _probe(run: RunDir, reference: int) -> list[Rollout]:
@@ -162,38 +149,45 @@ def _groups(store: TraceStore, rocks: RockSet, evidence: PromptSums) -> tuple[Gr
         criterion.get("min_freq", 2),
         derive_seed(criterion.get("seed", 0), "analysis"),
     )
-    control_ids, matched = _control(store, replace(rocks, criterion={**criterion, "reference": evidence.reference}))
     rare_ids = token_ids[columns[persistence.RARE]]
+    rocks = replace(rocks, criterion={**criterion, "reference": evidence.reference})
+    control_ids, control = _control(store, rocks, rare_ids)
     groups = {
         ROCKS: token_ids[rock_columns],
         RARE: np.setdiff1d(rare_ids, control_ids),
         CONTROL: np.sort(control_ids),
     }
     groups[REST] = np.setdiff1d(token_ids, np.concatenate(list(groups.values())))
-    control = ControlGroup(**matched, n_rare_high_kl=len(np.intersect1d(rare_ids, control_ids)))
     return {name: ids for name, ids in groups.items() if len(ids)}, rare_ids, control
 
 
-def _control(store: TraceStore, rocks: RockSet) -> tuple[np.ndarray, dict[str, Any]]:
+def _control(store: TraceStore, rocks: RockSet, rare_ids: np.ndarray) -> tuple[np.ndarray, ControlGroup]:
     """Match types as frequent as the rocks: all of them by ``match_controls`` if it can, else as many as possible."""
     sums = type_sums(occurrences(store.table(rocks.criterion["reference"])))
-
-    def described(ids: np.ndarray, matched: np.ndarray, **facts: Any) -> tuple[np.ndarray, dict[str, Any]]:
-        counted = {"occurrences": ids, "matched_rock_occurrences": matched, "rock_occurrences": rocks.ids}
-        counts = {name: int(sums.freq[np.isin(sums.token_id, own)].sum()) for name, own in counted.items()}
-        return ids, {"n_matched": len(ids), "n_rocks": len(rocks.tokens), **counts, **facts}
-
+    matched, reason = rocks.ids, None
     try:
         controls = match_controls(store, rocks, draws=1, seed=rocks.criterion.get("seed", 0))
+        ids, kind, tolerance = controls.ids(0), "matched", controls.criterion["tolerance"]
     except ControlMatchError as refusal:
         market = make_market(sums.token_id, sums.freq, rocks.ids, PARTIAL_TOLERANCE)
         partners_K = most_partners(market)
         has_partner_K = partners_K != NO_PARTNER
-        ids = market.ids[partners_K[has_partner_K]]
-        kind = "partial" if len(ids) else "none"
-        return described(ids, rocks.ids[has_partner_K], kind=kind, tolerance=PARTIAL_TOLERANCE, reason=str(refusal))
-    tolerance = controls.criterion["tolerance"]
-    return described(controls.ids(0), rocks.ids, kind="matched", tolerance=tolerance, reason=None)
+        ids, matched = market.ids[partners_K[has_partner_K]], rocks.ids[has_partner_K]
+        kind, tolerance, reason = "partial" if len(ids) else "none", PARTIAL_TOLERANCE, str(refusal)
+    occurring, matched_occurring, rocks_occurring = (
+        int(sums.freq[np.isin(sums.token_id, own)].sum()) for own in (ids, matched, rocks.ids)
+    )
+    return ids, ControlGroup(
+        kind=kind,
+        tolerance=tolerance,
+        reason=reason,
+        n_matched=len(ids),
+        n_rocks=len(rocks.tokens),
+        occurrences=occurring,
+        matched_rock_occurrences=matched_occurring,
+        rock_occurrences=rocks_occurring,
+        n_rare_high_kl=len(np.intersect1d(rare_ids, ids)),
+    )
 
 
 def category_ids(store: TraceStore, token_ids: np.ndarray) -> Groups:
@@ -207,14 +201,15 @@ def category_ids(store: TraceStore, token_ids: np.ndarray) -> Groups:
 
 def describe_trace(held_out: HeldOut) -> TraceSummary:
     """Summarize the trace by group and by type: norms, kl before and after, intervals over prompts."""
-    sample, seed = held_out.sample, held_out.seed
+    sample, seed, paired = held_out.sample, held_out.seed, held_out.evidence.paired
     members = {name: np.isin(sample.token_ids, ids) for name, ids in held_out.groups.items()}
     rocks_U, rare_U = members[ROCKS], np.isin(sample.token_ids, held_out.rare_ids)
     against = {"all": np.ones(len(sample.token_ids), dtype=bool), **members}
     freq, kl = sample.totals("freq"), sample.totals("kl")
+    kept_U = ratio(kl, sample.totals("kl_before")) if paired else None
     rare_kl, rocks_kl = (defined(ratio(kl[own_U].sum(), freq[own_U].sum() * ONE)) for own_U in (rare_U, rocks_U))
     return TraceSummary(
-        paired=held_out.evidence.paired,
+        paired=paired,
         groups={name: _describe_group(held_out, chosen_U) for name, chosen_U in members.items()},
         norm_ratios={
             name: norm_ratio(sample, rocks_U, chosen_U, seed) for name, chosen_U in against.items() if name != ROCKS
@@ -225,7 +220,7 @@ def describe_trace(held_out: HeldOut) -> TraceSummary:
             rocks_kl=rocks_kl,
             norm_ratio=norm_ratio(sample, rocks_U, rare_U, seed),
         ),
-        rocks_kept=_kept(sample, rocks_U) if held_out.evidence.paired else None,
+        rocks_kept=None if kept_U is None else KeptKl(sample.token_ids[rocks_U].tolist(), column(kept_U[rocks_U])),
         types=_types(held_out, members),
     )
 
@@ -241,11 +236,10 @@ def norm_ratio(sample: Sample, first_U: np.ndarray, second_U: np.ndarray, seed: 
         for chosen_U in (first_U, second_U)
         for matrix in (sample.grad_norm, sample.freq)
     )
-    ratio_B = ratio(norm_first * freq_second, freq_first * norm_second)
-    if np.isnan(ratio_B[0]):
+    above_B, below_B = norm_first * freq_second, freq_first * norm_second
+    if not below_B[0]:
         return NormRatio(None, None)
-    low, high = np.nanquantile(ratio_B[1:], [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return NormRatio(float(ratio_B[0]), (float(low), float(high)))
+    return NormRatio(float(above_B[0] / below_B[0]), ratio_interval(above_B[1:], below_B[1:], LEVEL))
 
 
 def _describe_group(held_out: HeldOut, chosen_U: np.ndarray) -> TraceGroup:
@@ -253,24 +247,21 @@ def _describe_group(held_out: HeldOut, chosen_U: np.ndarray) -> TraceGroup:
     intervals = share_intervals(sample, chosen_U, paired, seed=seed)
     freq, norm, kl = (sample.totals(name) for name in ("freq", "grad_norm", "kl"))
     count = int(freq[chosen_U].sum())
+    token_share, norm_share, kl_share = (
+        int(values[chosen_U].sum()) / total if (total := int(values.sum())) else None for values in (freq, norm, kl)
+    )
     return TraceGroup(
         n_types=int((chosen_U & (freq > 0)).sum()),
         n_occurrences=count,
-        token_share=_share(freq, chosen_U),
+        token_share=token_share,
         token_share_interval=intervals["token_share"],
-        norm_share=_share(norm, chosen_U),
+        norm_share=norm_share,
         norm_share_interval=intervals["grad_share"],
-        kl_share=_share(kl, chosen_U),
+        kl_share=kl_share,
         kl_share_interval=intervals["kl_share"],
         mean_norm=int(norm[chosen_U].sum()) / (count * ONE) if count else None,
         change=KlChange(**asdict(paired_tests(sample, chosen_U, seed=seed))) if paired else None,
     )
-
-
-def _kept(sample: Sample, chosen_U: np.ndarray) -> KeptKl:
-    """Return the share of its kl that each of the types kept, None where it had none."""
-    after, before = (sample.totals(name)[chosen_U] for name in ("kl", "kl_before"))
-    return KeptKl(sample.token_ids[chosen_U].tolist(), column(ratio(after, before)))
 
 
 def _types(held_out: HeldOut, members: Groups) -> TraceTypes:
@@ -292,8 +283,3 @@ def _types(held_out: HeldOut, members: Groups) -> TraceTypes:
         kl=mean("kl"),
         mean_norm=mean("grad_norm"),
     )
-
-
-def _share(values: np.ndarray, chosen: np.ndarray) -> float | None:
-    total = int(values.sum())
-    return int(values[chosen].sum()) / total if total else None

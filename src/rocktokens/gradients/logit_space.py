@@ -76,10 +76,11 @@ def logit_gradients(
     if not rollouts:
         raise RocktokensError("there are no rollouts to take gradients of: sample some with `rocktokens trace` first")
     in_second_half = second_half(rollouts, seed)
+    halves = [np.full(len(own.token_ids), own.prompt_id in in_second_half) for own in rollouts]
     heads = [lm_head(model.model if isinstance(model, LoadedModel) else model) for model in (student, teacher)]
     sums = GradientSums.plan(
         np.concatenate([rollout.token_ids for rollout in rollouts]),
-        np.concatenate([halves(rollout, in_second_half) for rollout in rollouts]),
+        np.concatenate(halves),
         vocab_size=min(head.width for head in heads),
         like=heads[0].weight_VD,
         sketch_width=sketch_width,
@@ -87,8 +88,7 @@ def logit_gradients(
         seed=seed,
     )
     for group, states in replayed(student, teacher, rollouts, tokens_per_batch):
-        halves_T = np.concatenate([halves(rollouts[index], in_second_half) for index in group])
-        sums.add(states, halves_T, divergence, temperature, tokens_per_chunk)
+        sums.add(states, np.concatenate([halves[index] for index in group]), divergence, temperature, tokens_per_chunk)
         if on_done is not None:
             on_done(len(group))
     return sums.finish(_digest(rollouts))
@@ -136,11 +136,6 @@ def second_half(rollouts: Sequence[Rollout], seed: int) -> set[str]:
     generator = np.random.Generator(np.random.PCG64(derive_seed(seed, "gradient-halves")))
     order = generator.permutation(len(prompt_ids))
     return {prompt_ids[index] for index in order[len(prompt_ids) // 2 :]} if len(prompt_ids) > 1 else set()
-
-
-def halves(rollout: Rollout, in_second_half: set[str]) -> np.ndarray:
-    """Return bool (T,): whether the tokens of a rollout are in the second half."""
-    return np.full(len(rollout.token_ids), rollout.prompt_id in in_second_half)
 
 
 class GradientSums:
@@ -227,17 +222,17 @@ class GradientSums:
         """Return the sums as they are now, in numpy; ``rollouts_sha256`` names what they were taken over."""
         sketches = {"hidden": None, "vocabulary": self.sketch and (self.sketch.width, self.sketch.seed)}
         spaces = {
-            space: SpaceSums(_numpy(self.vectors[space]), *_numpy(self.lengths[space]), sketch=sketch)
+            space: SpaceSums(self.vectors[space].cpu().numpy(), *self.lengths[space].cpu().numpy(), sketch=sketch)
             for space, sketch in sketches.items()
         }
+        pooled_V, balanced_V = self.directions_2V.cpu().numpy()
         return TypeGradients(
             token_ids=self.rows.token_ids_U,
             freq=self.rows.freq_U,
             second_row=self.rows.second_row_U,
-            hidden=spaces["hidden"],
-            vocabulary=spaces["vocabulary"],
-            pooled_V=_numpy(self.directions_2V[0]),
-            balanced_V=_numpy(self.directions_2V[1]),
+            **spaces,
+            pooled_V=pooled_V,
+            balanced_V=balanced_V,
             rollouts_sha256=rollouts_sha256,
         )
 
@@ -275,7 +270,3 @@ def _digest(rollouts: Sequence[Rollout]) -> str:
         for part in (np.array([rollout.rollout_id]), rollout.prompt_ids, rollout.token_ids):
             digest.update(np.ascontiguousarray(part, dtype=np.int64).tobytes())
     return digest.hexdigest()
-
-
-def _numpy(tensor: torch.Tensor) -> np.ndarray:
-    return tensor.cpu().numpy()

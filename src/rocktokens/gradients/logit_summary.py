@@ -31,16 +31,15 @@ from scipy.stats import mannwhitneyu
 from rocktokens.errors import RocktokensError
 from rocktokens.gradients import estimates
 from rocktokens.gradients.claims import directions
-from rocktokens.gradients.estimates import Estimate, column, defined, median, ratio
+from rocktokens.gradients.estimates import column, defined, median, ratio
 from rocktokens.gradients.records import (
     ROCKS,
-    CheckpointGradients,
+    BySpace,
     DirectionTest,
     GroupGradient,
     GroupPersistence,
     GroupTest,
     LargestPart,
-    LogitPersistence,
     OtherTypes,
     RankTest,
     RockColumns,
@@ -59,11 +58,13 @@ from rocktokens.gradients.type_gradients import (
     describe_types,
     describe_whole,
     half_cosine,
-    split_half,
+    members,
     total_cosine,
 )
 
+SPACES: tuple[Space, Space] = ("vocabulary", "hidden")
 TESTED = ("mean_norm", "norm", "coherence", "cos_balanced", "cos_pooled", "contribution")
+COSINES = ("cosine", "split_half_before", "split_half_after", "cross_half", "corrected")
 RELIABLE = 0.25
 """The least cosine of two halves of the prompts that makes a direction of a mean gradient."""
 Groups = Mapping[str, Collection[int] | np.ndarray]
@@ -72,42 +73,35 @@ Groups = Mapping[str, Collection[int] | np.ndarray]
 # One checkpoint
 
 
-def describe_checkpoint(gradients: TypeGradients, groups: Groups, categories: Groups) -> CheckpointGradients:
-    """Describe one checkpoint in logit space.
-
-    Args:
-        gradients: of ``logit_gradients``.
-        groups: token ids by name, the rocks among them.
-        categories: token ids by category.
-    """
-    vocabulary, hidden = (_describe_space(gradients, space, groups, categories) for space in ("vocabulary", "hidden"))
-    return CheckpointGradients(vocabulary, hidden)
+def describe_checkpoint(gradients: TypeGradients, groups: Groups, categories: Groups) -> BySpace[SpaceGradients]:
+    """Describe one checkpoint in logit space; the rocks are among the groups."""
+    return BySpace(*(_describe_space(gradients, space, groups, categories) for space in SPACES))
 
 
 def _describe_space(gradients: TypeGradients, space: Space, groups: Groups, categories: Groups) -> SpaceGradients:
     table, sketch = describe_types(gradients, space), gradients.sums(space).sketch
-    is_rock_U = gradients.members(groups[ROCKS])
-    others_U = cosine_with_others(gradients, space, is_rock_U).value
-    test = rank_test(others_U[is_rock_U], others_U[~is_rock_U])
+    is_rock_U = members(gradients.token_ids, groups[ROCKS])
+    cos_others_U, largest = compare_with_others(gradients, space, is_rock_U)
+    test = rank_test(cos_others_U[is_rock_U], cos_others_U[~is_rock_U])
     return SpaceGradients(
         sketch=None if sketch is None else SketchSettings(*sketch),
         whole=describe_whole(gradients, space),
         groups=describe_groups(gradients, table, groups),
-        tests=compare_groups(table, groups, TESTED),
+        tests=compare_groups(table, groups),
         categories=describe_groups(gradients, table, categories),
-        direction=DirectionTest(**asdict(test), largest=largest_part(gradients, space, is_rock_U)),
+        direction=DirectionTest(**asdict(test), largest=largest),
         rocks=RockColumns(
             token_id=gradients.token_ids[is_rock_U].tolist(),
             direction=directions(gradients.totals(space, np.flatnonzero(is_rock_U))).tolist(),
             alignment=column(table.alignment.value[is_rock_U]),
             coherence=column(table.coherence.value[is_rock_U]),
-            cos_others=column(others_U[is_rock_U]),
+            cos_others=column(cos_others_U[is_rock_U]),
         ),
         others=OtherTypes(median(table.coherence.value[~is_rock_U])),
         types=TypeColumns(
             token_id=table.token_ids.tolist(),
             freq=table.freq.tolist(),
-            cos_others=column(others_U),
+            cos_others=column(cos_others_U),
             **{name: column(values_U) for name, values_U in table.columns().items()},
         ),
     )
@@ -115,52 +109,41 @@ def _describe_space(gradients: TypeGradients, space: Space, groups: Groups, cate
 
 def describe_groups(gradients: TypeGradients, table: TypeTable, groups: Groups) -> dict[str, GroupGradient]:
     """Describe each group in the space of ``table``, which is ``describe_types`` of ``gradients``."""
-    pooled_W, balanced_W = gradients.pooled(table.space), gradients.balanced(table.space)
+    sums, space = gradients.sums(table.space), table.space
+    pooled_W, balanced_W, width = gradients.pooled(space), gradients.balanced(space), sums.sketch_width
     found = {}
     for name, token_ids in groups.items():
-        chosen_U = gradients.members(token_ids)
-        found[name] = _describe_group(name, chosen_U, gradients, table, pooled_W, balanced_W)
+        chosen_U = members(gradients.token_ids, token_ids)
+        n_occurrences, length = gradients.freq[chosen_U].sum(), sums.norm_U[chosen_U].sum()
+        x_W = gradients.weighted_sum(space, chosen_U.astype(np.float64))
+        square = x_W @ x_W
+        pooled = (x_W @ pooled_W, square, pooled_W @ pooled_W, width)
+        balanced = (x_W @ balanced_W, square, balanced_W @ balanced_W, width)
+        found[name] = GroupGradient(
+            name=name,
+            space=space,
+            n_types=int(chosen_U.sum()),
+            n_occurrences=int(n_occurrences),
+            token_share=float(n_occurrences / gradients.freq.sum()),
+            norm_share=defined(table.share[chosen_U].sum()),
+            mean_norm=defined(ratio(length, n_occurrences)),
+            norm=estimates.norm(square, width).to_record(),
+            alignment=estimates.norm(square, width).scaled(ratio(1.0, length)).to_record(),
+            cos_pooled=estimates.cosine(*pooled).to_record(),
+            cos_balanced=estimates.cosine(*balanced).to_record(),
+            signed_share=estimates.signed_share(*pooled).to_record(),
+            medians={each: median(table.value(each)[chosen_U]) for each in COLUMNS},
+        )
     return found
 
 
-def _describe_group(
-    name: str,
-    chosen_U: np.ndarray,
-    gradients: TypeGradients,
-    table: TypeTable,
-    pooled_W: np.ndarray,
-    balanced_W: np.ndarray,
-) -> GroupGradient:
-    sums, freq = gradients.sums(table.space), gradients.freq[chosen_U]
-    x_W = gradients.weighted_sum(table.space, chosen_U.astype(np.float64))
-    square, length, width = x_W @ x_W, sums.norm_U[chosen_U].sum(), sums.sketch_width
-    pooled = (x_W @ pooled_W, square, pooled_W @ pooled_W, width)
-    balanced = (x_W @ balanced_W, square, balanced_W @ balanced_W, width)
-    return GroupGradient(
-        name=name,
-        space=table.space,
-        n_types=int(chosen_U.sum()),
-        n_occurrences=int(freq.sum()),
-        token_share=float(freq.sum() / gradients.freq.sum()),
-        norm_share=defined(table.share[chosen_U].sum()),
-        mean_norm=defined(ratio(length, freq.sum())),
-        norm=estimates.norm(square, width).to_record(),
-        alignment=estimates.norm(square, width).scaled(ratio(1.0, length)).to_record(),
-        cos_pooled=estimates.cosine(*pooled).to_record(),
-        cos_balanced=estimates.cosine(*balanced).to_record(),
-        signed_share=estimates.signed_share(*pooled).to_record(),
-        medians={each: median(table.value(each)[chosen_U]) for each in COLUMNS},
-    )
-
-
-def compare_groups(table: TypeTable, groups: Groups, columns: Sequence[str] = COLUMNS) -> list[GroupTest]:
+def compare_groups(table: TypeTable, groups: Groups, columns: Sequence[str] = TESTED) -> list[GroupTest]:
     """Test every pair of groups on some columns of ``table``."""
-    members = {name: np.isin(table.token_ids, np.fromiter(ids, dtype=np.int64)) for name, ids in groups.items()}
     found = []
     for first, second in combinations(groups, 2):
+        first_U, second_U = (members(table.token_ids, groups[name]) for name in (first, second))
         for name in columns:
-            values_U = table.value(name)
-            test = asdict(rank_test(values_U[members[first]], values_U[members[second]]))
+            test = asdict(rank_test(table.value(name)[first_U], table.value(name)[second_U]))
             found.append(GroupTest(**test, column=name, space=table.space, first=first, second=second))
     return found
 
@@ -175,26 +158,22 @@ def rank_test(first: np.ndarray, second: np.ndarray) -> RankTest:
     return RankTest(len(first), len(second), median(first), median(second), superiority, p)
 
 
-def cosine_with_others(gradients: TypeGradients, space: Space, is_rock_U: np.ndarray) -> Estimate:
-    """Estimate (U,): the cosine of ḡ_v with the balanced sum of the types that are not rocks, v itself left out."""
+def compare_with_others(
+    gradients: TypeGradients, space: Space, is_rock_U: np.ndarray
+) -> tuple[np.ndarray, LargestPart]:
+    """Return the cosine (U,) of ḡ_v with R, v itself left out, and the type with the largest signed share of R."""
     others_W = gradients.weighted_sum(space, ~is_rock_U / gradients.freq)
     square, (square_U, product_U) = others_W @ others_W, gradients.products(space, others_W)
     own_U, product_U = square_U / gradients.freq**2, product_U / gradients.freq
     inside_U = np.where(is_rock_U, 0.0, own_U)
     left_U = square - np.where(is_rock_U, 0.0, 2 * product_U - own_U)
     left_U = np.where(left_U > estimates.ROUNDING * (square + inside_U), left_U, 0.0)
-    return estimates.cosine(product_U - inside_U, own_U, left_U, gradients.sums(space).sketch_width)
-
-
-def largest_part(gradients: TypeGradients, space: Space, is_rock_U: np.ndarray) -> LargestPart:
-    """Find the type with the largest signed share of the balanced sum of the types that are not rocks."""
-    others_W = gradients.weighted_sum(space, ~is_rock_U / gradients.freq)
-    _, product_U = gradients.products(space, others_W)
-    share_U = np.where(is_rock_U, np.nan, ratio(product_U / gradients.freq, others_W @ others_W))
+    cosine_U = ratio(product_U - inside_U, np.sqrt(own_U * left_U))
+    share_U = np.where(is_rock_U, np.nan, ratio(product_U, square))
     if np.isnan(share_U).all():
-        return LargestPart(token_id=None, freq=0, share=None)
+        return cosine_U, LargestPart(token_id=None, freq=0, share=None)
     place = int(np.nanargmax(share_U))
-    return LargestPart(int(gradients.token_ids[place]), int(gradients.freq[place]), float(share_U[place]))
+    return cosine_U, LargestPart(int(gradients.token_ids[place]), int(gradients.freq[place]), float(share_U[place]))
 
 
 # Two checkpoints
@@ -206,82 +185,65 @@ class Persistence:
 
     space: Space
     token_ids: np.ndarray
-    freq: np.ndarray
-    cosine: Estimate
-    split_half_before: Estimate
-    split_half_after: Estimate
-    cross_half: Estimate
+    cosine: np.ndarray
+    split_half_before: np.ndarray
+    split_half_after: np.ndarray
+    cross_half: np.ndarray
 
+    @property
+    def corrected(self) -> np.ndarray:
+        """The cosine between checkpoints, corrected for the noise of the sample; NaN where halves disagree.
 
-def describe_change(before: TypeGradients, after: TypeGradients, groups: Groups) -> LogitPersistence:
-    """Describe how directions changed between two checkpoints."""
-    vocabulary, hidden = (
-        _describe_change(persistence(before, after, space), groups) for space in ("vocabulary", "hidden")
-    )
-    return LogitPersistence(vocabulary, hidden)
-
-
-def _describe_change(found: Persistence, groups: Groups) -> SpacePersistence:
-    corrected_U = corrected_cosine(found)
-    is_rock_U = np.isin(found.token_ids, np.fromiter(groups[ROCKS], dtype=np.int64))
-    return SpacePersistence(
-        groups=describe_persistence(found, groups),
-        rocks=RockPersistence(column(corrected_U[is_rock_U])),
-        types=TypePersistence(
-            token_id=found.token_ids.tolist(),
-            cosine=column(found.cosine.value),
-            split_half_before=column(found.split_half_before.value),
-            split_half_after=column(found.split_half_after.value),
-            cross_half=column(found.cross_half.value),
-            corrected=column(corrected_U),
-        ),
-    )
+        What is divided by must not be noise itself: both split halves have to reach ``RELIABLE``.
+        """
+        before_U, after_U = self.split_half_before, self.split_half_after
+        reliable_U = (before_U >= RELIABLE) & (after_U >= RELIABLE)
+        return self.cross_half / np.sqrt(np.where(reliable_U, before_U * after_U, np.nan))
 
 
 def persistence(before: TypeGradients, after: TypeGradients, space: Space) -> Persistence:
     """Measure how the direction of each type changed between two passes over the same rollouts, with the same seed."""
     _require_comparable(before, after, space)
-    ways = half_cosine(before, after, space), half_cosine(after, before, space)
     return Persistence(
         space=space,
         token_ids=before.token_ids,
-        freq=before.freq,
         cosine=total_cosine(before, after, space),
-        split_half_before=split_half(before, space),
-        split_half_after=split_half(after, space),
-        # The two ways share their collisions: their errors may be one and the same, and are averaged as if they were.
-        cross_half=Estimate(*((one + other) / 2 for one, other in zip(*ways, strict=True))),
+        split_half_before=half_cosine(before, before, space),
+        split_half_after=half_cosine(after, after, space),
+        cross_half=(half_cosine(before, after, space) + half_cosine(after, before, space)) / 2,
     )
 
 
-def corrected_cosine(found: Persistence) -> np.ndarray:
-    """Correct the cosine between checkpoints for the noise of the sample: float64 (U,), NaN where halves disagree.
-
-    What is divided by must not be noise itself: both split halves have to reach ``RELIABLE``.
-    """
-    before_U, after_U = found.split_half_before.value, found.split_half_after.value
-    reliable_U = (before_U >= RELIABLE) & (after_U >= RELIABLE)
-    noise_U = np.sqrt(np.where(reliable_U, before_U * after_U, np.nan))
-    return np.divide(found.cross_half.value, noise_U)
+def describe_change(before: TypeGradients, after: TypeGradients, groups: Groups) -> BySpace[SpacePersistence]:
+    """Describe how directions changed between two checkpoints."""
+    described = []
+    for found in (persistence(before, after, space) for space in SPACES):
+        is_rock_U = members(found.token_ids, groups[ROCKS])
+        types = {name: column(getattr(found, name)) for name in COSINES}
+        described.append(
+            SpacePersistence(
+                groups=describe_persistence(found, groups),
+                rocks=RockPersistence(column(found.corrected[is_rock_U])),
+                types=TypePersistence(token_id=found.token_ids.tolist(), **types),
+            )
+        )
+    return BySpace(*described)
 
 
 def describe_persistence(found: Persistence, groups: Groups) -> dict[str, GroupPersistence]:
     """Take the medians over each group of types."""
-    corrected_U, described = corrected_cosine(found), {}
+    described = {}
     for name, token_ids in groups.items():
-        chosen_U = np.isin(found.token_ids, np.fromiter(token_ids, dtype=np.int64))
-        split_U = chosen_U & ~np.isnan(found.cross_half.value)
+        chosen_U = members(found.token_ids, token_ids)
+        split_U = chosen_U & ~np.isnan(found.cross_half)
         described[name] = GroupPersistence(
             name=name,
             space=found.space,
             n_types=int(chosen_U.sum()),
             n_split=int(split_U.sum()),
-            cosine=median(found.cosine.value[chosen_U]),
-            cosine_split=median(found.cosine.value[split_U]),
-            split_half_before=median(found.split_half_before.value[split_U]),
-            split_half_after=median(found.split_half_after.value[split_U]),
-            cross_half=median(found.cross_half.value[split_U]),
-            corrected=median(corrected_U[chosen_U]),
+            cosine=median(found.cosine[chosen_U]),
+            cosine_split=median(found.cosine[split_U]),
+            **{each: median(getattr(found, each)[split_U]) for each in COSINES if each != "cosine"},
         )
     return described
 

@@ -10,9 +10,7 @@
 The quantities are those of docs/method.md, section 5.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -48,18 +46,23 @@ from rocktokens.types import RockSet
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A measurement in progress: the run, the tokens, the teacher, and who is told."""
+    """A measurement in progress: the run, the tokens, the teacher, and where progress is shown."""
 
     run: RunDir
     config: Config
     held_out: HeldOut
     categories: Groups
     teacher: LoadedModel
-    progress: Progress = SILENT
+    progress: Progress
 
     def student_name(self, step: int) -> str:
         """Return what to load for a checkpoint, if it is still the student that was traced."""
         return traced_student(self.run, self.held_out.store.replay, step)
+
+    @property
+    def loss(self) -> dict[str, Any]:
+        """The settings that both spaces share."""
+        return self.config.scoring.model_dump(include={"divergence", "temperature", "tokens_per_chunk"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +96,7 @@ def measure_gradients(
         rocks = RockSet.load(run.rocks)
         with progress.status("reading traces"):
             held_out = hold_out(run, rocks, checkpoint, baseline)
-            _require_same_loss(run, config, held_out.store.replay)
-            _require_prompts(held_out, config.gradients.batches)
+            _require_measurable(run, config, held_out)
             trace = describe_trace(held_out)
             categories = category_ids(held_out.store, held_out.token_ids)
         with progress.status("loading"):
@@ -119,30 +121,26 @@ def measure_gradients(
     return record
 
 
-def _require_prompts(held_out: HeldOut, batches: int) -> None:
-    if held_out.n_prompts < batches:
+def _require_measurable(run: RunDir, config: Config, held_out: HeldOut) -> None:
+    """Refuse settings whose gradients would be of another loss than the rows of the trace, and too few prompts."""
+    scoring, models, replay = config.scoring, config.models, held_out.store.replay
+    if replay:
+        traced_with = {**replay["scoring"], "teacher": replay["teacher"]}
+        for name, given, now in (
+            ("scoring.divergence", scoring.divergence, scoring.divergence),
+            ("scoring.temperature", scoring.temperature, scoring.temperature),
+            ("models.teacher", models.teacher, model_identity(models.teacher, run)),
+        ):
+            if now != (traced := traced_with[name.split(".")[1]]):
+                raise RocktokensError(
+                    f"{name} = {given!r} is not what the trace was scored with ({traced!r}): run `rocktokens trace` "
+                    "again, or leave out the override"
+                )
+    if held_out.n_prompts < config.gradients.batches:
         raise RocktokensError(
-            f"gradients.batches = {batches}, but there are {held_out.n_prompts} prompts to measure on "
+            f"gradients.batches = {config.gradients.batches}, but there are {held_out.n_prompts} prompts to measure on "
             f"({held_out.measured_on}): give --batches at most that, or trace more prompts (trace.num_prompts)"
         )
-
-
-def _require_same_loss(run: RunDir, config: Config, replay: Mapping[str, Any]) -> None:
-    """Refuse settings with which the gradients would be of another loss than the rows of the trace."""
-    if not replay:
-        return
-    scoring, traced_with = config.scoring, replay["scoring"]
-    loss = {
-        "scoring.divergence": (scoring.divergence, scoring.divergence, traced_with["divergence"]),
-        "scoring.temperature": (scoring.temperature, scoring.temperature, traced_with["temperature"]),
-        "models.teacher": (config.models.teacher, model_identity(config.models.teacher, run), replay["teacher"]),
-    }
-    for name, (given, now, traced) in loss.items():
-        if now != traced:
-            raise RocktokensError(
-                f"{name} = {given!r} is not what the trace was scored with ({traced!r}): run `rocktokens trace` again, "
-                "or leave out the override"
-            )
 
 
 def _settings(config: Config, held_out: HeldOut) -> GradientsSettings:
@@ -185,9 +183,7 @@ def _type_gradients(session: Session, step: int) -> TypeGradients:
             student,
             session.teacher,
             rollouts,
-            divergence=config.scoring.divergence,
-            temperature=config.scoring.temperature,
-            tokens_per_chunk=config.scoring.tokens_per_chunk,
+            **session.loss,
             tokens_per_batch=config.scoring.tokens_per_batch,
             sketch_width=config.gradients.sketch_width,
             memory=config.gradients.memory,
@@ -216,24 +212,20 @@ def _parameter_space(session: Session) -> ParameterSummary:
 
 def _load_trainee(session: Session) -> Trainee:
     """Load the student of the reference checkpoint with what is trainable in it, and its optimizer's state."""
-    step, device = session.held_out.evidence.reference, str(session.teacher.model.device)
+    config, step, device = session.config, session.held_out.evidence.reference, str(session.teacher.model.device)
     name, folder = session.student_name(step), session.run.checkpoint(step)
     is_own = name == str(folder)
-    student = load_student(session.config, folder, device) if is_own else load_model(name, "float32", device)
+    student = load_student(config, folder, device) if is_own else load_model(name, "float32", device)
     same_tokenizer(student.tokenizer, session.teacher.tokenizer)
-    if not is_own:
-        return Trainee(student, note=f"{name} has no optimizer state here: only the gradient is shown")
-    return _with_optimizer(student, session.config, folder)
-
-
-def _with_optimizer(student: LoadedModel, config: Config, folder: Path) -> Trainee:
-    if not (folder / OPTIMIZER_FILE).exists():
-        note = f"{folder.name} keeps no optimizer state (finished runs of a study drop it): only the gradient is shown"
-        return Trainee(student, note=note)
-    state = load_file(folder / OPTIMIZER_FILE)
+    has_state = is_own and (folder / OPTIMIZER_FILE).exists()
+    state = load_file(folder / OPTIMIZER_FILE) if has_state else {}
     if not state:
-        note = f"{folder.name} is before the first update, without optimizer state: only the gradient is shown"
-        return Trainee(student, note=note)
+        missing = f"{name} has no optimizer state here"
+        if is_own:
+            missing = f"{folder.name} keeps no optimizer state (finished runs of a study drop it)"
+        if has_state:
+            missing = f"{folder.name} is before the first update, without optimizer state"
+        return Trainee(student, note=f"{missing}: only the gradient is shown")
     optimizer = make_optimizer(student.model, config.training)
     restore_scheduler(make_scheduler(optimizer, config.training), load_trainer_state(folder).scheduler)
     adam = AdamSettings.of(optimizer, student.model, config.training.max_grad_norm)
@@ -258,9 +250,7 @@ def _shares(session: Session, trainee: Trainee, sets: Groups, label: str) -> Par
             batches=config.gradients.batches,
             adam=trainee.adam,
             optimizer_state=trainee.state,
-            divergence=config.scoring.divergence,
-            temperature=config.scoring.temperature,
-            tokens_per_chunk=config.scoring.tokens_per_chunk,
+            **session.loss,
             tokens_per_forward=config.gradients.tokens_per_forward,
             autocast_dtype=torch.bfloat16 if bf16 else None,
             on_done=advance,

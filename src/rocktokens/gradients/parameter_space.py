@@ -68,9 +68,8 @@ def gradient_shares(
         on_done: Called after each batch with its number of rollouts.
     """
     student, teacher = (each.model if isinstance(each, LoadedModel) else each for each in (student, teacher))
-    objective = _checked_objective(
-        Objective(student, teacher, divergence, temperature, tokens_per_chunk, autocast_dtype)
-    )
+    objective = Objective(student, teacher, divergence, temperature, tokens_per_chunk, autocast_dtype)
+    _require_measurable(objective)
     partition = groups if isinstance(groups, Partition) else by_type(rollouts, groups)
     partition.require_fit(rollouts)
     trainable = _Trainable.of(student)
@@ -117,8 +116,11 @@ class _Trainable:
     def grams(
         self, gradients: list[Gradients], adam: AdamSettings | None, state: Mapping[str, torch.Tensor]
     ) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return inner products of the groups' gradients, and of the parts of Adam's next step if there is one."""
-        gradient_gram = self._gradient_gram(gradients)
+        """Return inner products of the groups' gradients (B, A, A), and of the parts of Adam's next step, if any."""
+        grams = BlockGrams(self.blocks, len(gradients))
+        for name, parameter, own in self._with_gradients(gradients):
+            grams.add(self.block_of[name], parameter, lambda here, own=own: _rows(own, here))
+        gradient_gram = grams.total()
         squared_norm = float(gradient_gram.sum())
         if not math.isfinite(squared_norm):
             raise NonFiniteLossError(
@@ -128,13 +130,6 @@ class _Trainable:
             return gradient_gram, None
         clip = clip_factor(math.sqrt(max(squared_norm, 0.0)), adam.max_grad_norm)
         return gradient_gram, self._step_gram(gradients, adam, state, clip)
-
-    def _gradient_gram(self, gradients: list[Gradients]) -> np.ndarray:
-        """float64 (B, A, A)."""
-        grams = BlockGrams(self.blocks, len(gradients))
-        for name, parameter, own in self._with_gradients(gradients):
-            grams.add(self.block_of[name], parameter, lambda here, own=own: _rows(own, here))
-        return grams.total()
 
     def _step_gram(
         self, gradients: list[Gradients], adam: AdamSettings, state: Mapping[str, torch.Tensor], clip: float
@@ -168,7 +163,7 @@ def _rows(gradients: list[torch.Tensor | None], here: slice) -> torch.Tensor:
     return torch.stack([torch.zeros_like(some) if each is None else each[here].double() for each in gradients])
 
 
-def _checked_objective(objective: Objective) -> Objective:
+def _require_measurable(objective: Objective) -> None:
     """Refuse a pair whose gradients cannot be measured."""
     student, teacher = objective.student, objective.teacher
     if not objective.trainable:
@@ -177,12 +172,10 @@ def _checked_objective(objective: Objective) -> Objective:
         raise RocktokensError(
             f"the student is on {student.device}, the teacher on {teacher.device}: load both on one device"
         )
-    if _is_sharded(student) and not isinstance(student, FSDPModule):
+    student_is_sharded, teacher_is_sharded = (
+        any(isinstance(parameter, DTensor) for parameter in model.parameters()) for model in (student, teacher)
+    )
+    if student_is_sharded and not isinstance(student, FSDPModule):
         raise RocktokensError("parts of the student are sharded, but not the student: call fully_shard on it, last")
-    if _is_sharded(teacher):
+    if teacher_is_sharded:
         raise RocktokensError("the teacher's parameters are sharded: load it whole on every device")
-    return objective
-
-
-def _is_sharded(model: Any) -> bool:
-    return any(isinstance(parameter, DTensor) for parameter in model.parameters())

@@ -20,7 +20,7 @@ How the numbers are defined: docs/method.md, section 5.
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, Self, TypeVar, get_args
 
 from pydantic import BeforeValidator
 
@@ -36,6 +36,7 @@ GRADIENTS_SCHEMA_VERSION = 1
 ROCKS, RARE, CONTROL, REST = "rocks", "rare high-kl", "control", "rest"
 """The groups of types. ``REST`` is also what the tokens outside any other partition's groups are called."""
 Space = Literal["hidden", "vocabulary"]
+T = TypeVar("T")
 Interval = tuple[float, float]
 Column = list[float | None]
 """One number per type or per batch; None where it is not defined."""
@@ -69,7 +70,6 @@ class GradientsSettings(Record):
     baseline: int
     """The earlier one it is compared with; the same where there is one only."""
     measured_on: str
-    """Which prompts."""
     n_prompts: int
     n_rollouts: int
     n_tokens: int
@@ -194,6 +194,14 @@ class TraceSummary(Record):
 
 
 # Logit space
+
+
+@dataclass(frozen=True, slots=True)
+class BySpace(Record, Generic[T]):
+    """One result for each coordinate system of logit space."""
+
+    vocabulary: T
+    hidden: T
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,14 +361,6 @@ class SpaceGradients(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointGradients(Record):
-    """Logit space at one checkpoint."""
-
-    vocabulary: SpaceGradients
-    hidden: SpaceGradients
-
-
-@dataclass(frozen=True, slots=True)
 class GroupPersistence(Record):
     """Medians over the types of a group of cosines between the checkpoints."""
 
@@ -409,20 +409,13 @@ class SpacePersistence(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class LogitPersistence(Record):
-    """How directions changed between the checkpoints."""
-
-    vocabulary: SpacePersistence
-    hidden: SpacePersistence
-
-
-@dataclass(frozen=True, slots=True)
 class LogitSummary(Record):
     """Logit space at both checkpoints; the last two are None where there is one checkpoint only."""
 
-    reference: CheckpointGradients
-    baseline: CheckpointGradients | None
-    persistence: LogitPersistence | None
+    reference: BySpace[SpaceGradients]
+    baseline: BySpace[SpaceGradients] | None
+    persistence: BySpace[SpacePersistence] | None
+    """How directions changed in between."""
 
 
 # Parameter space
@@ -497,7 +490,7 @@ class UpdateGeometry(GradientGeometry):
 
 @dataclass(frozen=True, slots=True)
 class SharesRecord(Record):
-    """What ``gradient_shares`` found for one partition of the tokens."""
+    """The result of ``gradient_shares`` for one partition of the tokens."""
 
     groups: list[str]
     blocks: list[str]
@@ -602,29 +595,27 @@ class GradientsRecord(Record):
     def _repr_html_(self) -> str:
         return claim_table(self.claims, f"The paper's claims about gradients, {self._where()}.").to_html()
 
-    def plot_norms(self, run: str = "this run") -> "Chart":
-        """Draw how large the gradients of each type are, by group."""
+    def plot_chart(self, name: str, run: str = "this run") -> "Chart":
+        """Draw the chart of that name: gradient_norm, gradient_alignment, gradient_kl or gradient_blocks."""
         from rocktokens.report.charts.gradient_charts import gradient_charts
 
-        return gradient_charts(self, run)["gradient_norm"].chart
+        return gradient_charts(self, run)[name].chart
+
+    def plot_norms(self, run: str = "this run") -> "Chart":
+        """Draw how large the gradients of each type are, by group."""
+        return self.plot_chart("gradient_norm", run)
 
     def plot_alignment(self, run: str = "this run") -> "Chart":
         """Draw which way the gradients of each type point, by group."""
-        from rocktokens.report.charts.gradient_charts import gradient_charts
-
-        return gradient_charts(self, run)["gradient_alignment"].chart
+        return self.plot_chart("gradient_alignment", run)
 
     def plot_kl(self, run: str = "this run") -> "Chart":
         """Draw the kl of each type at the baseline against that at the reference."""
-        from rocktokens.report.charts.gradient_charts import gradient_charts
-
-        return gradient_charts(self, run)["gradient_kl"].chart
+        return self.plot_chart("gradient_kl", run)
 
     def plot_blocks(self, run: str = "this run") -> "Chart":
         """Draw the rocks' signed share of the gradient, and of Adam's step, in each block of the student."""
-        from rocktokens.report.charts.gradient_charts import gradient_charts
-
-        return gradient_charts(self, run)["gradient_blocks"].chart
+        return self.plot_chart("gradient_blocks", run)
 
     def _where(self) -> str:
         own = self.settings

@@ -25,12 +25,14 @@ Where a ratio is 0 / 0, as the cosine of a group that does not occur in a batch,
 Shape legend: N batches, B blocks, A groups, P = A + 2 parts of a step (the groups, momentum, weight decay).
 """
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from scipy.stats import t as student_t
 
+from rocktokens.display.numbers import with_interval
 from rocktokens.errors import RocktokensError
 from rocktokens.gradients.claims import ALPHA, sign_test
 from rocktokens.gradients.estimates import ratio
@@ -50,6 +52,7 @@ from rocktokens.gradients.records import (
 OTHER_PARTS = ("momentum", "weight decay")
 """Of a step, after the groups' own."""
 LEVEL = 0.95
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -66,50 +69,24 @@ class GradientShares:
 
     def gradient(self, block: str | None = None) -> Geometry:
         """Describe the groups' gradients in a block; in all of them by default."""
-        return _geometry(self.groups, *self._in(self.gradient_gram_NBAA, block))
+        return self._geometry(self.gradient_gram_NBAA, block)
 
     def update(self, block: str | None = None) -> Geometry | None:
         """Describe the groups' parts of Adam's next step; their sum is what this batch contributes to it."""
-        if self._update_gram is None:
-            return None
-        gradient_gram_NAA, _ = self._in(self.gradient_gram_NBAA, block)
-        return _geometry(self.groups, *self._in(self._update_gram, block), gradient_gram_NAA)
-
-    def gradient_cosines(self) -> dict[str, dict[str, BatchMean]]:
-        """Return the cosine between the gradients of any two groups, over all blocks."""
-        return _cosine_matrix(self.groups, self.gradient_gram_NBAA.sum(axis=1))
-
-    def update_cosines(self) -> dict[str, dict[str, BatchMean]] | None:
-        """Return the cosine between any two groups' parts of the step, over all blocks."""
-        gram = self._update_gram
-        return None if gram is None else _cosine_matrix(self.groups, gram.sum(axis=1))
-
-    def step_shares(self) -> dict[str, BatchMean] | None:
-        """Return signed shares of the whole next step: groups, momentum and weight decay. They sum to 1."""
-        if self.step_gram_NBPP is None:
-            return None
-        shares_NP = _shares(self.step_gram_NBPP.sum(axis=1))
-        return dict(zip([*self.groups, *OTHER_PARTS], _batch_means(shares_NP), strict=True))
-
-    def adam_effects(self) -> dict[str, AdamEffect] | None:
-        """Judge whether Adam suppresses or amplifies each group's share."""
-        if self._update_gram is None:
-            return None
-        update_NA, gradient_NA = (_shares(gram.sum(axis=1)) for gram in (self._update_gram, self.gradient_gram_NBAA))
-        differences = _batch_means(update_NA - gradient_NA)
-        return {name: _effect(difference) for name, difference in zip(self.groups, differences, strict=True)}
+        gram_NBAA = self._update_gram
+        return None if gram_NBAA is None else self._geometry(gram_NBAA, block, self.gradient_gram_NBAA)
 
     def summary(self) -> SharesRecord:
-        """Collect everything above: every number with its mean, its interval and its values by batch."""
+        """Collect every number with its mean, its interval and its values by batch."""
         return SharesRecord(
             groups=self.groups,
             blocks=self.blocks,
             n_batches=len(self.tokens_NA),
-            tokens={name: own.tolist() for name, own in zip(self.groups, self.tokens_NA.T, strict=True)},
+            tokens=self._by_group(own.tolist() for own in self.tokens_NA.T),
             gradient=GradientGeometry(
                 all=self.gradient(),
                 blocks={block: self.gradient(block) for block in self.blocks},
-                cosines=self.gradient_cosines(),
+                cosines=self._cosines(self.gradient_gram_NBAA),
             ),
             update=self._update_summary(),
         )
@@ -121,16 +98,15 @@ class GradientShares:
         token_share_A = self.tokens_NA.sum(axis=0) / self.tokens_NA.sum()
         return PartitionShares(
             shares=self.summary(),
-            token_share=dict(zip(self.groups, token_share_A.tolist(), strict=True)),
-            excess=dict(zip(self.groups, _batch_means(excess_NA), strict=True)),
+            token_share=self._by_group(token_share_A.tolist()),
+            excess=self._by_group(_batch_means(excess_NA)),
         )
 
-    def to_record(self) -> dict[str, Any]:
-        """Return the summary as JSON."""
-        return asdict(self.summary())
-
     def __repr__(self) -> str:
-        shares = ", ".join(f"{name} {share_text(own.share)}" for name, own in self.gradient().groups.items())
+        shares = ", ".join(
+            f"{name} {with_interval(own.share.mean, own.share.interval)}"
+            for name, own in self.gradient().groups.items()
+        )
         return f"GradientShares(of the gradient: {shares}; {len(self.tokens_NA)} batches, {len(self.blocks)} blocks)"
 
     @property
@@ -138,20 +114,53 @@ class GradientShares:
         n_groups = len(self.groups)
         return None if self.step_gram_NBPP is None else self.step_gram_NBPP[:, :, :n_groups, :n_groups]
 
-    def _in(self, gram_NBAA: np.ndarray, block: str | None) -> tuple[np.ndarray, np.ndarray]:
-        """Return the inner products (N, A, A) of a block or of all, and those of all."""
+    def _update_summary(self) -> UpdateGeometry | None:
+        whole, gram_NBAA = self.update(), self._update_gram
+        if whole is None or gram_NBAA is None or self.step_gram_NBPP is None:
+            return None
+        update_NA, gradient_NA = (_shares(gram.sum(axis=1)) for gram in (gram_NBAA, self.gradient_gram_NBAA))
+        step_shares = _batch_means(_shares(self.step_gram_NBPP.sum(axis=1)))
+        return UpdateGeometry(
+            all=whole,
+            blocks={block: own for block in self.blocks if (own := self.update(block)) is not None},
+            cosines=self._cosines(gram_NBAA),
+            step_shares=dict(zip([*self.groups, *OTHER_PARTS], step_shares, strict=True)),
+            effects=self._by_group(map(_effect, _batch_means(update_NA - gradient_NA))),
+        )
+
+    def _geometry(
+        self, gram_NBAA: np.ndarray, block: str | None, gradient_gram_NBAA: np.ndarray | None = None
+    ) -> Geometry:
+        """Describe the groups' vectors in a block or in all; rates where the gradients behind a step are given."""
         if block is not None and block not in self.blocks:
             raise RocktokensError(f"block {block!r} is none of the student's trainable ones: use one of {self.blocks}")
-        all_NAA = gram_NBAA.sum(axis=1)
-        return (all_NAA if block is None else gram_NBAA[:, self.blocks.index(block)]), all_NAA
 
-    def _update_summary(self) -> UpdateGeometry | None:
-        whole, cosines, step_shares = self.update(), self.update_cosines(), self.step_shares()
-        effects = self.adam_effects()
-        if whole is None or cosines is None or step_shares is None or effects is None:
-            return None
-        blocks = {block: own for block in self.blocks if (own := self.update(block)) is not None}
-        return UpdateGeometry(whole, blocks, cosines, step_shares, effects)
+        def within(whole_NBAA: np.ndarray) -> np.ndarray:
+            return whole_NBAA.sum(axis=1) if block is None else whole_NBAA[:, self.blocks.index(block)]
+
+        gram_NAA = within(gram_NBAA)
+        norms_NA, whole_N = _norms(gram_NAA)
+        cosines_NA = ratio(gram_NAA.sum(axis=-1), norms_NA * whole_N[:, None])
+        rates: list[BatchMean | None] = [None] * len(self.groups)
+        if gradient_gram_NBAA is not None:
+            gradient_NA, gradient_N = _norms(within(gradient_gram_NBAA))
+            rates = [*_batch_means(ratio(ratio(norms_NA, gradient_NA), ratio(whole_N, gradient_N)[:, None]))]
+        columns = *map(_batch_means, (norms_NA, cosines_NA, _shares(gram_NAA))), rates
+        return Geometry(
+            norm=batch_mean(whole_N),
+            energy=batch_mean(ratio(whole_N**2, _norms(gram_NBAA.sum(axis=1))[1] ** 2)),
+            groups=self._by_group(GroupGeometry(*own) for own in zip(*columns, strict=True)),
+        )
+
+    def _cosines(self, gram_NBAA: np.ndarray) -> dict[str, dict[str, BatchMean]]:
+        """Return the cosine between any two groups' vectors, over all blocks."""
+        gram_NAA = gram_NBAA.sum(axis=1)
+        norms_NA, _ = _norms(gram_NAA)
+        cosines_NAA = ratio(gram_NAA, norms_NA[:, :, None] * norms_NA[:, None, :])
+        return self._by_group(self._by_group(_batch_means(cosines_NA)) for cosines_NA in cosines_NAA.swapaxes(0, 1))
+
+    def _by_group(self, values: Iterable[T]) -> dict[str, T]:
+        return dict(zip(self.groups, values, strict=True))
 
 
 def batch_mean(values_N: np.ndarray) -> BatchMean:
@@ -167,28 +176,6 @@ def batch_mean(values_N: np.ndarray) -> BatchMean:
     return BatchMean(mean, (mean - half, mean + half), values)
 
 
-def share_text(share: BatchMean) -> str:
-    """Format a share in percent, with its interval where it has one."""
-    if share.mean is None:
-        return "—"
-    interval = "" if share.interval is None else " [{:.1f}, {:.1f}]".format(*(100 * end for end in share.interval))
-    return f"{100 * share.mean:.1f} %{interval}"
-
-
-def _geometry(
-    groups: list[str], gram_NAA: np.ndarray, all_NAA: np.ndarray, gradient_gram_NAA: np.ndarray | None = None
-) -> Geometry:
-    norms_NA, whole_N = _norms(gram_NAA)
-    cosines_NA = ratio(gram_NAA.sum(axis=-1), norms_NA * whole_N[:, None])
-    columns = zip(_batch_means(norms_NA), _batch_means(cosines_NA), _batch_means(_shares(gram_NAA)), strict=True)
-    rates = [None] * len(groups) if gradient_gram_NAA is None else _batch_means(_rates(gram_NAA, gradient_gram_NAA))
-    return Geometry(
-        norm=batch_mean(whole_N),
-        energy=batch_mean(ratio(whole_N**2, _norms(all_NAA)[1] ** 2)),
-        groups={name: GroupGeometry(*own, rate) for name, own, rate in zip(groups, columns, rates, strict=True)},
-    )
-
-
 def _norms(gram_NAA: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the norm of every group (N, A), and of the sum of all (N,); rounding may leave a square just below 0."""
     squares_NA = np.diagonal(gram_NAA, axis1=-2, axis2=-1)
@@ -198,17 +185,6 @@ def _norms(gram_NAA: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _shares(gram_NAA: np.ndarray) -> np.ndarray:
     dots_NA = gram_NAA.sum(axis=-1)
     return ratio(dots_NA, dots_NA.sum(axis=-1, keepdims=True).clip(min=0))
-
-
-def _rates(update_gram_NAA: np.ndarray, gradient_gram_NAA: np.ndarray) -> np.ndarray:
-    (update_NA, update_N), (gradient_NA, gradient_N) = _norms(update_gram_NAA), _norms(gradient_gram_NAA)
-    return ratio(ratio(update_NA, gradient_NA), ratio(update_N, gradient_N)[:, None])
-
-
-def _cosine_matrix(groups: list[str], gram_NAA: np.ndarray) -> dict[str, dict[str, BatchMean]]:
-    norms_NA, _ = _norms(gram_NAA)
-    cosines_NAA = ratio(gram_NAA, norms_NA[:, :, None] * norms_NA[:, None, :])
-    return {name: dict(zip(groups, _batch_means(cosines_NAA[:, row]), strict=True)) for row, name in enumerate(groups)}
 
 
 def _batch_means(values_NA: np.ndarray) -> list[BatchMean]:

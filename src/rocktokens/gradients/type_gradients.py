@@ -9,7 +9,7 @@ With g_i the gradient at occurrence i, O(v) the n occurrences of type v, S_v = �
    weighted by the product of their lengths, is 1 and 0 there, whatever n and whatever the lengths: use it to compare
    types of different frequency.
 3. Directions: cosines with G = Σ_i g_i and with G_bal = Σ_v ḡ_v, and contrib(v) = n ‖ḡ_v‖ cos(ḡ_v, G_bal).
-4. Chance: the cosine of a type's mean over one random half of the prompts with that over the other (``split_half``).
+4. Chance: the cosine of a type's mean over one random half of the prompts with that over the other (``half_cosine``).
 
 Every number belongs to one space, ``hidden`` or ``vocabulary``. In a sketched space it has a standard error
 (rocktokens.gradients.estimates), and may lie beyond the bounds of what it estimates. A number that is not defined, such
@@ -81,10 +81,6 @@ class TypeGradients:
     def sums(self, space: Space) -> SpaceSums:
         """Return the sums of one space."""
         return self.hidden if space == "hidden" else self.vocabulary
-
-    def members(self, token_ids: Collection[int] | np.ndarray) -> np.ndarray:
-        """Return bool (U,): which types are among the ids; ids that do not occur are ignored."""
-        return np.isin(self.token_ids, np.fromiter(token_ids, dtype=np.int64))
 
     def totals(self, space: Space, types_n: np.ndarray) -> np.ndarray:
         """Return float64 (n, W): the sums S_v of a few types, given by index."""
@@ -197,41 +193,37 @@ def describe_whole(gradients: TypeGradients, space: Space) -> WholeGradient:
     )
 
 
-def split_half(gradients: TypeGradients, space: Space) -> Estimate:
-    """Estimate (U,) the cosine of a type's mean gradients over the two halves of the prompts; NaN without halves."""
-    return half_cosine(gradients, gradients, space)
+def half_cosine(first: TypeGradients, second: TypeGradients, space: Space) -> np.ndarray:
+    """Return the cosine (U,) of a type's first half in one pass with its second half in another; NaN without halves.
+
+    With one pass given twice: what chance alone does to the direction of a mean.
+    """
+    a_RW, b_RW = first.sums(space).vectors_RW, second.sums(space).vectors_RW
+    cosine_U = np.full(len(first.freq), np.nan)
+    for types_n in _a_few_at_a_time(np.flatnonzero(first.second_row >= 0)):
+        cosine_U[types_n] = _row_cosine(a_RW[types_n], b_RW[second.second_row[types_n]])
+    return cosine_U
 
 
-def half_cosine(first: TypeGradients, second: TypeGradients, space: Space) -> Estimate:
-    """Estimate (U,) the cosine of a type's first half in one pass with its second half in another."""
-    split_S = np.flatnonzero(first.second_row >= 0)
-    a, b = first.sums(space), second.sums(space)
-    found = [
-        _row_cosine(a.vectors_RW[types_n], b.vectors_RW[second.second_row[types_n]], a.sketch_width)
-        for types_n in _a_few_at_a_time(split_S)
-    ]
-    spread = np.full((2, len(first.freq)), np.nan)
-    spread[:, split_S] = np.hstack([np.zeros((2, 0)), *found])
-    return Estimate(*spread)
+def total_cosine(first: TypeGradients, second: TypeGradients, space: Space) -> np.ndarray:
+    """Return the cosine (U,) of a type's mean gradients in two passes over the same rollouts."""
+    types_U = np.arange(len(first.freq))
+    pairs = ([each.totals(space, types_n) for each in (first, second)] for types_n in _a_few_at_a_time(types_U))
+    return np.concatenate([_row_cosine(*pair) for pair in pairs])
 
 
-def total_cosine(first: TypeGradients, second: TypeGradients, space: Space) -> Estimate:
-    """Estimate (U,) the cosine of a type's mean gradients in two passes over the same rollouts."""
-    types_U, width = np.arange(len(first.freq)), first.sums(space).sketch_width
-    found = [
-        _row_cosine(first.totals(space, types_n), second.totals(space, types_n), width)
-        for types_n in _a_few_at_a_time(types_U)
-    ]
-    return Estimate(*np.hstack(found))
+def members(token_ids_U: np.ndarray, ids: Collection[int] | np.ndarray) -> np.ndarray:
+    """Return bool (U,): which types are among the ids; ids that do not occur are ignored."""
+    return np.isin(token_ids_U, np.fromiter(ids, dtype=np.int64))
 
 
 def _a_few_at_a_time(types: np.ndarray) -> Iterator[np.ndarray]:
     return (types[start : start + BLOCK_ROWS] for start in range(0, len(types), BLOCK_ROWS))
 
 
-def _row_cosine(x_nW: np.ndarray, y_nW: np.ndarray, width: float) -> Estimate:
+def _row_cosine(x_nW: np.ndarray, y_nW: np.ndarray) -> np.ndarray:
     x_nW, y_nW = x_nW.astype(np.float64), y_nW.astype(np.float64)
-    return estimates.cosine(_dots(x_nW, y_nW), _dots(x_nW, x_nW), _dots(y_nW, y_nW), width)
+    return ratio(_dots(x_nW, y_nW), np.sqrt(_dots(x_nW, x_nW) * _dots(y_nW, y_nW)))
 
 
 def _dots(x_nW: np.ndarray, y_nW: np.ndarray) -> np.ndarray:

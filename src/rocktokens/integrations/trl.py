@@ -67,11 +67,16 @@ class RockDistillationTrainer(DistillationTrainer):
         **kwargs: Any,
     ) -> None:
         require_tested_trl()
-        chosen = policy if isinstance(policy, WeightPolicy) else _section(policy)
+        section = None
+        if not isinstance(policy, WeightPolicy):
+            record = {"name": policy} if isinstance(policy, str) else policy
+            section = validate(_Chosen, {"policy": record}, "RockDistillationTrainer").policy
         super().__init__(*args, **kwargs)
         sha256 = vocabulary_sha256(self._tokenizer.get_vocab())
-        self.policy, of_section = _policy(chosen, sha256, derive_seed(self.args.seed, "policy"))
-        self.denominator: Denominator = denominator or of_section
+        if section is not None:
+            policy = policy_from_section(section, sha256, derive_seed(self.args.seed, "policy"))
+        self.policy = cast(WeightPolicy, policy)
+        self.denominator: Denominator = denominator or (section.denominator if section else "all")
         observes = type(self.policy).observe is not WeightPolicy.observe
         self._traced = trace_dir is not None
         self._keeps_scores = self._traced or observes
@@ -79,7 +84,18 @@ class RockDistillationTrainer(DistillationTrainer):
         self._update: TrlStep | None = None
         self._run: TrlRun | None = None
         if trace_dir is not None and self.is_world_process_zero():
-            self._run = TrlRun(trace_dir, self._tokenizer, {"tokenizer_sha256": sha256, **self._facts()})
+            student, teacher = cast(Any, self.model), self.accelerator.unwrap_model(self.teacher_model)
+            facts = {
+                "tokenizer_sha256": sha256,
+                "seed": self.args.seed,
+                "student": getattr(student.config, "_name_or_path", ""),
+                "teacher": getattr(teacher.config, "_name_or_path", ""),
+                "policy": self.policy.name,
+                "denominator": self.denominator,
+                "divergence": DIVERGENCES[self.beta],
+                "temperature": self.temperature,
+            }
+            self._run = TrlRun(trace_dir, self._tokenizer, facts)
         self.add_callback(_PolicyInCheckpoints(self))
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
@@ -97,8 +113,8 @@ class RockDistillationTrainer(DistillationTrainer):
 
     def save_policy(self, directory: Path, step: int) -> None:
         """Commit the traces so far and add our part to a checkpoint."""
-        traces = self._run.flush() if self._run else None
-        CheckpointParts(step, self.policy.name, self.denominator, traces, self.policy.state()).save(directory)
+        traces = self._run.flush() if self._run else (None, 0)
+        CheckpointParts(step, self.policy.name, self.denominator, *traces, self.policy.state()).save(directory)
 
     # TRL's seams
 
@@ -230,18 +246,6 @@ class RockDistillationTrainer(DistillationTrainer):
                 "(forward) or 0.5 (Jensen-Shannon), or leave out trace_dir and choose another policy"
             )
 
-    def _facts(self) -> dict[str, Any]:
-        """What the manifest of the traces says of the run."""
-        return {
-            "seed": self.args.seed,
-            "student": _name(self.model),
-            "teacher": _name(self.accelerator.unwrap_model(self.teacher_model)),
-            "policy": self.policy.name,
-            "denominator": self.denominator,
-            "divergence": DIVERGENCES[self.beta],
-            "temperature": self.temperature,
-        }
-
 
 class _PolicyInCheckpoints(TrainerCallback):
     """Adds the policy to every checkpoint that TRL writes."""
@@ -256,23 +260,7 @@ class _PolicyInCheckpoints(TrainerCallback):
             self._trainer.save_policy(directory, state.global_step)
 
 
-def _name(model: Any) -> str:
-    return getattr(model.config, "_name_or_path", "")
-
-
 class _Chosen(Section):
     """A ``[policy]`` table as a configuration has it."""
 
     policy: PolicySection
-
-
-def _section(policy: str | dict[str, Any]) -> PolicySection:
-    record = {"name": policy} if isinstance(policy, str) else policy
-    return validate(_Chosen, {"policy": record}, "RockDistillationTrainer").policy
-
-
-def _policy(chosen: Any, tokenizer_sha256: str, seed: int) -> tuple[WeightPolicy, Denominator]:
-    """The policy of a section and its denominator; a policy that is made already divides by ``all``."""
-    if isinstance(chosen, WeightPolicy):
-        return chosen, "all"
-    return policy_from_section(chosen, tokenizer_sha256, seed), chosen.denominator

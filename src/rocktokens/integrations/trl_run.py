@@ -33,17 +33,9 @@ from rocktokens.training.step import Denominator
 from rocktokens.types import TokenScores
 
 STATE_FILE = "rocktokens.json"
+STATE = ("step", "policy", "denominator", "run_id", "trace_parts")
 RUN_ID = "trl_run_id"
 """The manifest's entry with the identity of the run."""
-
-
-@dataclass(frozen=True, slots=True)
-class TraceMark:
-    """How far the traces of a run reached when a checkpoint was saved."""
-
-    run_id: str
-    parts: int
-    """Committed by then; later ones belong to steps that will be made again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,45 +45,37 @@ class CheckpointParts:
     step: int
     policy: str
     denominator: Denominator
-    traces: TraceMark | None
-    """None where there was no ``trace_dir``."""
+    run_id: str | None
+    """Of the traces; None where there was no ``trace_dir``."""
+    trace_parts: int
+    """Committed by then; later ones belong to steps that will be made again."""
     policy_state: dict[str, np.ndarray]
 
     def save(self, directory: Path) -> None:
         """Add it to a checkpoint's directory, ``rocktokens.json`` last: where it is, nothing is missing."""
         if self.policy_state:
             write_atomically(directory / POLICY_FILE, lambda path: save_file(self.policy_state, path))
-        record = {
-            "step": self.step,
-            "policy": self.policy,
-            "denominator": self.denominator,
-            "run_id": self.traces.run_id if self.traces else None,
-            "trace_parts": self.traces.parts if self.traces else 0,
-        }
-        text = json.dumps(record) + "\n"
-        write_atomically(directory / STATE_FILE, lambda path: path.write_text(text, encoding="utf-8"))
+        record = {name: getattr(self, name) for name in STATE}
+        write_atomically(directory / STATE_FILE, lambda path: path.write_text(json.dumps(record) + "\n", "utf-8"))
 
     @classmethod
     def load(cls, directory: Path) -> "CheckpointParts":
         """Read it; a checkpoint of another trainer has none."""
         try:
             record = json.loads((directory / STATE_FILE).read_text(encoding="utf-8"))
-            traces = TraceMark(record["run_id"], record["trace_parts"]) if record["run_id"] else None
-            known = record["step"], record["policy"], record["denominator"], traces
+            known = {name: record[name] for name in STATE}
         except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
             state = f"has no {STATE_FILE}" if isinstance(error, FileNotFoundError) else f"has a broken {STATE_FILE}"
             raise RunDirError(
                 f"{directory} {state}: it is not a checkpoint of RockDistillationTrainer (give it as `model` and start "
                 "a new run), or saving it was interrupted: delete it and resume from the one before"
             ) from None
-        return cls(*known, load_policy_state(directory))
+        return cls(**known, policy_state=load_policy_state(directory))
 
     def require_same(self, policy: WeightPolicy, denominator: Denominator, *, traced: bool) -> None:
         """Refuse to continue with a loss other than that of the steps before, or with traces of a part of the run."""
-        for name, before, now in (
-            ("policy", self.policy, policy.name),
-            ("denominator", self.denominator, denominator),
-        ):
+        losses = {"policy": (self.policy, policy.name), "denominator": (self.denominator, denominator)}
+        for name, (before, now) in losses.items():
             if before != now:
                 raise ConfigError(
                     f"{name} = {now!r}, but the checkpoint of step {self.step} was trained with {before!r}: resume "
@@ -102,7 +86,7 @@ class CheckpointParts:
                 f"the checkpoint of step {self.step} has no {POLICY_FILE}, without which policy {policy.name} would "
                 "start from nothing: put it back, or resume from another checkpoint"
             )
-        if traced != (self.traces is not None):
+        if traced != (self.run_id is not None):
             raise RunDirError(
                 f"trace_dir is {'' if traced else 'not '}given, but the checkpoint of step {self.step} was saved "
                 f"{'without' if traced else 'with'} one, and a run traced in part would look whole: "
@@ -113,10 +97,7 @@ class CheckpointParts:
 class TrlRun:
     """The run directory beside a TRL run; one process writes it.
 
-    Args:
-        path: Of the run directory.
-        tokenizer: Of both models; saved with the traces, which are read by it.
-        facts: What else the manifest is to say of the run.
+    The tokenizer is saved with the traces, which are read by it; ``facts`` go into the manifest.
     """
 
     def __init__(self, path: str | Path, tokenizer: PreTrainedTokenizerBase, facts: dict[str, Any]) -> None:
@@ -129,10 +110,7 @@ class TrlRun:
     def writing(self, resumed: CheckpointParts | None) -> Iterator[None]:
         """Hold the run from its first update, or from the checkpoint it resumes, to the end of training."""
         with self._run.lock():
-            if resumed is None:
-                self._begin()
-            else:
-                self._rewind(resumed)
+            self._begin() if resumed is None else self._rewind(resumed)
             with TraceWriter(self._run, source="training") as self._writer:
                 try:
                     yield
@@ -145,11 +123,11 @@ class TrlRun:
         self._writer.append(trace_table(update.rollouts, scores, update.weights.weights))
         append_log(self._run, record)
 
-    def flush(self) -> TraceMark:
-        """Commit the rows so far; which run they are of, and how many parts they make."""
+    def flush(self) -> tuple[str, int]:
+        """Commit the rows so far; return which run they are of, and how many parts they make."""
         assert self._writer is not None
         self._writer.flush()
-        return TraceMark(self._run.manifest()[RUN_ID], self._writer.parts)
+        return self._run.manifest()[RUN_ID], self._writer.parts
 
     def _begin(self) -> None:
         if self._run.exists():
@@ -163,12 +141,12 @@ class TrlRun:
     def _rewind(self, checkpoint: CheckpointParts) -> None:
         """Drop what came after a checkpoint of this very run; nothing of any other."""
         parts = self._run.files(parts_folder("training", None))
-        mark = checkpoint.traces
-        if mark is None or self._run.manifest().get(RUN_ID) != mark.run_id or len(parts) < mark.parts:
+        run_id, kept = checkpoint.run_id, checkpoint.trace_parts
+        if run_id is None or self._run.manifest().get(RUN_ID) != run_id or len(parts) < kept:
             raise RunDirError(
                 f"trace_dir = {str(self._run.path)!r} does not hold the traces that the checkpoint of step "
                 f"{checkpoint.step} was saved with, and a run traced in part would look whole: give the folder of the "
                 "run it is from"
             )
-        self._run.drop([part.path for part in parts[mark.parts :]])
+        self._run.drop([part.path for part in parts[kept:]])
         cut_log(self._run, checkpoint.step)

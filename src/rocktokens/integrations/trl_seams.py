@@ -48,6 +48,8 @@ SEAMS = {
     "_use_triton": "device",
 }
 """Names in TRL's module, with their parameters in order."""
+HEAD_PARTS = ("lm_head_weight", "lm_head_bias", "logit_scale", "final_logit_softcapping")
+"""The fields of ``LMHead``, as TRL names them."""
 
 LossParts = tuple[Any, Any, torch.Tensor]
 """What TRL's loss function returns: the loss, the summed entropy and the number of tokens."""
@@ -126,11 +128,14 @@ class HeadInputs:
         call = inspect.signature(loss).bind(*args, **kwargs)
         call.apply_defaults()
         given = call.arguments
+        student, teacher = (
+            LMHead(*(given[f"{side}_{part}"] for part in HEAD_PARTS)) for side in ("student", "teacher")
+        )
         return cls(
             given["student_hidden_states"].flatten(0, 1),
             given["teacher_hidden_states"].flatten(0, 1),
-            _head(given, "student"),
-            _head(given, "teacher"),
+            student,
+            teacher,
             given["completion_mask"].flatten() != 0,
             given["beta"],
             given["num_items_in_batch"],
@@ -182,15 +187,6 @@ class HeadInputs:
             self.temperature,
             extras=extras,
         )
-
-
-def _head(given: dict[str, Any], side: str) -> LMHead:
-    return LMHead(
-        given[f"{side}_lm_head_weight"],
-        given[f"{side}_lm_head_bias"],
-        given[f"{side}_logit_scale"],
-        given[f"{side}_final_logit_softcapping"],
-    )
 
 
 _computes: dict[int, PerTokenLoss] = {}

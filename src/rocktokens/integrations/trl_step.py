@@ -58,13 +58,17 @@ class TrlStep:
             "token_scored": torch.as_tensor(self.scored_T[self.own]),
             "token_index": torch.arange(self.own.stop - self.own.start),
         }
-        return {name: _spread(values_T, mask_BC) for name, values_T in own.items()}
+        spread = {}
+        for name, values_T in own.items():  # rows of the mask come one after the other; 0 at the padding
+            spread[name] = values_T.new_zeros(mask_BC.shape).to(mask_BC.device)
+            spread[name][mask_BC.bool()] = values_T.to(mask_BC.device)
+        return spread
 
 
 def own_rollouts(
     batch: dict[str, Any], prompts: Sequence[dict[str, Any]], step: int, first_id: int, end_ids: Sequence[int]
 ) -> list[Rollout]:
-    """The completions of this process; TRL does not keep the sampler's log-probabilities, so they are NaN."""
+    """Return the completions of this process; TRL does not keep the sampler's log-probabilities: they are NaN."""
     rollouts = []
     for row, example in enumerate(prompts):
         token_ids = _unpadded(batch["completion_ids"][row], batch["completion_mask"][row])
@@ -84,7 +88,7 @@ def own_rollouts(
 
 
 def prompt_id(example: dict[str, Any]) -> str:
-    """The column ``prompt_id`` of the data set if it has one, else a name made from the prompt itself."""
+    """Read the column ``prompt_id`` of the data set, or make a name from the prompt itself."""
     if "prompt_id" in example:
         return str(example["prompt_id"])
     text = json.dumps(example["prompt"], sort_keys=True, ensure_ascii=False)
@@ -94,14 +98,9 @@ def prompt_id(example: dict[str, Any]) -> str:
 def weigh(
     policy: WeightPolicy, denominator: Denominator, rollouts: list[Rollout], scores: TokenScores | None, rank: int
 ) -> TrlStep:
-    """Weigh the step that all processes' rollouts make; ``rollouts`` and ``scores`` are this process's.
+    """Weigh the step that all processes' rollouts make.
 
-    Args:
-        policy: Weighs the whole step.
-        denominator: What the loss is divided by.
-        rollouts: The completions of this process.
-        scores: numpy, of every one of their tokens; None where the policy needs none.
-        rank: Which process this is.
+    ``rollouts`` and ``scores`` (numpy, of each of their tokens; None where the policy needs none) are this process's.
     """
     ranks = gather_object([(rollouts, scores)])
     ends = np.cumsum([0, *(sum(len(rollout.token_ids) for rollout in part) for part, _ in ranks)]).tolist()
@@ -123,10 +122,3 @@ def weigh(
 
 def _unpadded(ids: torch.Tensor, mask: torch.Tensor) -> np.ndarray:
     return ids[mask.bool()].cpu().numpy().astype(np.int32)
-
-
-def _spread(values_T: torch.Tensor, mask_BC: torch.Tensor) -> torch.Tensor:
-    """Values of the tokens at their places, 0 at the padding; rows of the mask come one after the other."""
-    spread_BC = values_T.new_zeros(mask_BC.shape).to(mask_BC.device)
-    spread_BC[mask_BC.bool()] = values_T.to(mask_BC.device)
-    return spread_BC
