@@ -130,7 +130,7 @@ class TraceSection(Section):
 
 
 class FindSection(Section):
-    """Which types are rocks (METHOD 4)."""
+    """Which types are rocks (docs/method.md, section 4)."""
 
     k: WholeOrAuto = Field(
         default=100, description="how many; auto: where coverage of the kl meets stability of the set"
@@ -172,7 +172,7 @@ class EvaluationSection(Section):
 
 
 class KnockoutSection(Section):
-    """Accuracy with tokens banned (METHOD 6), on the prompts and with the random numbers of the evaluation."""
+    """Accuracy with tokens banned, on the prompts and random numbers of the evaluation (docs/method.md, section 6)."""
 
     top: int = Field(default=200, ge=1, description="how many of the rocks are banned, in rank order")
     num_prompts: int = Field(default=200, ge=1)
@@ -182,15 +182,15 @@ class KnockoutSection(Section):
     epsilon: float = Field(default=0.01, ge=0, le=1, description="smallest change called pillar or stumbling")
     margin: float = Field(default=0.03, ge=0, le=1, description="an interval within ± this is neutral")
     resamples: int = Field(default=10_000, ge=1)
-    matched: int = Field(default=20, ge=0, description="at most so many placebos as frequent as the rocks")
-    never: int = Field(default=20, ge=0, description="so many placebos that no answer holds")
+    matched: int = Field(default=20, ge=0, description="most placebos as frequent as the rocks")
+    never: int = Field(default=20, ge=0, description="placebos that no answer holds")
     tolerance: float = Field(
         default=0.25, ge=0, le=1, description="by which share the frequency of a placebo may differ from its rock's"
     )
 
 
 class GradientsSection(Section):
-    """Where the gradient goes (METHOD 5)."""
+    """Where the gradient goes (docs/method.md, section 5)."""
 
     batches: int = Field(default=8, ge=1, description="of parameter space; intervals are over batches, verdicts need 4")
     tokens_per_forward: int = Field(default=4096, ge=1, description="padded tokens of one forward with gradient")

@@ -19,7 +19,7 @@ M = TypeVar("M", bound=Section)
 _SHOWN = 80
 """Characters of a value that a sentence shows."""
 _FEW = 5
-"""So many names are listed rather than guessed from."""
+"""Up to this many names are listed rather than guessed from."""
 
 
 def validate(model: type[M], record: Mapping[str, Any], name: str, context: Mapping[str, Any] | None = None) -> M:
