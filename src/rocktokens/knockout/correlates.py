@@ -31,14 +31,9 @@ FEWEST_TYPES = 4
 
 
 def type_columns(rows: ir.Table, ids: Sequence[int]) -> dict[str, np.ndarray]:
-    """Read what one checkpoint's trace says of each type.
+    """Read what one checkpoint's trace, ``TraceStore.table(checkpoint)``, says of each type.
 
-    Args:
-        rows: ``TraceStore.table(checkpoint)``.
-        ids: the types.
-
-    Returns:
-        ``entropy``, ``log_freq`` and ``kl``, float64 (K,) in the order of the ids; NaN where a type does not occur.
+    Returns ``entropy``, ``log_freq`` and ``kl``, float64 (K,) in the order of the ids; NaN where a type does not occur.
     """
     scored: Any = occurrences(rows)
     # Both tests: engines disagree on whether a null is a NaN.

@@ -8,7 +8,7 @@ prompt whose free rollouts hold no banned id has changed by 0 before anything is
 looked at, right answers can be lost and wrong ones can be gained, no more.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Protocol
 
@@ -37,14 +37,8 @@ class Interim:
 
     def of(self, bans: list[int]) -> "Interim":
         """Return the same for some of the bans."""
-        return Interim(
-            self.lowest_KN[bans],
-            self.highest_KN[bans],
-            self.affected_KN[bans],
-            self.free_right_N,
-            self.num_samples,
-            self.looked,
-        )
+        own = {name: getattr(self, name)[bans] for name in ("lowest_KN", "highest_KN", "affected_KN")}
+        return replace(self, **own)
 
 
 @dataclass(frozen=True, slots=True)

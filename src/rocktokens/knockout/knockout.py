@@ -85,7 +85,7 @@ def knockout(
         with progress.status("loading"):
             banned = _load(run, config, checkpoint)
         rocks.require_tokenizer(banned.tokenizer_sha256)
-        bans = _bans(run, config, rocks, wanted, banned.loaded)
+        bans, left_out = _bans(run, config, rocks, wanted, banned.loaded)
         conditions = _conditions(config, banned, prompts, sampling)
         journal = RunJournal(run, _digest(conditions))
         try:
@@ -112,9 +112,11 @@ def knockout(
             )
         finally:
             journal.flush()
-        sweep = replace(sweep, warnings=[*sweep.warnings, *_left_out(rocks, wanted, banned.loaded)])
+        sweep = replace(sweep, warnings=[*sweep.warnings, *left_out])
         run.commit(run.knockout.name, sweep.save)
-        if _is_student(run, config, banned):
+        # The rocks are this model's if it is a checkpoint of the run, or one of the students it was traced with.
+        students = [*(str(run.checkpoint(step)) for step in run.checkpoints()), *config.trace.checkpoints]
+        if banned.identity in {model_identity(name, run) for name in students}:
             run.commit(run.rocks.name, with_verdicts(rocks, sweep, rule).save)
     return sweep
 
@@ -131,8 +133,10 @@ def _load(run: RunDir, config: Config, checkpoint: str) -> BannedModel:
     return BannedModel(name, model_identity(loaded.name, run), loaded, vocabulary_sha256(loaded.tokenizer.get_vocab()))
 
 
-def _bans(run: RunDir, config: Config, rocks: RockSet, wanted: Wanted, loaded: "LoadedModel") -> list[Ban]:
-    """What is wanted; a rock that ends answers cannot be banned and is left out."""
+def _bans(
+    run: RunDir, config: Config, rocks: RockSet, wanted: Wanted, loaded: "LoadedModel"
+) -> tuple[list[Ban], list[str]]:
+    """What is wanted, and a warning where that includes rocks that end answers, which are left out."""
     from rocktokens.traces.store import TraceStore
     from rocktokens.traces.token_text import Vocabulary
 
@@ -145,14 +149,9 @@ def _bans(run: RunDir, config: Config, rocks: RockSet, wanted: Wanted, loaded: "
     if wanted.controls:
         seed = derive_seed(config.run.seed, "knockout controls")
         bans.append(control_ban(TraceStore(run), bannable, bans[0], loaded.eos_ids, config.knockout.tolerance, seed))
-    return bans
-
-
-def _left_out(rocks: RockSet, wanted: Wanted, loaded: "LoadedModel") -> list[str]:
-    """What to say of rocks that were asked for and cannot be banned."""
     asked = ranked_rocks(rocks, wanted) if wanted.any_rocks else []
     ends = [repr(token.text) for token in asked if token.id in loaded.eos_ids]
-    return [f"never banned, since no answer could end without them: {', '.join(ends)}"] if ends else []
+    return bans, [f"never banned, since no answer could end without them: {', '.join(ends)}"] if ends else []
 
 
 def _conditions(config: Config, banned: BannedModel, prompts: Sequence[Prompt], sampling: "Sampling") -> dict[str, Any]:
@@ -196,12 +195,6 @@ def _columns(run: RunDir, rocks: RockSet, bans: Sequence[Ban]) -> dict[str, dict
         return {}
     columns = type_columns(store.table(reference), ids)
     return {name: dict(zip(ids, values.tolist(), strict=True)) for name, values in columns.items()}
-
-
-def _is_student(run: RunDir, config: Config, banned: BannedModel) -> bool:
-    """Whether the rocks are this model's: it is a checkpoint of the run, or one of the students it was traced with."""
-    own = [*(str(run.checkpoint(step)) for step in run.checkpoints()), *config.trace.checkpoints]
-    return banned.identity in {model_identity(name, run) for name in own}
 
 
 def with_verdicts(rocks: RockSet, sweep: KnockoutSweep, rule: RuleName) -> RockSet:

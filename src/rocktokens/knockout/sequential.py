@@ -81,7 +81,9 @@ class GroupSequential:
         known = np.flatnonzero(~unseen_K)
         effects = paired_effects(interim.lowest_KN[known], interim.num_samples, self.rule, noise)
         for ban, effect in zip(known.tolist(), effects, strict=True):
-            settled[ban] = _at_the_end(effect, walks[ban], self.rule)
+            (low, high), walk = effect.interval, walks[ban]
+            interval = (low if walk.left > 0 else min(low, 0.0), high if walk.left < 0 else max(high, 0.0))
+            settled[ban] = Settled(verdict(effect.delta, interval, self.rule), effect.delta, interval, walk.p)
         partly = np.flatnonzero(seen_K & unseen_K).tolist()
         for ban, forecasts in zip(partly, forecast(interim, partly, self.rule, noise), strict=True):
             settled[ban] = _on_the_way(forecasts, walks[ban], self.rule)
@@ -143,12 +145,6 @@ class Forecasts:
     def share(self, kind: Verdict) -> float:
         """Of those that end in this verdict."""
         return float((self.verdict_F == kind).mean())
-
-
-def _at_the_end(effect: Effect, walk: Walk, rule: VerdictRule) -> Settled:
-    low, high = effect.interval
-    interval = (low if walk.left > 0 else min(low, 0.0), high if walk.left < 0 else max(high, 0.0))
-    return Settled(verdict(effect.delta, interval, rule), effect.delta, interval, walk.p)
 
 
 def _on_the_way(forecasts: Forecasts, walk: Walk, rule: VerdictRule) -> Settled | None:
