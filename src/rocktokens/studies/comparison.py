@@ -41,7 +41,6 @@ from rocktokens.studies.curves import (
     ordered,
     steps_to,
     table_at,
-    until,
 )
 from rocktokens.studies.decisions import DecisionRule, StudySize, decide, study_notes
 from rocktokens.studies.records import (
@@ -125,11 +124,12 @@ def compare(
 def summarise_arm(name: str, seeds: Seeds, alpha: float) -> Arm:
     """The arm at every checkpoint that all its runs have, its runs, and the means of what else they state."""
     curves = all_runs(seeds)
+    names = dict.fromkeys(name for curve in curves for name in curve.facts)
     return Arm(
         name=name,
         points=[_point(seeds, step, alpha) for step in common_steps(curves)],
         runs=[_run_accuracy(curve) for curve in curves],
-        facts=_mean_facts(curves),
+        facts={of: float(np.mean([curve.facts[of] for curve in curves if of in curve.facts])) for of in names},
     )
 
 
@@ -157,11 +157,6 @@ def _run_accuracy(curve: Curve) -> RunAccuracy:
     )
 
 
-def _mean_facts(curves: Sequence[Curve]) -> dict[str, float]:
-    names = dict.fromkeys(name for curve in curves for name in curve.facts)
-    return {name: float(np.mean([curve.facts[name] for curve in curves if name in curve.facts])) for name in names}
-
-
 def _compare_kind(
     kind: Kind, runs: Runs, pairs: Sequence[tuple[str, str]], target: float | None, rule: DecisionRule
 ) -> list[Comparison]:
@@ -183,27 +178,11 @@ def _compare_kind(
 
 def _comparison(kind: Kind, pair: tuple[str, str], reading: Reading, p_holm: float, rule: DecisionRule) -> Comparison:
     estimate, largest = reading.estimate, reading.largest
-    compared = partial(
-        Comparison,
-        first=pair[0],
-        second=pair[1],
-        kind=kind,
-        at=reading.at,
-        never=reading.never,
-        within=reading.within,
-        mean_steps=reading.mean_steps,
-    )
+    steps = {name: getattr(reading, name) for name in ("never", "within", "mean_steps")}
+    compared = partial(Comparison, *pair, kind, reading.at, **steps)
     if estimate is None:
-        return compared(
-            difference=None,
-            interval=None,
-            standard_error=None,
-            degrees_of_freedom=None,
-            p=None,
-            p_holm=None,
-            detectable=None,
-            verdict="unreached",
-        )
+        numbers = ("difference", "interval", "standard_error", "degrees_of_freedom", "p", "p_holm", "detectable")
+        return compared(**dict.fromkeys(numbers), verdict="unreached")
     low, high = estimate.interval(rule.alpha)
     interval = max(low, -largest), min(high, largest)
     detectable = estimate.detectable(rule.alpha)
@@ -257,14 +236,15 @@ def _steps_by_seed(target: float, budget: int, seeds: Seeds, weights_BP: np.ndar
 
     Those count with the budget; how many they are is read off the first row.
     """
-    steps_SRB = [[_steps_of_run(target, until(curve, budget), weights_BP) for curve in runs] for runs in seeds.values()]
+
+    def steps_of(curve: Curve) -> np.ndarray:
+        kept = int(np.searchsorted(curve.steps, budget)) + 1
+        accuracy_BE = weights_BP @ curve.correct_EP[:kept].T / len(curve.prompt_ids)
+        return steps_to(target, curve.steps[:kept], accuracy_BE)
+
+    steps_SRB = [[steps_of(curve) for curve in runs] for runs in seeds.values()]
     never = sum(bool(np.isnan(steps_B[0])) for steps_RB in steps_SRB for steps_B in steps_RB)
     return np.array([np.nan_to_num(steps_RB, nan=budget).mean(axis=0) for steps_RB in steps_SRB]).T, never
-
-
-def _steps_of_run(target: float, curve: Curve, weights_BP: np.ndarray) -> np.ndarray:
-    accuracy_BE = weights_BP @ curve.correct_EP.T / len(curve.prompt_ids)
-    return steps_to(target, curve.steps, accuracy_BE)
 
 
 def _default_target(baseline: Seeds) -> float | None:

@@ -10,7 +10,6 @@ What can be refused by reading the file is refused here, in one sentence.
 
 import re
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,6 +36,7 @@ from rocktokens.config import (
     read_toml,
     validate,
 )
+from rocktokens.config.policies import files_of
 from rocktokens.errors import ConfigError
 
 ROCKS, CONTROLS = "@rocks", "@controls"
@@ -168,7 +168,6 @@ def make_study(record: dict[str, Any], name: str = "study") -> StudyConfig:
         _require_drawable(arm)
         _require_placeholders(arm)
     _require_names(study)
-    _require_pairs(study.study.compare or [])
     _require_evaluation(study.base.evaluation)
     _require_one_denominator(study.arm)
     _require_rocks(study)
@@ -180,21 +179,9 @@ def dump_study(study: StudyConfig) -> str:
     return dump_toml(study.model_dump(mode="json", exclude_none=True))
 
 
-def strings_in(value: Any) -> Iterator[str]:
-    """Every string in a record of tables and lists."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from strings_in(item)
-    elif isinstance(value, list):
-        for item in value:
-            yield from strings_in(item)
-
-
 def arms_with(study: StudyConfig, placeholder: str) -> list[ArmSection]:
     """The arms whose policy uses a file of the study."""
-    return [arm for arm in study.arm if placeholder in strings_in(arm.policy.model_dump(mode="json"))]
+    return [arm for arm in study.arm if placeholder in files_of(arm.policy).values()]
 
 
 def _require_study(record: dict[str, Any], name: str) -> None:
@@ -206,17 +193,10 @@ def _require_study(record: dict[str, Any], name: str) -> None:
 
 
 def _require_placeholders(arm: ArmSection) -> None:
-    for value in strings_in(arm.policy.model_dump(mode="json")):
+    for value in files_of(arm.policy).values():
         if value.startswith("@") and value not in PLACEHOLDERS:
             known = " or ".join(PLACEHOLDERS)
             raise ConfigError(f"arm {arm.name!r} uses {value!r}, which stands for nothing: use {known}")
-
-
-def _require_pairs(pairs: list[tuple[str, str]]) -> None:
-    """A pair that is named twice would count twice among the pairs that intervals are widened for."""
-    for (first, second), count in Counter(tuple(sorted(pair)) for pair in pairs).items():
-        if count > 1:
-            raise ConfigError(f"study.compare has {first!r} and {second!r} {count} times, either way round: keep one")
 
 
 def _require_evaluation(evaluation: EvaluationSection) -> None:
@@ -255,10 +235,14 @@ def _require_names(study: StudyConfig) -> None:
                 raise ConfigError(f"study.compare names {name!r}, which is not an arm: use {known}")
         if first == second:
             raise ConfigError(f"study.compare sets {first!r} against itself: name two arms")
+    # A pair that is named twice would count twice among the pairs that intervals are widened for.
+    for (first, second), count in Counter(tuple(sorted(pair)) for pair in study.study.compare or []).items():
+        if count > 1:
+            raise ConfigError(f"study.compare has {first!r} and {second!r} {count} times, either way round: keep one")
 
 
 def _require_one_denominator(arms: list[ArmSection]) -> None:
-    """Losses with different normalisers are different learning rates: no comparison of policies (method 7)."""
+    """Losses with different normalisers are different learning rates: no comparison of policies."""
     by_name = {arm.policy.denominator: arm.name for arm in arms}
     if len(by_name) > 1:
         raise ConfigError(

@@ -7,8 +7,7 @@
 3. How wide intervals get with these seeds and pairs.
 """
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from rocktokens.config import Config
 from rocktokens.preflight.findings import Preflight
@@ -73,10 +72,6 @@ class Forecast:
     """On either side of an interval; None for one seed, whose intervals are over prompts only."""
     interval_width: str
     scout_left: bool
-
-    def to_record(self) -> dict[str, Any]:
-        """The forecast as plain numbers, strings, lists and objects."""
-        return asdict(self)
 
 
 def forecast(study: StudyConfig, progress: Progress = SILENT) -> Forecast:

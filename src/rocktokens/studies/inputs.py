@@ -30,7 +30,9 @@ def require_same_inputs(study: StudyConfig, run: RunDir) -> dict[str, str]:
         for entry in run.files(Path(path).name):
             run.verify(entry)
     known, found = run.manifest().get(INPUTS, {}), {}
-    for key, path in _inputs(study):
+    for key, path in _named(study):
+        if not Path(path).exists():  # refused where it is loaded
+            continue
         found[key] = _sha256(Path(path))
         if known.get(key, found[key]) != found[key]:
             raise ConfigError(
@@ -45,14 +47,8 @@ def record_inputs(study: StudyConfig, run: RunDir) -> None:
     run.update_manifest(**{INPUTS: require_same_inputs(study, run)})
 
 
-def _inputs(study: StudyConfig) -> Iterator[tuple[str, str]]:
-    """Key and path of every file and model directory; what does not exist is refused where it is loaded."""
-    for key, path in _named(study):
-        if Path(path).exists():
-            yield key, path
-
-
 def _named(study: StudyConfig) -> Iterator[tuple[str, str]]:
+    """Key and path of every file and model directory."""
     from rocktokens.models.load import EMBEDDED
 
     base = study.base
@@ -72,10 +68,6 @@ def _sha256(path: Path) -> str:
     """Of a file's bytes, or of the names and bytes of a model directory's files."""
     if not path.is_dir():
         return file_sha256(path)
-    files = [file for file in sorted(path.iterdir()) if file.is_file() and not _is_no_part(file)]
+    files = [file for file in sorted(path.iterdir()) if file.is_file() and not any(map(file.match, NO_PART_OF_A_MODEL))]
     lines = "".join(f"{file.name} {file_sha256(file)}\n" for file in files)
     return hashlib.sha256(lines.encode()).hexdigest()
-
-
-def _is_no_part(file: Path) -> bool:
-    return any(file.match(pattern) for pattern in NO_PART_OF_A_MODEL)

@@ -7,7 +7,7 @@
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,11 +63,9 @@ class Job:
 
 
 def plan_jobs(study: StudyConfig, files: dict[str, str] | None = None) -> list[Job]:
-    """All runs of the study, seed by seed, in the order of the arms.
+    """List all runs of the study, seed by seed, in the order of the arms.
 
-    Args:
-        study: the study.
-        files: what the placeholders in policies stand for; default: the study's own files.
+    ``files`` is what the placeholders in policies stand for; default: the study's own files.
     """
     steps = evaluated_steps(study)
     files = study_files(study.study.directory) if files is None else files
@@ -75,10 +73,9 @@ def plan_jobs(study: StudyConfig, files: dict[str, str] | None = None) -> list[J
         Job(arm.name, seed, draw, _arm_config(study, arm, files, seed, draw), steps[1:])
         for seed in study.study.seeds
         for arm in study.arm
-        for draw in _draws(arm)
+        for draw in (range(arm.draws) if arm.draws > 1 else [getattr(arm.policy, "draw", 0)])
     ]
-    first = planned[0]
-    return [Job(first.arm, first.seed, first.draw, first.config, steps), *planned[1:]]
+    return [replace(planned[0], evaluated=steps), *planned[1:]]
 
 
 def evaluated_steps(study: StudyConfig) -> tuple[int, ...]:
@@ -106,10 +103,6 @@ def require_unchanged(study: StudyConfig, jobs: Sequence[Job]) -> None:
     if study.scout is not None:
         knockout = frozenset() if "knockout" in study.scout.stages else frozenset({"evaluation", "knockout"})
         _require_same(scout_config(study), SCOUT, knockout | {"gradients"})
-
-
-def _draws(arm: ArmSection) -> Sequence[int]:
-    return range(arm.draws) if arm.draws > 1 else [getattr(arm.policy, "draw", 0)]
 
 
 def _arm_config(study: StudyConfig, arm: ArmSection, files: dict[str, str], seed: int, draw: int) -> Config:

@@ -70,7 +70,8 @@ def run_jobs(
 def choose_places(processes: int | Literal["auto"], device: str, n_jobs: int) -> list[str | None]:
     """Where the workers work: one a GPU, else one a CPU core, or as many as asked for; never more than jobs."""
     gpus = _gpus(device)
-    wanted = (len(gpus) or _cores()) if processes == "auto" else processes
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    wanted = (len(gpus) or cores) if processes == "auto" else processes
     return [gpus[index % len(gpus)] if gpus else None for index in range(min(wanted, n_jobs))]
 
 
@@ -86,10 +87,6 @@ def _gpus(device: str) -> list[str | None]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     names = visible.split(",") if visible else list(map(str, range(count)))
     return list(names[:count])
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _start(gpu: str | None) -> _Worker:

@@ -54,15 +54,12 @@ def student_vocabulary(study: StudyConfig) -> str:
     if not any(files_of(job.config.policy) for job in jobs):
         return ""
     runs = [job.run for job in jobs] if study.scout is None else [RunDir(scout_config(study).run.directory)]
-    noted = (run.manifest().get("tokenizer_sha256") for run in runs)
-    return next(filter(None, noted), None) or _vocabulary_of(jobs[0].config)
-
-
-def _vocabulary_of(config: Config) -> str:
+    if noted := next(filter(None, (run.manifest().get("tokenizer_sha256") for run in runs)), None):
+        return noted
     from rocktokens.models.fingerprints import vocabulary_sha256
     from rocktokens.models.load import load_model
 
-    loaded = load_model(config.models.student, config.models.dtype, "cpu")
+    loaded = load_model(study.base.models.student, study.base.models.dtype, "cpu")
     return vocabulary_sha256(loaded.tokenizer.get_vocab())
 
 

@@ -9,12 +9,12 @@ A CPU worker computes on one thread, a GPU worker sees one GPU: a result never d
 
 import os
 import signal
+import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from types import FrameType
 
 from rocktokens.errors import RocktokensError
 from rocktokens.evaluation.records import EvaluationRecord
@@ -54,7 +54,8 @@ class Failed:
 def serve(connection: Connection, gpu: str | None) -> None:
     """Work through the jobs that come over the connection until it is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the study's process decides what an interrupt means
-    signal.signal(signal.SIGTERM, _leave)
+    # End as a process does by itself: what it has opened is closed, what it is writing is taken back.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     _settle(gpu)
     while True:
         try:
@@ -153,11 +154,6 @@ def _send(connection: Connection, message: WorkDone | Done | Failed) -> None:
         connection.send(message)
     except OSError:
         raise SystemExit(1) from None
-
-
-def _leave(_signal: int, _frame: FrameType | None) -> None:
-    """End as a process does by itself: what it has opened is closed, what it is writing is taken back."""
-    raise SystemExit(0)
 
 
 def _settle(gpu: str | None) -> None:
