@@ -14,7 +14,6 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from rocktokens import __version__
 from rocktokens.config import Config, evaluation_task
@@ -48,10 +47,6 @@ class PipelineResult:
     kept: list[str]
     """Stages whose results were up to date."""
     report: str
-
-    def to_record(self) -> dict[str, Any]:
-        """The result as plain strings and lists."""
-        return asdict(self)
 
 
 def run(config: Config, progress: Progress = SILENT, also: Sequence[Stage] = ()) -> PipelineResult:

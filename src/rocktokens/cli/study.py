@@ -1,6 +1,7 @@
 """``rocktokens study``: arms × seeds over one base config, trained, evaluated and compared."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -37,7 +38,7 @@ def study(
     config = load_study(path, overrides)
     if plan:
         planned = forecast(config, terminal)
-        return print_json(planned.to_record()) if as_json else print_forecast(planned)
+        return print_json(asdict(planned)) if as_json else print_forecast(planned)
     with terminal.status("loading"):
         from rocktokens.cli.study_tables import print_study
         from rocktokens.report.charts.save import commit_charts

@@ -1,7 +1,7 @@
 """What ``rocktokens check`` says: one ``Finding`` for each thing that was looked at, and the worst level of all."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from rocktokens.errors import RocktokensError
@@ -40,10 +40,6 @@ class Preflight:
     def measured(self, name: str) -> dict[str, Any] | None:
         """The numbers behind one finding; None where it was not made."""
         return next((finding.measured for finding in self.findings if finding.name == name), None)
-
-    def to_record(self) -> dict[str, Any]:
-        """The result as plain numbers, strings, lists and objects."""
-        return asdict(self)
 
 
 def warn_if(problem: str, name: str, value: str, measured: dict[str, Any]) -> Finding:
