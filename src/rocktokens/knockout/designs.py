@@ -63,10 +63,7 @@ class Design(Protocol):
     def judge(self, interim: Interim, block: int, noise: Interval) -> list[Settled | None]:
         """Return what is settled after a block, ban by ban; after the last block everything is.
 
-        Args:
-            interim: what is known of the bans that are still open.
-            block: which block has just been decoded.
-            noise: interval of the change between two free runs of the engine.
+        ``interim`` is of the bans still open, ``noise`` the interval of the change between two free runs of the engine.
         """
         ...
 

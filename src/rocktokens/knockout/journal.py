@@ -9,7 +9,7 @@ grader of today.
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -111,23 +111,12 @@ class RunJournal(Journal):
     def flush(self) -> None:
         """Commit what has not been committed yet."""
         if self._new:
-            path, table = f"{self._folder}/part-{self._n_parts:05d}.parquet", _table(self._new)
+            rows = [{"banned": banned, "rollout_id": place, **asdict(own)} for (banned, place), own in self._new]
+            path, table = f"{self._folder}/part-{self._n_parts:05d}.parquet", pa.Table.from_pylist(rows, schema=SCHEMA)
             self._run.commit(path, lambda target: pq.write_table(table, target, compression="zstd"), table.num_rows)
             self._n_parts += 1
             self._new = []
         self._written = time.monotonic()
-
-
-def _table(entries: Sequence[tuple[Key, Decoded]]) -> pa.Table:
-    columns = [
-        [list(banned) for (banned, _), _ in entries],
-        [rollout for (_, rollout), _ in entries],
-        [own.start for _, own in entries],
-        [own.token_ids for _, own in entries],
-        [own.finished for _, own in entries],
-    ]
-    arrays = [pa.array(values, type=field.type) for values, field in zip(columns, SCHEMA, strict=True)]
-    return pa.Table.from_arrays(arrays, schema=SCHEMA)
 
 
 def _entries(table: pa.Table) -> dict[Key, Decoded]:
