@@ -18,7 +18,7 @@ from typing import Literal
 
 from rocktokens.errors import RocktokensError
 from rocktokens.studies.plan import Job
-from rocktokens.studies.worker import Done, Failed, serve
+from rocktokens.studies.worker import Failed, Message, serve
 
 PATIENCE = 10.0
 """Seconds an idle worker is given to leave."""
@@ -115,7 +115,7 @@ def _hear(worker: _Worker, on_work: Callable[[int], None]) -> Job | None:
     job = worker.job
     assert job is not None
     try:
-        message = worker.connection.recv()
+        message: Message = worker.connection.recv()
     except (EOFError, OSError):
         worker.process.join(PATIENCE)
         raise RocktokensError(
@@ -125,10 +125,10 @@ def _hear(worker: _Worker, on_work: Callable[[int], None]) -> Job | None:
     if isinstance(message, Failed):
         worker.job = None  # it waits for another, and leaves by itself
         raise _as_error(job, message)
-    work = job.work if isinstance(message, Done) else message.work
+    work = job.work if message is None else message
     on_work(work - worker.reported)
     worker.reported = work
-    return job if isinstance(message, Done) else None
+    return job if message is None else None
 
 
 def _as_error(job: Job, failed: Failed) -> Exception:

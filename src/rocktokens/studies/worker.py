@@ -29,18 +29,6 @@ Report = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class WorkDone:
-    """This much of the job's work is done, in all."""
-
-    work: int
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """The job is finished."""
-
-
-@dataclass(frozen=True, slots=True)
 class Failed:
     """The job cannot be finished."""
 
@@ -49,6 +37,10 @@ class Failed:
     """Whether the message is a sentence for the user; otherwise it is a traceback."""
     errno: int | None = None
     """The system's number for what went wrong, if it came from the system."""
+
+
+Message = int | Failed | None
+"""What a worker says of its job: how much of the work is done in all, why it cannot be finished, or that it is."""
 
 
 def serve(connection: Connection, gpu: str | None) -> None:
@@ -62,7 +54,7 @@ def serve(connection: Connection, gpu: str | None) -> None:
             job = connection.recv()
         except EOFError:
             return
-        _send(connection, _attempt(job, lambda work: _send(connection, WorkDone(work))))
+        _send(connection, _attempt(job, lambda work: _send(connection, work)))
 
 
 def run_job(job: Job, report: Report) -> None:
@@ -136,7 +128,7 @@ class _Counting(Silent):
         yield advance
 
 
-def _attempt(job: Job, report: Report) -> Done | Failed:
+def _attempt(job: Job, report: Report) -> Failed | None:
     try:
         run_job(job, report)
     except RocktokensError as error:
@@ -145,10 +137,10 @@ def _attempt(job: Job, report: Report) -> Done | Failed:
         return Failed(traceback.format_exc(), is_sentence=False, errno=error.errno)
     except Exception:
         return Failed(traceback.format_exc(), is_sentence=False)
-    return Done()
+    return None
 
 
-def _send(connection: Connection, message: WorkDone | Done | Failed) -> None:
+def _send(connection: Connection, message: Message) -> None:
     """Tell the study's process; once that is gone, the job has no purpose."""
     try:
         connection.send(message)
