@@ -16,8 +16,7 @@ from rocktokens.studies.config import load_study
 from rocktokens.studies.forecast import Forecast, RunForecast, forecast
 
 StudyPath = Annotated[
-    Path,
-    typer.Argument(metavar="STUDY.TOML", help="The config of the study, or a recipe's name.", show_default=False),
+    Path, typer.Argument(metavar="STUDY.TOML", help="The config of the study, or a recipe's name.", show_default=False)
 ]
 
 

@@ -116,17 +116,12 @@ def _apply_override(record: dict[str, Any], override: str) -> None:
         table = table.setdefault(part, {})
         if not isinstance(table, dict):
             raise ConfigError(f"--set {override!r}: {part!r} is a value, not a section")
-    if choice := _CHOICE.match(override):
-        _leave_for(table, choice.group(1), value)
-    table[path[-1]] = value
-
-
-def _leave_for(table: dict[str, Any], kind: str, name: Any) -> None:
-    """Take away the keys of the task or policy that stands in a table, if another one comes."""
-    if table.get("name", _DEFAULT_NAMES[kind]) != name:
-        common = PolicyBase.common if kind == "policy" else ()
-        for key in table.keys() - common:
+    choice = _CHOICE.match(override)
+    if choice and table.get("name", _DEFAULT_NAMES[choice.group(1)]) != value:
+        # Take away the keys of the task or policy that stood there.
+        for key in table.keys() - (PolicyBase.common if choice.group(1) == "policy" else ()):
             del table[key]
+    table[path[-1]] = value
 
 
 def _toml_value(text: str) -> Any:

@@ -38,16 +38,15 @@ def _rocks(value: Any, info: ValidationInfo) -> str | list[int] | RockSet:
     return [int(each) for each in ids]
 
 
-def _rocks_with_verdicts(value: Any, info: ValidationInfo) -> str | RockSet:
-    if (given := _path_or(RockSet, value, info)) is not None:
-        return given
-    raise ValueError("give the path of a rocks.json")
+def _file_of(kind: type[S], name: str) -> PlainValidator:
+    """Take a path, or in Python an object of the kind."""
 
-
-def _controls(value: Any, info: ValidationInfo) -> str | ControlSet:
-    if (given := _path_or(ControlSet, value, info)) is not None:
+    def check(value: Any, info: ValidationInfo) -> str | S:
+        if (given := _path_or(kind, value, info)) is None:
+            raise ValueError(f"give the path of a {name}")
         return given
-    raise ValueError("give the path of a controls.json")
+
+    return PlainValidator(check)
 
 
 def _path_or(kind: type[S], value: Any, info: ValidationInfo) -> str | S | None:
@@ -58,8 +57,8 @@ def _path_or(kind: type[S], value: Any, info: ValidationInfo) -> str | S | None:
 
 
 Rocks = Annotated[str | list[int] | RockSet, PlainValidator(_rocks)]
-RocksWithVerdicts = Annotated[str | RockSet, PlainValidator(_rocks_with_verdicts)]
-Controls = Annotated[str | ControlSet, PlainValidator(_controls)]
+RocksWithVerdicts = Annotated[str | RockSet, _file_of(RockSet, "rocks.json")]
+Controls = Annotated[str | ControlSet, _file_of(ControlSet, "controls.json")]
 Weight = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(gt=0, le=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]

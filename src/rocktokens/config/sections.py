@@ -96,10 +96,7 @@ class TrainingSection(Section):
         default=25, ge=1, description="a checkpoint at step 0, every this many steps, and at the end"
     )
     max_truncated_share: float = Field(
-        default=0.9,
-        gt=0,
-        le=1,
-        description="stop when more rollouts than this hit the length limit 3 steps running",
+        default=0.9, gt=0, le=1, description="stop when more rollouts than this hit the length limit 3 steps running"
     )
     trace: bool = Field(
         default=True, description="write the scores of every response token to traces/training while training"

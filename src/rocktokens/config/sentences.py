@@ -38,7 +38,9 @@ def _one_sentence(model: type[Section], error: ValidationError) -> str:
         case "extra_forbidden":
             return f"{key} is not a known key{_nearest(model, key, place[0], choices)}"
         case "missing":
-            key = ".".join([key, *_first_required(place)])
+            fields = place[0].model_fields.items() if len(place) == 1 else ()
+            # Of a section that is missing, the first key it needs.
+            key = ".".join([key, *[name for name, field in fields if field.is_required()][:1]])
             can_be_set = "." in key and "[" not in key
             return f"{key} is missing: set it in the file{f' or with --set {key}=…' if can_be_set else ''}"
         case "union_tag_invalid":
@@ -101,12 +103,6 @@ def _not_one_of(sections: list[type[Section]], name: str) -> str:
     match = difflib.get_close_matches(name, known, n=1)
     remedy = f"did you mean {match[0]}?" if match and len(known) > _FEW else f"use one of {', '.join(known)}"
     return f"is not a {_kind(sections[0])}: {remedy}"
-
-
-def _first_required(sections: list[type[Section]]) -> list[str]:
-    """The first key that a missing section needs, if there is one section and it needs any."""
-    fields = sections[0].model_fields.items() if len(sections) == 1 else ()
-    return next(([name] for name, field in fields if field.is_required()), [])
 
 
 def _nearest(model: type[Section], key: str, section: type[Section], choices: list[type[Section]]) -> str:
