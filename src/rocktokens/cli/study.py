@@ -55,7 +55,7 @@ def study(
 
 
 def print_forecast(planned: Forecast) -> None:
-    """One row per run, and the total."""
+    """Print one row per run, and the total."""
     print_table(forecast_table(planned.runs))
     output.print(planned.interval_width, highlight=False, soft_wrap=True)
     if not planned.steps_left and not planned.answers_left:

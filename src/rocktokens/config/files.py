@@ -31,13 +31,13 @@ def load_config(path: str | Path, overrides: list[str] | None = None) -> Config:
 
 
 def run_config(run: RunDir, overrides: list[str] | None = None) -> Config:
-    """The config a run was started with, overrides applied, pointing at where the run lies now."""
+    """Return the config a run was started with, overrides applied, pointing at where the run lies now."""
     run.require()
     return load_config(run.config, [*(overrides or []), f"run.directory={json.dumps(str(run.path))}"])
 
 
 def student_name(run: RunDir, step: int) -> str:
-    """The student whose traces are filed under ``step``: a directory, a hub id or an embedded id.
+    """Return the student whose traces are filed under ``step``: a directory, a hub id or an embedded id.
 
     That is an entry of ``trace.checkpoints`` in the run's config, else ``checkpoints/step-N`` of the run.
     """
@@ -59,12 +59,12 @@ def parse_config(text: str, overrides: list[str] | None = None, name: str = "con
 
 
 def dump_config(config: Config) -> str:
-    """The config as TOML with every default written out; ``parse_config`` gives the same config back."""
+    """Write the config as TOML with every default; ``parse_config`` gives the same config back."""
     return dump_toml(config.model_dump(mode="json", exclude_none=True))
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
-    """The record in a TOML file, or in the recipe of that name where there is no such file."""
+    """Read the record in a TOML file, or in the recipe of that name where there is no such file."""
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
@@ -125,7 +125,7 @@ def _apply_override(record: dict[str, Any], override: str) -> None:
 
 
 def _toml_value(text: str) -> Any:
-    """A TOML literal if it parses as one, otherwise the bare text: ``--set run.directory=runs/a`` needs no quotes."""
+    """Parse a TOML literal, or take the bare text: ``--set run.directory=runs/a`` needs no quotes."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

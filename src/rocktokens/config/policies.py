@@ -29,7 +29,7 @@ IN_PYTHON = {"in_python": True}
 
 
 def _rocks(value: Any, info: ValidationInfo) -> str | list[int] | RockSet:
-    """A path, token ids in rank order, or in Python a RockSet."""
+    """Take a path, token ids in rank order, or in Python a RockSet."""
     if (given := _path_or(RockSet, value, info)) is not None:
         return given
     ids: list[Any] = list(value) if isinstance(value, Iterable) and not isinstance(value, str | dict) else [value]
@@ -50,7 +50,7 @@ def _file_of(kind: type[S], name: str) -> PlainValidator:
 
 
 def _path_or(kind: type[S], value: Any, info: ValidationInfo) -> str | S | None:
-    """A path as text, or an object of the kind where one may be given; None for anything else."""
+    """Take a path as text, or an object of the kind where one may be given; None for anything else."""
     if isinstance(value, kind) and info.context == IN_PYTHON:
         return value
     return str(value) if isinstance(value, str | Path) and str(value) != "" else None
@@ -87,7 +87,7 @@ class UniformSection(PolicyBase):
     @model_validator(mode="before")
     @classmethod
     def _without_old_default(cls, record: Any) -> Any:
-        """Configs written when all policies shared their keys have the default of ``lam`` here, which meant nothing."""
+        """Drop ``lam = 0``, which configs have from when all policies shared their keys and which meant nothing."""
         if isinstance(record, dict) and record.get("lam") == 0.0:
             return {key: value for key, value in record.items() if key != "lam"}
         return record
@@ -328,7 +328,7 @@ PolicySection = Annotated[
 
 
 def sections_in(section: PolicyBase) -> Iterator[PolicyBase]:
-    """A section and all those within it."""
+    """Yield a section and all those within it."""
     yield section
     for part in getattr(section, "policies", ()):
         yield from sections_in(part)
@@ -339,7 +339,7 @@ FILE_KEYS = ("rocks", "controls", "protect")
 
 
 def files_of(section: PolicyBase, key: str = "policy") -> dict[str, str]:
-    """The files that a policy reads, by key: ``policy.protect``, ``policy.policies[0].rocks``."""
+    """Return the files that a policy reads, by key: ``policy.protect``, ``policy.policies[0].rocks``."""
     named = {f"{key}.{name}": getattr(section, name, None) for name in FILE_KEYS}
     files = {name: value for name, value in named.items() if isinstance(value, str)}
     for index, part in enumerate(getattr(section, "policies", ())):

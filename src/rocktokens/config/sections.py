@@ -216,7 +216,7 @@ class Config(Section):
 
 
 def evaluation_task(config: Config) -> TaskSection:
-    """What accuracy is measured on; only word problems come with held-out ones of their own."""
+    """Return what accuracy is measured on; only word problems come with held-out ones of their own."""
     if config.evaluation.task is not None:
         return config.evaluation.task
     if isinstance(config.task, WordmathTask):
@@ -228,6 +228,6 @@ def evaluation_task(config: Config) -> TaskSection:
 
 
 def checkpoint_steps(names: list[str]) -> list[int]:
-    """What ``trace.checkpoints`` are filed under: the steps in their names if all have one, else their places."""
+    """Return what ``trace.checkpoints`` are filed under: the steps in their names if all have one, else places."""
     found = [_STEP.search(name.rstrip("/")) for name in names]
     return [int(match.group(1)) if all(found) and match else index for index, match in enumerate(found)]

@@ -23,7 +23,7 @@ _FEW = 5
 
 
 def validate(model: type[M], record: Mapping[str, Any], name: str, context: Mapping[str, Any] | None = None) -> M:
-    """The model of a record; the first mistake is a ConfigError, one sentence that begins with ``name``."""
+    """Make the model of a record; the first mistake is a ConfigError, one sentence that begins with ``name``."""
     try:
         return model.model_validate(record, context=context)
     except ValidationError as error:
@@ -53,7 +53,7 @@ def _one_sentence(model: type[Section], error: ValidationError) -> str:
 def _walk(
     model: type[Section], location: tuple[int | str, ...]
 ) -> tuple[str, list[type[Section]], list[type[Section]]]:
-    """The key that a location means, the sections that can stand there, and those the last name chose from.
+    """Find the key that a location means, the sections that can stand there, and those the last name chose from.
 
     For an unknown key the section is the one around it.
     """
@@ -73,7 +73,7 @@ def _walk(
 
 
 def _sections(annotation: Any) -> list[type[Section]]:
-    """The models an annotation allows, not those within lists."""
+    """Return the models an annotation allows, not those within lists."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return [annotation]
     if get_origin(annotation) is Annotated:
@@ -84,7 +84,7 @@ def _sections(annotation: Any) -> list[type[Section]]:
 
 
 def _item(annotation: Any) -> Any:
-    """What the entries of a list are, where the annotation is one."""
+    """Return what the entries of a list are, where the annotation is one."""
     if get_origin(annotation) is list:
         return get_args(annotation)[0]
     return next((found for argument in get_args(annotation) if (found := _item(argument)) is not None), None)
@@ -117,7 +117,7 @@ def _nearest(model: type[Section], key: str, section: type[Section], choices: li
 
 
 def _keys(model: type[Section], above: str = "") -> Iterator[str]:
-    """Every key there can be, dotted; those of lists are left out."""
+    """Yield every key there can be, dotted; those of lists are left out."""
     for name, field in model.model_fields.items():
         yield above + name
         for section in _sections(field.annotation):

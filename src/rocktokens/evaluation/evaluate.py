@@ -103,7 +103,7 @@ def measure_evaluation(
 
 
 def _settings(run: RunDir, config: Config, model: str, seed: int) -> dict[str, Any]:
-    """What an accuracy depends on: the content of model and data, not where they lie or what they are called."""
+    """Return what an accuracy depends on: the content of model and data, not where they lie or what they are called."""
     task = evaluation_task(config)
     data = Path(task.path) if isinstance(task, JsonlTask) else None
     return {

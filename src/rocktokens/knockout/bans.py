@@ -77,7 +77,7 @@ def choose_bans(rocks: RockSet, wanted: Wanted, tokens: Tokens) -> list[Ban]:
 
 
 def _set_name(ranked: list[Ban], named: list[Ban], wanted: Wanted) -> str:
-    """What a set is called: its rocks by number and category, few other types by their texts, more by number."""
+    """Name a set: its rocks by number and category, few other types by their texts, more by number."""
     of = f" of category {', '.join(wanted.categories)}" if wanted.categories else ""
     rocks = f"{len(ranked)} rock{'s' if len(ranked) > 1 else ''}{of}" if ranked else ""
     types = " + ".join(visible(ban.name) for ban in named) if len(named) <= NAMED else f"{len(named)} types"
@@ -120,7 +120,7 @@ def ranked_rocks(rocks: RockSet, wanted: Wanted) -> list[RockToken]:
 
 
 def _only_id(text: str, tokens: Tokens) -> int:
-    """The one token that has this text."""
+    """Return the one token that has this text."""
     found = tokens.vocabulary.ids(text)
     if len(found) == 1:
         return found[0]
@@ -137,7 +137,7 @@ def _only_id(text: str, tokens: Tokens) -> int:
 
 
 def _named_ban(token_id: int, rocks: RockSet, vocabulary: "Vocabulary") -> Ban:
-    """The ban of one type; a rock keeps the text and the category it was found with."""
+    """Make the ban of one type; a rock keeps the text and the category it was found with."""
     for token in rocks.tokens:
         if token.id == token_id:
             return Ban((token_id,), token.text, category=token.category)

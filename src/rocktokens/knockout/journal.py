@@ -75,12 +75,7 @@ class RunJournal(Journal):
     """Keeps everything in a run directory, under ``knockout/<conditions>/``."""
 
     def __init__(self, run: RunDir, conditions: str) -> None:
-        """Read what is there.
-
-        Args:
-            run: whose lock the caller holds.
-            conditions: a digest of all that the rollouts depend on.
-        """
+        """Read what is there, under the caller's lock; ``conditions`` digest all that the rollouts depend on."""
         super().__init__()
         self._run = run
         self._folder = f"knockout/{conditions}"

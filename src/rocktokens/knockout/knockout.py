@@ -136,7 +136,7 @@ def _load(run: RunDir, config: Config, checkpoint: str) -> BannedModel:
 def _bans(
     run: RunDir, config: Config, rocks: RockSet, wanted: Wanted, loaded: "LoadedModel"
 ) -> tuple[list[Ban], list[str]]:
-    """What is wanted, and a warning where that includes rocks that end answers, which are left out."""
+    """Return what is wanted, and a warning where that includes rocks that end answers, which are left out."""
     from rocktokens.traces.store import TraceStore
     from rocktokens.traces.token_text import Vocabulary
 
@@ -155,7 +155,7 @@ def _bans(
 
 
 def _conditions(config: Config, banned: BannedModel, prompts: Sequence[Prompt], sampling: "Sampling") -> dict[str, Any]:
-    """What rollouts and their grades depend on under any ban; not what is banned, nor how the change is judged."""
+    """Return what rollouts and grades depend on under any ban; not what is banned, nor how the change is judged."""
     from rocktokens.rollouts.encode import encode_prompt
 
     loaded, template, longest = banned.loaded, sampling.chat_template, sampling.max_prompt_length
@@ -185,7 +185,7 @@ def _digest(content: Any) -> str:
 
 
 def _columns(run: RunDir, rocks: RockSet, bans: Sequence[Ban]) -> dict[str, dict[int, float]]:
-    """What the trace the rocks were found in says of the types that are banned alone."""
+    """Return what the trace the rocks were found in says of the types that are banned alone."""
     from rocktokens.knockout.correlates import type_columns
     from rocktokens.traces.store import TraceStore
 
@@ -210,7 +210,7 @@ def with_verdicts(rocks: RockSet, sweep: KnockoutSweep, rule: RuleName) -> RockS
 
 
 def has_verdicts(rocks: RockSet, sweep: KnockoutSweep, rule: RuleName) -> bool:
-    """Whether the verdicts of rocks are those of this sweep by this rule."""
+    """Return whether the verdicts of rocks are those of this sweep by this rule."""
     return bool(_tested_rocks(rocks, sweep)) and rocks.source.get("verdicts") == _provenance(sweep, rule)
 
 
@@ -220,7 +220,7 @@ def _provenance(sweep: KnockoutSweep, rule: RuleName) -> dict[str, Any]:
 
 
 def _tested_rocks(rocks: RockSet, sweep: KnockoutSweep) -> dict[int, Knockout]:
-    """By id, the rocks that were banned alone."""
+    """Return by id the rocks that were banned alone."""
     alone = {own.ban.ids[0]: own for own in sweep.of_role("tested") if len(own.ban.ids) == 1}
     return {token_id: alone[token_id] for token_id in rocks.ids.tolist() if token_id in alone}
 

@@ -143,7 +143,7 @@ class Forecasts:
     verdict_F: np.ndarray
 
     def share(self, kind: Verdict) -> float:
-        """Of those that end in this verdict."""
+        """Return the share of those that end in this verdict."""
         return float((self.verdict_F == kind).mean())
 
 
@@ -177,7 +177,7 @@ def forecast(interim: Interim, bans: Sequence[int], rule: VerdictRule, noise: In
 
 
 def _outcomes(interim: Interim, ban: int, seed: int) -> np.ndarray:
-    """Ints (F, H): in each forecast, how many of all prompts change by how much."""
+    """Return ints (F, H): in each forecast, how many of all prompts change by how much."""
     num_samples, affected_N = interim.num_samples, interim.affected_KN[ban]
     looked_N = np.arange(len(affected_N)) < interim.looked
     changes, right = interim.lowest_KN[ban, affected_N & looked_N], interim.free_right_N[affected_N & looked_N]
@@ -193,7 +193,7 @@ def _outcomes(interim: Interim, ban: int, seed: int) -> np.ndarray:
 
 
 def _rates(rng: np.random.Generator, changed: np.ndarray, of: np.ndarray, num_samples: int) -> np.ndarray:
-    """Draws (F,) of the rate at which such answers change; S answers to one prompt say as much as one."""
+    """Return draws (F,) of the rate at which such answers change; S answers to one prompt say as much as one."""
     yes, no = changed.sum() / num_samples, (of - changed).sum() / num_samples
     return rng.beta(JEFFREYS + yes, JEFFREYS + no, FORECASTS)
 

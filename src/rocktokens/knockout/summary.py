@@ -100,7 +100,7 @@ def _knockouts(outcomes: SweepOutcomes, rule: VerdictRule, noise: Interval, voca
 
 
 def _corrected(outcomes: SweepOutcomes) -> dict[int, float]:
-    """By ban, p corrected among its kind."""
+    """Return by ban its p, corrected among its kind."""
     q_of: dict[int, float] = {}
     for role in get_args(Role):
         own = [index for index, ban in enumerate(outcomes.bans) if ban.role == role]
@@ -164,7 +164,7 @@ def _baseline(outcomes: SweepOutcomes, seed: int) -> dict[str, Any]:
 
 
 def _cost(outcomes: SweepOutcomes) -> dict[str, Any]:
-    """In tokens; where a rollout was not decoded to its end, a full sweep is taken to need the free one's length."""
+    """Count tokens; where a rollout was not decoded to its end, a full sweep is taken to need the free one's length."""
     lengths_R = np.array([len(rollout.token_ids) for rollout in outcomes.free])
     free_tokens, n_bans = int(lengths_R.sum()), len(outcomes.bans)
     continuations = [(place, own) for looked in outcomes.looked for place, own in looked.items()]
@@ -182,10 +182,10 @@ def _cost(outcomes: SweepOutcomes) -> dict[str, Any]:
 
 
 def _counts(knockouts: Sequence[Knockout], rule: VerdictRule) -> dict[str, dict[str, int] | None]:
-    """By rule, then by verdict; nothing is corrected where a ban was stopped without a p."""
+    """Count by rule, then by verdict; nothing is corrected where a ban was stopped without a p."""
 
     def corrected(own: Knockout) -> Verdict | None:
-        """What is left of a verdict when p is corrected."""
+        """Return what is left of a verdict when p is corrected."""
         if own.q is None or own.interval is None:
             return None
         is_call = own.verdict in ("pillar", "stumbling")
@@ -203,7 +203,7 @@ def _counts(knockouts: Sequence[Knockout], rule: VerdictRule) -> dict[str, dict[
 def _correlations(
     tested: Sequence[Knockout], columns: Mapping[str, Mapping[int, float]], seed: int
 ) -> list[dict[str, Any]]:
-    """Over types that are written at all; none where some were stopped without their Δ: the others are no sample."""
+    """Correlate over types that are written at all; not if some were stopped without Δ: the others are no sample."""
     single = [knockout for knockout in tested if len(knockout.ban.ids) == 1 and knockout.changes.n_rollouts]
     if not single or any(knockout.delta is None for knockout in single):
         return []

@@ -143,7 +143,7 @@ def _placebos(
     settings: SweepSettings,
     vocabulary: Vocabulary,
 ) -> tuple[list[Ban], list[int]]:
-    """Bans that are set beside the tested ones, and the single types nothing could stand in for."""
+    """Choose bans to set beside the tested ones; also return the single types nothing could stand in for."""
     sampler = answering.sampler
     counts_V = token_counts(free, sampler.vocab_size)
     excluded = sampler.eos_ids | set(rocks) | {token for ban in tested for token in ban.ids}

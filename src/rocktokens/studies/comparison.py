@@ -122,7 +122,7 @@ def compare(
 
 
 def summarise_arm(name: str, seeds: Seeds, alpha: float) -> Arm:
-    """The arm at every checkpoint that all its runs have, its runs, and the means of what else they state."""
+    """Describe an arm at every checkpoint that all its runs have, its runs, and the means of what else they state."""
     curves = all_runs(seeds)
     names = dict.fromkeys(name for curve in curves for name in curve.facts)
     return Arm(
@@ -160,7 +160,7 @@ def _run_accuracy(curve: Curve) -> RunAccuracy:
 def _compare_kind(
     kind: Kind, runs: Runs, pairs: Sequence[tuple[str, str]], target: float | None, rule: DecisionRule
 ) -> list[Comparison]:
-    """All pairs in one way; none where there is no accuracy to reach."""
+    """Compare all pairs in one way; none where there is no accuracy to reach."""
     if kind != "steps_to_accuracy":
         read = partial(_accuracy_difference, AXES[kind])
     elif target is not None:
@@ -200,7 +200,7 @@ def _comparison(kind: Kind, pair: tuple[str, str], reading: Reading, p_holm: flo
 
 
 def _accuracy_difference(axis: Axis, first: Seeds, second: Seeds) -> Reading:
-    """At equal steps, tokens or seconds."""
+    """Compare at equal steps, tokens or seconds."""
     last_step = last_common_step([*all_runs(first), *all_runs(second)])
     at_S, differences_SP = [], []
     for seed, own in first.items():
@@ -212,7 +212,7 @@ def _accuracy_difference(axis: Axis, first: Seeds, second: Seeds) -> Reading:
 
 
 def _steps_difference(target: float, first: Seeds, second: Seeds) -> Reading:
-    """In steps until the target accuracy."""
+    """Compare the steps until the target accuracy."""
     curves = [*all_runs(first), *all_runs(second)]
     budget, n_prompts = last_common_step(curves), len(curves[0].prompt_ids)
     # The first row is the prompts as they are.
@@ -232,7 +232,7 @@ def _steps_difference(target: float, first: Seeds, second: Seeds) -> Reading:
 
 
 def _steps_by_seed(target: float, budget: int, seeds: Seeds, weights_BP: np.ndarray) -> tuple[np.ndarray, int]:
-    """float64 (B, S): steps to the target under each row of weights, draws averaged; and how many runs never get there.
+    """Return float64 (B, S), steps to the target under each row of weights, and how many runs never get there.
 
     Those count with the budget; how many they are is read off the first row.
     """
@@ -248,7 +248,7 @@ def _steps_by_seed(target: float, budget: int, seeds: Seeds, weights_BP: np.ndar
 
 
 def _default_target(baseline: Seeds) -> float | None:
-    """What the baseline has after 90 % of its gain; None where it gained nothing."""
+    """Return what the baseline has after 90 % of its gain; None where it gained nothing."""
     last = last_common_step(all_runs(baseline))
     start, end = (float(table_at(baseline, step).mean()) for step in (0, last))
     return start + GAIN_TO_REACH * (end - start) if end > start else None

@@ -161,7 +161,7 @@ def load_study(path: str | Path, overrides: list[str] | None = None) -> StudyCon
 
 
 def make_study(record: dict[str, Any], name: str = "study") -> StudyConfig:
-    """The study of a record, or one sentence on what in it does not fit together; ``name`` is what that calls it."""
+    """Validate a record as a study; say in one sentence what does not fit together, which calls it ``name``."""
     _require_study(record, name)
     study = validate(StudyConfig, record, name)
     for arm in study.arm:
@@ -175,12 +175,12 @@ def make_study(record: dict[str, Any], name: str = "study") -> StudyConfig:
 
 
 def dump_study(study: StudyConfig) -> str:
-    """The study as TOML with every default written out; it reads back as the same study."""
+    """Write the study as TOML with every default; it reads back as the same study."""
     return dump_toml(study.model_dump(mode="json", exclude_none=True))
 
 
 def arms_with(study: StudyConfig, placeholder: str) -> list[ArmSection]:
-    """The arms whose policy uses a file of the study."""
+    """Return the arms whose policy uses a file of the study."""
     return [arm for arm in study.arm if placeholder in files_of(arm.policy).values()]
 
 
@@ -218,7 +218,7 @@ def _require_drawable(arm: ArmSection) -> None:
 
 
 def _require_names(study: StudyConfig) -> None:
-    """Arms can be told apart, also as folders, and those that are compared exist."""
+    """Require arms that can be told apart, also as folders, and that those that are compared exist."""
     if nameless := [arm.name for arm in study.arm if not arm.slug]:
         raise ConfigError(f"arm {nameless[0]!r} has no letter or digit in its name, which names its folder: add one")
     for slug, count in Counter(arm.slug for arm in study.arm).items():
@@ -242,7 +242,7 @@ def _require_names(study: StudyConfig) -> None:
 
 
 def _require_one_denominator(arms: list[ArmSection]) -> None:
-    """Losses with different normalisers are different learning rates: no comparison of policies."""
+    """Refuse different normalisers of losses, which are different learning rates: no comparison of policies."""
     by_name = {arm.policy.denominator: arm.name for arm in arms}
     if len(by_name) > 1:
         raise ConfigError(
@@ -252,7 +252,7 @@ def _require_one_denominator(arms: list[ArmSection]) -> None:
 
 
 def _require_rocks(study: StudyConfig) -> None:
-    """The placeholders stand for something, from one source, and no arm is trained on what found its rocks."""
+    """Require one source for what placeholders stand for, and that no arm trains on what found its rocks."""
     scout, given = study.scout, study.study.rocks
     if scout is not None and given is not None:
         raise ConfigError("study.rocks and [scout] are both given, but rocks come from one of them: remove the other")

@@ -26,7 +26,7 @@ Runs = Mapping[str, Seeds]
 
 
 def ordered(curves: Sequence[Curve]) -> Runs:
-    """The runs by arm and seed, prompts in the order of their ids; refused in one sentence when they do not match."""
+    """Sort the runs by arm and seed, prompts by their ids; refuse, in one sentence, runs that do not match."""
     if not curves:
         raise RocktokensError("the study has no runs to compare: train at least one arm")
     for curve in curves:
@@ -42,17 +42,17 @@ def ordered(curves: Sequence[Curve]) -> Runs:
 
 
 def all_runs(seeds: Seeds) -> list[Curve]:
-    """Every run of an arm."""
+    """Return every run of an arm."""
     return [curve for runs in seeds.values() for curve in runs]
 
 
 def common_steps(curves: Iterable[Curve]) -> list[int]:
-    """The steps at which all these runs were evaluated, ascending."""
+    """Return the steps at which all these runs were evaluated, ascending."""
     return sorted(set.intersection(*(set(curve.steps.tolist()) for curve in curves)))
 
 
 def last_common_step(curves: Sequence[Curve]) -> int:
-    """The last step at which all these runs were evaluated; refused where that is 0."""
+    """Return the last step at which all these runs were evaluated; refuse 0."""
     last = common_steps(curves)[-1]
     if last == 0:
         arms = " and ".join(dict.fromkeys(repr(curve.arm) for curve in curves))
@@ -61,17 +61,17 @@ def last_common_step(curves: Sequence[Curve]) -> int:
 
 
 def table_at(seeds: Seeds, step: int) -> np.ndarray:
-    """float64 (S, P): an arm's share of right answers at a step, by seed, draws averaged."""
+    """Return float64 (S, P): an arm's share of right answers at a step, by seed, draws averaged."""
     return np.array([mean_correct(curves, "steps", step) for curves in seeds.values()])
 
 
 def mean_correct(curves: Sequence[Curve], axis: Axis, value: float) -> np.ndarray:
-    """float64 (P,): ``correct_at``, averaged over runs."""
+    """Return float64 (P,): ``correct_at``, averaged over runs."""
     return np.mean([correct_at(curve, axis, value) for curve in curves], axis=0)
 
 
 def correct_at(curve: Curve, axis: Axis, value: float) -> np.ndarray:
-    """float64 (P,): the share of right answers to each prompt once this much was spent; at the run's end beyond it."""
+    """Return float64 (P,): the share of right answers by prompt once this much was spent; the run's end beyond it."""
     spent_E = np.asarray(getattr(curve, axis), dtype=np.float64)
     last = len(spent_E) - 1
     before = int(np.searchsorted(spent_E, value, side="right")) - 1
@@ -82,7 +82,7 @@ def correct_at(curve: Curve, axis: Axis, value: float) -> np.ndarray:
 
 
 def steps_to(target: float, steps_E: np.ndarray, accuracy_BE: np.ndarray) -> np.ndarray:
-    """float64 (B,): where accuracy, straight between evaluations, first reaches the target; NaN where it never does."""
+    """Return float64 (B,): where accuracy, straight between evaluations, first reaches the target; NaN if never."""
     reached_BE = accuracy_BE >= target
     first_B = reached_BE.argmax(axis=1)
     before_B = np.maximum(first_B - 1, 0)

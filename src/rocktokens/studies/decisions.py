@@ -61,7 +61,7 @@ class StudySize(NamedTuple):
 
 
 def decide(kind: Kind, interval: Interval, rule: DecisionRule) -> StudyVerdict:
-    """What the first arm is, judged by the interval alone."""
+    """Judge what the first arm is by the interval alone."""
     is_count = kind == "steps_to_accuracy"
     low, high = (-interval[1], -interval[0]) if is_count else interval
     if low > 0:
@@ -75,7 +75,7 @@ def decide(kind: Kind, interval: Interval, rule: DecisionRule) -> StudyVerdict:
 
 
 def verdict_lines(result: StudyResult) -> list[str]:
-    """For every pair its verdict at equal steps, and indented below it the other ways to compare."""
+    """Say for every pair its verdict at equal steps, and indented below it the other ways to compare."""
     return [_line(result, own) for own in result.comparisons]
 
 
@@ -91,12 +91,12 @@ def _line(result: StudyResult, own: Comparison) -> str:
 
 
 def _unit(own: Comparison) -> tuple[str, float, int]:
-    """What differences are shown in, how many of it make 1, and decimals."""
+    """Return what differences are shown in, how many of it make 1, and decimals."""
     return ("steps", 1.0, 0) if own.kind == "steps_to_accuracy" else ("points", 100.0, 1)
 
 
 def _unreached(result: StudyResult, own: Comparison) -> str:
-    """Who came to the accuracy and who did not, where steps cannot be compared."""
+    """Say who reached the accuracy and who did not, where steps cannot be compared."""
     counts = [len(result.arm(name).runs) for name in (own.first, own.second)]
     arms = list(zip((own.first, own.second), counts, own.never, own.mean_steps or (0.0, 0.0), strict=True))
     none = [f"none of {counted(count, 'run')} of {name}" for name, count, never, _ in arms if never == count]
@@ -150,7 +150,7 @@ def _judgement(result: StudyResult, own: Comparison) -> Iterator[str]:
 
 
 def study_notes(size: StudySize, *, no_target: str | None = None, is_retimed: bool = False) -> list[str]:
-    """What the study cannot say, in sentences.
+    """Say in sentences what the study cannot say.
 
     Args:
         size: seeds, pairs and α.

@@ -79,20 +79,20 @@ def plan_jobs(study: StudyConfig, files: dict[str, str] | None = None) -> list[J
 
 
 def evaluated_steps(study: StudyConfig) -> tuple[int, ...]:
-    """Training steps made at every evaluation: none, every ``evaluate_every``, and all."""
+    """Return training steps made at every evaluation: none, every ``evaluate_every``, and all."""
     last = study.base.training.max_steps
     return (*range(0, last, study.study.evaluate_every), last)
 
 
 def scout_config(study: StudyConfig) -> Config:
-    """The run that finds the rocks: the base config and uniform weights."""
+    """Return the run that finds the rocks: the base config and uniform weights."""
     if study.scout is None:
         raise ConfigError("the study has no [scout]: add one, or set study.rocks")
     return _run_config(study, f"{study.study.directory}/scout", study.scout.seed, {"name": "uniform"}, {})
 
 
 def study_files(directory: str | Path) -> dict[str, str]:
-    """What the placeholders in policies stand for."""
+    """Return what the placeholders in policies stand for."""
     return {ROCKS: str(Path(directory) / "rocks.json"), CONTROLS: str(Path(directory) / "controls.json")}
 
 
@@ -141,7 +141,7 @@ def _require_same(config: Config, owner: str, unused: frozenset[str]) -> None:
 
 
 def _settings(config: Config, unused: frozenset[str]) -> dict[str, Any]:
-    """What a run depends on, as ``section.key``; files of its study by their placeholders, wherever the study lies."""
+    """Return what a run depends on, as ``section.key``; files of its study by placeholder, wherever that lies."""
     directory = Path(config.run.directory)
     study = directory.parents[2] if directory.parts[-3:-2] == ("arms",) else directory.parent
     placeholders = {path: name for name, path in study_files(study).items()}
@@ -150,7 +150,7 @@ def _settings(config: Config, unused: frozenset[str]) -> dict[str, Any]:
 
 
 def _key_in_study(key: str, owner: str) -> str:
-    """Where a key of a run stands in study.toml."""
+    """Return where a key of a run stands in study.toml."""
     if owner == SCOUT and key == "run.seed":
         return "scout.seed"
     if owner != SCOUT and key == "training.save_steps":
@@ -167,7 +167,7 @@ def _flat(record: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
 
 
 def _replaced(value: Any, names: dict[str, str]) -> Any:
-    """A record with some of its strings replaced, however deep."""
+    """Replace some strings of a record, however deep."""
     if isinstance(value, dict):
         return {key: _replaced(item, names) for key, item in value.items()}
     if isinstance(value, list):

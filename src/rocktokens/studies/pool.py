@@ -42,10 +42,10 @@ class _Worker:
 def run_jobs(
     jobs: Sequence[Job], places: Sequence[str | None], on_work: Callable[[int], None], on_done: Callable[[Job], None]
 ) -> None:
-    """Finish all jobs, one worker at each place.
+    """Finish all jobs, begun in this order, one worker at each place.
 
     Args:
-        jobs: in the order they are begun.
+        jobs: one run each.
         places: for each worker, the GPU it sees (as ``CUDA_VISIBLE_DEVICES`` names it), or None for the CPU.
         on_work: called with the work that was done since the last call.
         on_done: called with every job that is finished.
@@ -68,7 +68,7 @@ def run_jobs(
 
 
 def choose_places(processes: int | Literal["auto"], device: str, n_jobs: int) -> list[str | None]:
-    """Where the workers work: one a GPU, else one a CPU core, or as many as asked for; never more than jobs."""
+    """Choose where the workers work: one per GPU, else one per CPU core, or as many as asked for; at most the jobs."""
     gpus = _gpus(device)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     wanted = (len(gpus) or cores) if processes == "auto" else processes
@@ -76,7 +76,7 @@ def choose_places(processes: int | Literal["auto"], device: str, n_jobs: int) ->
 
 
 def _gpus(device: str) -> list[str | None]:
-    """The GPUs to share out; with ``cuda:N`` the config has chosen, and every worker sees what this process sees."""
+    """Return the GPUs to share out; with ``cuda:N`` the config has chosen: workers see what this process sees."""
     if device == "cpu":
         return []
     import torch
@@ -101,7 +101,7 @@ def _start(gpu: str | None) -> _Worker:
 
 @contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """A process that is started here never sees Ctrl-C, not even while it imports; this one sees it after the block."""
+    """Keep Ctrl-C from a process that is started here, even while it imports; this one sees it after the block."""
     resource_tracker.getfd()  # starts the tracker, which would let interrupts through again
     held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -111,7 +111,7 @@ def _interrupts_held() -> Iterator[None]:
 
 
 def _hear(worker: _Worker, on_work: Callable[[int], None]) -> Job | None:
-    """One message of a worker: the job, when it is finished."""
+    """Take one message of a worker; return the job when it is finished."""
     job = worker.job
     assert job is not None
     try:

@@ -55,7 +55,7 @@ def _began_alike(first: Job, other: Job) -> bool:
 
 
 def read_curves(jobs: Sequence[Job]) -> list[Curve]:
-    """The curve of every job; all of them must be finished."""
+    """Read the curve of every job; all of them must be finished."""
     start = _answers(jobs[0], 0)
     return [_curve(job, start) for job in jobs]
 

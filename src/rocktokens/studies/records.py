@@ -155,15 +155,15 @@ class StudyResult(Record):
     schema_version: int = STUDY_SCHEMA_VERSION
 
     def arm(self, name: str) -> Arm:
-        """The arm of that name."""
+        """Return the arm of that name."""
         return next(arm for arm in self.arms if arm.name == name)
 
     def of_kind(self, kind: Kind) -> list[Comparison]:
-        """The comparisons of one kind, pair after pair."""
+        """Return the comparisons of one kind, pair after pair."""
         return [comparison for comparison in self.comparisons if comparison.kind == kind]
 
     def to_record(self) -> dict[str, Any]:
-        """The content of study.json: plain numbers, strings, lists and objects."""
+        """Return the content of study.json: plain numbers, strings, lists and objects."""
         return asdict(self)
 
     def save(self, path: str | Path) -> None:

@@ -75,12 +75,12 @@ def drop_optimizers(run: RunDir) -> None:
 
 
 def is_complete(job: Job) -> bool:
-    """Whether every evaluation of the job has been made."""
+    """Return whether every evaluation of the job has been made."""
     return all(evaluation(job, step) is not None for step in job.evaluated)
 
 
 def evaluation(job: Job, step: int) -> EvaluationRecord | None:
-    """What a checkpoint answered, None if it has not been evaluated yet."""
+    """Return what a checkpoint answered, None if it has not been evaluated yet."""
     from rocktokens.evaluation.evaluate import kept_evaluation
 
     model = str(job.run.checkpoint(step))

@@ -13,12 +13,12 @@ from rocktokens.types import Prompt
 
 
 def load_jsonl(section: JsonlTask) -> DatasetTask:
-    """The task over a file, read once."""
+    """Load a file as a task, read once."""
     return dataset_task(section, _read_lines(Path(section.path)))
 
 
 def dataset_task(section: JsonlTask | HubTask, records: Iterable[tuple[str, Mapping[str, Any]]]) -> DatasetTask:
-    """A task over records, each with the words that name it in an error, such as "line 3"."""
+    """Make a task over records, each with the words that name it in an error, such as "line 3"."""
     if "{prompt}" not in section.template:
         raise RocktokensError(
             f"task.template is {section.template!r}, which has no {{prompt}}: every prompt would be the same text"
