@@ -36,8 +36,4 @@ class NamedSection(Section):
 
 def named_by_default(name: str) -> BeforeValidator:
     """Take a table without a name for the section of this name, so that one key of it can be set alone."""
-
-    def add_name(value: Any) -> Any:
-        return {"name": name, **value} if isinstance(value, dict) else value
-
-    return BeforeValidator(add_name)
+    return BeforeValidator(lambda value: {"name": name, **value} if isinstance(value, dict) else value)

@@ -202,11 +202,15 @@ def with_verdicts(rocks: RockSet, sweep: KnockoutSweep, rule: RuleName) -> RockS
     tested = _tested_rocks(rocks, sweep)
     if not tested:
         return rocks
-    return replace(
-        rocks,
-        tokens=[_judged(token, tested.get(token.id), rule) for token in rocks.tokens],
-        source={**rocks.source, "verdicts": _provenance(sweep, rule)},
-    )
+
+    def judged(token: RockToken) -> RockToken:
+        if (found := tested.get(token.id)) is None:
+            return token
+        verdict = found.paper_verdict if rule == "paper" else found.verdict
+        return replace(token, verdict=verdict, delta=found.delta, delta_interval=found.interval)
+
+    source = {**rocks.source, "verdicts": _provenance(sweep, rule)}
+    return replace(rocks, tokens=[judged(token) for token in rocks.tokens], source=source)
 
 
 def has_verdicts(rocks: RockSet, sweep: KnockoutSweep, rule: RuleName) -> bool:
@@ -223,10 +227,3 @@ def _tested_rocks(rocks: RockSet, sweep: KnockoutSweep) -> dict[int, Knockout]:
     """Return by id the rocks that were banned alone."""
     alone = {own.ban.ids[0]: own for own in sweep.of_role("tested") if len(own.ban.ids) == 1}
     return {token_id: alone[token_id] for token_id in rocks.ids.tolist() if token_id in alone}
-
-
-def _judged(token: RockToken, found: Knockout | None, rule: RuleName) -> RockToken:
-    if found is None:
-        return token
-    verdict = found.paper_verdict if rule == "paper" else found.verdict
-    return replace(token, verdict=verdict, delta=found.delta, delta_interval=found.interval)

@@ -31,16 +31,27 @@ PROMPT_SAMPLE = 2000
 """Prompts whose length is looked at: seconds to tokenise, and enough to meet a length that one in a thousand has."""
 
 
-def check_models(config: Config, student: LoadedModel, teacher: LoadedModel) -> list[Finding]:
-    """Check whether the two share a vocabulary, have heads that are understood, and end and begin turns alike."""
-    widths = lm_head(student.model).width, lm_head(teacher.model).width
+def check_static(
+    config: Config, task: Task, lengths: Mapping[str, int], student: LoadedModel, teacher: LoadedModel
+) -> list[Finding]:
+    """Check the models, the data and the run; ``lengths`` are those of the sampled prompts."""
+    contexts = {"student": student.context_length, "teacher": teacher.context_length}
+    trainable = sum(parameter.numel() for parameter in student.model.parameters() if parameter.requires_grad)
+    directory = Path(config.run.directory)
+    weighs = config.policy.name != "uniform" or config.policy.protect is not None
     return [
         check_tokenizers(student.tokenizer, teacher.tokenizer),
-        check_widths(*widths, len(student.tokenizer)),
+        check_widths(lm_head(student.model).width, lm_head(teacher.model).width, len(student.tokenizer)),
         check_head("student head", student),
         check_head("teacher head", teacher),
         check_ends(student.eos_ids, teacher.eos_ids),
         check_templates(student.tokenizer, teacher.tokenizer, used=config.rollouts.chat_template),
+        check_batch(config),
+        check_prompts(config, task, lengths, contexts),
+        check_evaluation(config, contexts, student.tokenizer),
+        *([check_policy(config, vocabulary_sha256(student.tokenizer.get_vocab()))] if weighs else []),
+        check_directory(directory),
+        check_disk(disk_need(config, trainable), shutil.disk_usage(_existing_part(directory)).free),
     ]
 
 
@@ -116,18 +127,6 @@ def sample_prompts(config: Config, task: Task, tokenizer: Any) -> tuple[list[Pro
     return prompts, _lengths(config, prompts, tokenizer)
 
 
-def check_data(
-    config: Config, task: Task, lengths: Mapping[str, int], student: LoadedModel, teacher: LoadedModel
-) -> list[Finding]:
-    """Check training prompts, the layout of a step, and evaluation prompts with answers."""
-    contexts = {"student": student.context_length, "teacher": teacher.context_length}
-    return [
-        check_batch(config),
-        check_prompts(config, task, lengths, contexts),
-        check_evaluation(config, contexts, student.tokenizer),
-    ]
-
-
 def check_batch(config: Config) -> Finding:
     """Check whether the rollouts of a step are whole groups of one prompt each."""
 
@@ -197,19 +196,6 @@ def check_evaluation(config: Config, contexts: Mapping[str, int | None], tokeniz
 def _lengths(config: Config, prompts: Sequence[Prompt], tokenizer: Any) -> dict[str, int]:
     template = config.rollouts.chat_template
     return {prompt.id: len(encode_prompt(tokenizer, prompt, template, sys.maxsize)) for prompt in prompts}
-
-
-def check_run(config: Config, student: LoadedModel) -> list[Finding]:
-    """Check the policy, the run directory and the room on its disk."""
-    trainable = sum(parameter.numel() for parameter in student.model.parameters() if parameter.requires_grad)
-    folder = _existing_part(Path(config.run.directory))
-    findings = [
-        check_directory(Path(config.run.directory)),
-        check_disk(disk_need(config, trainable), shutil.disk_usage(folder).free),
-    ]
-    if config.policy.name != "uniform" or config.policy.protect is not None:
-        findings.insert(0, check_policy(config, vocabulary_sha256(student.tokenizer.get_vocab())))
-    return findings
 
 
 def check_policy(config: Config, tokenizer_sha256: str) -> Finding:

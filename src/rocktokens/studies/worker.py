@@ -59,10 +59,17 @@ def serve(connection: Connection, gpu: str | None) -> None:
 
 def run_job(job: Job, report: Report) -> None:
     """Train and evaluate one run; whatever an earlier attempt has done is not done again."""
-    _train(job, report)
+    from rocktokens.evaluation.evaluate import evaluate
+    from rocktokens.training.loop import distill
+
+    per_step = job.training_work // job.config.training.max_steps
+    distill(job.config, resume=True, on_step=lambda made, _total, _record: report(made * per_step))
+    report(job.training_work)
     for index, step in enumerate(job.evaluated):
         done = job.training_work + index * job.evaluation_work
-        _evaluate(job, step, lambda work, done=done: report(done + work))
+        model = {f"step {step}": str(job.run.checkpoint(step))}
+        counting = _Counting(lambda work, done=done: report(done + work))
+        evaluate(job.run, job.config, model, counting, seed=EVALUATION_SEED)
         report(done + job.evaluation_work)
     drop_optimizers(job.run)
 
@@ -85,28 +92,6 @@ def evaluation(job: Job, step: int) -> EvaluationRecord | None:
 
     model = str(job.run.checkpoint(step))
     return kept_evaluation(job.run, job.config, f"step {step}", model, seed=EVALUATION_SEED)
-
-
-def _train(job: Job, report: Report) -> None:
-    from rocktokens.training.loop import distill
-
-    per_step = job.training_work // job.config.training.max_steps
-    distill(job.config, resume=True, on_step=lambda made, _total, _record: report(made * per_step))
-    report(job.training_work)
-
-
-def _evaluate(job: Job, step: int, report: Report) -> None:
-    from rocktokens.evaluation.evaluate import measure_evaluation
-    from rocktokens.models.load import load_model
-
-    if evaluation(job, step) is not None:
-        return
-    models = job.config.models
-    loaded = load_model(str(job.run.checkpoint(step)), models.dtype, models.device)
-    with job.run.lock():
-        measure_evaluation(
-            job.run, job.config, f"step {step}", loaded, seed=EVALUATION_SEED, progress=_Counting(report)
-        )
 
 
 @dataclass(frozen=True, slots=True)
