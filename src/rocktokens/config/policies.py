@@ -119,27 +119,19 @@ class OnlineRocksSection(PolicyBase):
         default=0.005, gt=0, lt=1, description="least share of the summed kl a type must hold to be called"
     )
     tolerance: float = Field(
-        default=0.05,
-        gt=0,
-        lt=1,
-        description="a type lies still when its kl surely changes by less than this share of itself per window",
+        default=0.05, gt=0, lt=1, description="a type is still when kl surely changes less than this share per window"
     )
     patience: int = Field(
         default=2, ge=1, description="windows running that must agree before a type is frozen or released"
     )
     freeze_windows: int = Field(
-        default=8,
-        ge=1,
-        description="windows a type stays frozen before it is trained again on trial; doubles with every further term",
+        default=8, ge=1, description="windows frozen before it is trained again on trial; doubles with every term"
     )
     start: int = Field(
         default=0, ge=0, description="no type is called before this step: at least the warm-up of the learning rate"
     )
     stop: int | None = Field(
-        default=None,
-        ge=1,
-        description="no type is called from this step on: with a learning rate that decays to 0 everything lies still "
-        "at the end",
+        default=None, ge=1, description="no type is called from this step on: at a learning rate near 0 all is still"
     )
     probe: Share = Field(
         default=0.05, description="share of the frozen tokens that are scored all the same, without gradient"

@@ -59,8 +59,7 @@ class ScoringSection(Section):
     tokens_per_chunk: int = Field(default=1024, ge=1, description="positions whose logits are in memory at once")
     tokens_per_batch: int = Field(default=16384, ge=1, description="tokens and padding of a forward without gradient")
     round_logits: bool = Field(
-        default=False,
-        description="while training on a GPU, keep logits in the models' half width: faster, scores less exact",
+        default=False, description="training on a GPU, keep logits in the models' half width: faster, less exact"
     )
 
 
