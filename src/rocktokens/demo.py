@@ -70,7 +70,7 @@ class DemoResult:
     report: str
 
     def to_record(self) -> dict[str, Any]:
-        """What ``rocktokens demo --json`` prints."""
+        """Return what ``rocktokens demo --json`` prints."""
         names = ("name", "accuracy", "wilson_interval", "n_prompts")
         sweep = self.knockout
         return {
@@ -129,7 +129,7 @@ def _study(directory: RunDir, config: Config, progress: Progress) -> bool:
 
 
 def bypass_study(config: Config, directory: RunDir) -> StudyConfig:
-    """The demo's study: no larger than the demo itself, with its rocks, on seeds that had no say in them."""
+    """Make the demo's study: no larger than the demo itself, with its rocks, on seeds that did not select them."""
     record = tomllib.loads(shipped("demo-study"))
     base = config.model_dump(mode="json", exclude_none=True, exclude={"run", "policy"})
     for section, limits in record["base"].items():
@@ -145,9 +145,9 @@ def bypass_study(config: Config, directory: RunDir) -> StudyConfig:
 
 
 def measure_movement(directory: RunDir, rocks: RockSet) -> "tuple[Movement, pd.DataFrame]":
-    """What training did to the loss, and to each type.
+    """Measure what training did to the loss, and to each type.
 
-    The types are measured on the prompts that had no say in which of them are rocks, as far as there are any.
+    The types are measured on the prompts that did not select the rocks, where there are any.
     """
     from rocktokens.rocks.aggregate import prompts_of
     from rocktokens.rocks.find import type_table

@@ -14,7 +14,6 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from rocktokens import __version__
 from rocktokens.config import Config, evaluation_task
@@ -49,19 +48,9 @@ class PipelineResult:
     """Stages whose results were up to date."""
     report: str
 
-    def to_record(self) -> dict[str, Any]:
-        """The result as plain strings and lists."""
-        return asdict(self)
-
 
 def run(config: Config, progress: Progress = SILENT, also: Sequence[Stage] = ()) -> PipelineResult:
-    """Make whatever of a run is missing or stale, and the page that shows it.
-
-    Args:
-        config: The whole configuration of the run.
-        progress: Shown each stage under a heading.
-        also: Further stages, made before the page.
-    """
+    """Make whatever of a run is missing or stale, and the page that shows it; ``also`` are stages before the page."""
     directory = RunDir(config.run.directory)
     own = STAGES[1:] if config.trace.checkpoints else STAGES
     made: list[str] = []
@@ -105,7 +94,7 @@ def _find(run: RunDir, config: Config, progress: Progress) -> bool:
 
 
 def _is_found(run: RunDir, config: Config) -> bool:
-    """Whether rocks.json and find.json are of this criterion and of the traces that are there."""
+    """Return whether rocks.json and find.json are of this criterion and of the traces that are there."""
     from rocktokens.rocks.records import FindRecord
     from rocktokens.rocks.search import Criterion
     from rocktokens.rocks.split import resolve_checkpoints
@@ -138,7 +127,7 @@ def _gradients(run: RunDir, config: Config, progress: Progress) -> bool:
 
 
 def _is_measured(run: RunDir, config: Config) -> bool:
-    """Whether gradients.json is of these rocks, traces and settings."""
+    """Return whether gradients.json is of these rocks, traces and settings."""
     from rocktokens.gradients.records import GradientsRecord
 
     rocks, record = RockSet.load(run.rocks), GradientsRecord.load(_verified(run, run.gradients.name))
@@ -167,7 +156,7 @@ def _knockout(run: RunDir, config: Config, progress: Progress) -> bool:
 
 
 def _is_banned(run: RunDir, config: Config) -> bool:
-    """Whether knockout.json is of these rocks, this student and these settings, and its verdicts are in rocks.json."""
+    """Return whether knockout.json is of these rocks, student and settings, and its verdicts are in rocks.json."""
     from rocktokens.evaluation.evaluate import resolve_models
     from rocktokens.knockout.knockout import has_verdicts
     from rocktokens.knockout.records import KnockoutSweep
@@ -221,7 +210,7 @@ def _report(run: RunDir, _config: Config, progress: Progress) -> bool:
 
 
 def _holds(is_current: Callable[[], bool]) -> bool:
-    """Whether a result is current; one that is missing, damaged or of another version is not."""
+    """Return whether a result is current; one that is missing, damaged or of another version is not."""
     try:
         return is_current()
     except RocktokensError:
@@ -229,7 +218,7 @@ def _holds(is_current: Callable[[], bool]) -> bool:
 
 
 def _verified(run: RunDir, name: str) -> Path:
-    """The path of a committed file that is as it was committed."""
+    """Return the path of a committed file that is as it was committed."""
     entry = next((entry for entry in run.files(name) if entry.path == name), None)
     if entry is None:
         raise RunDirError(f"{run.path} has no {name}: run the command that makes it")

@@ -38,14 +38,14 @@ class Silent:
         return nullcontext(lambda _steps: None)
 
     def status(self, label: str) -> AbstractContextManager[object]:
-        """Nothing."""
+        """Show nothing."""
         return nullcontext()
 
     def note(self, line: str) -> None:
-        """Nothing."""
+        """Show nothing."""
 
     def heading(self, title: str) -> None:
-        """Nothing."""
+        """Show nothing."""
 
 
 SILENT = Silent()

@@ -18,8 +18,7 @@ from small_study import without_seconds, write_rocks, write_study
 
 from rocktokens.config import load_config
 from rocktokens.errors import RunDirError
-from rocktokens.evaluation.evaluate import kept_evaluation, measure_evaluation
-from rocktokens.models.load import load_model
+from rocktokens.evaluation.evaluate import evaluate, kept_evaluation
 from rocktokens.run_dir import RunDir
 from rocktokens.studies.records import StudyResult
 from rocktokens.studies.worker import EVALUATION_SEED
@@ -124,8 +123,7 @@ def test_the_same_weights_answer_alike_in_every_arm(whole: Path):
     first, last = (RunDir(whole / "arms" / run) for run in (RUNS[0], RUNS[3]))
     config = load_config(last.config)
     copy = RunDir(whole.parent / "copy")
-    loaded = load_model(str(first.checkpoint(2)), device="cpu")
-    again = measure_evaluation(copy, config, "step 2", loaded, seed=EVALUATION_SEED)
+    [again] = evaluate(copy, config, {"step 2": str(first.checkpoint(2))}, seed=EVALUATION_SEED)
     kept = kept_evaluation(first, load_config(first.config), "step 2", str(first.checkpoint(2)), seed=EVALUATION_SEED)
     assert kept is not None and again.answers == kept.answers
 

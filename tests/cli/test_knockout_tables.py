@@ -78,6 +78,7 @@ def sweep_of(*knockouts: Knockout, **changes: object) -> KnockoutSweep:
         counts={"tested": counts(3, 2), "matched": counts(1, 4), "never": counts(0, 0)},
         detectable={"single": 0.0412, "corrected": 0.0931},
         correlations=[correlation(name, (-0.3, 0.2)) for name in ("entropy", "log_freq", "kl")],
+        warnings=[],
         knockouts=list(knockouts),
     )
     return replace(sweep, **changes)

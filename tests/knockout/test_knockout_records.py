@@ -90,7 +90,7 @@ def small_sweep() -> KnockoutSweep:
     return KnockoutSweep(
         tokenizer_sha256="f" * 64, settings={"seed": 0}, baseline={"accuracy": 0.7}, noise={"flips": 0},
         cost={"share": 0.1}, counts={"tested": {"method": {"pillar": 1}}}, detectable={"single": 0.04},
-        correlations=[{"name": "kl", "rho": None, "interval": None, "p": None, "n": 1}],
+        correlations=[{"name": "kl", "rho": None, "interval": None, "p": None, "n": 1}], warnings=[],
         knockouts=[so, every, placebo, never],
     )  # fmt: skip
 
@@ -146,7 +146,7 @@ def drop(record: dict, name: str) -> dict:
     return {key: value for key, value in record.items() if key != name}
 
 
-FIELDS = r"lacks fields of knockout\.json or has others \(.*\): write it again with `rocktokens knockout`"
+FIELDS = r"is no knockout\.json \(.*\): write it again with `rocktokens knockout`"
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,16 @@ import numpy as np
 import pytest
 from scipy.stats import binom, gamma, norm
 
-from rocktokens.knockout.summary import detectable_by_ban, detectable_loss
+from rocktokens.inference import power
 from rocktokens.knockout.verdicts import VerdictRule, paired_effects, verdict
+
+
+def detectable_loss(prompts: int, rule: VerdictRule, n_tests: int = 1, noise=(0.0, 0.0)) -> float:
+    return power.detectable_loss(prompts, rule.alpha, rule.epsilon, n_tests, noise[1])
+
+
+def detectable_by_ban(differences_KN: np.ndarray, num_samples: int, rule: VerdictRule, noise=(0.0, 0.0)) -> np.ndarray:
+    return power.detectable_scattered_loss(differences_KN / num_samples, rule.alpha, rule.epsilon, noise[1])
 
 
 def pillar_chance(

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
+from rocktokens.inference.power import detectable_loss, detectable_scattered_loss
 from rocktokens.knockout.designs import Interim, Settled
 from rocktokens.knockout.outcomes import Continuation, SweepOutcomes, first_occurrences
 from rocktokens.knockout.records import Ban, Interval, KnockoutSweep, Role
-from rocktokens.knockout.summary import detectable_by_ban, detectable_loss, summarise
+from rocktokens.knockout.summary import summarise
 from rocktokens.knockout.verdicts import VerdictRule
 from rocktokens.traces.token_text import Vocabulary
 from rocktokens.types import Rollout, Verdict
@@ -129,10 +130,11 @@ def test_what_a_ban_could_have_shown_comes_from_the_prompts_that_are_known():
     noise = {**EXACT_NOISE, "differing": 1, "interval": (-0.01, 0.02)}
     outcomes = replace(outcomes, interim=replace(outcomes.interim, highest_KN=highest_KN), noise=noise)
     for ban, own in enumerate(summary(outcomes).knockouts):
-        [expected] = detectable_by_ban(lowest_KN[ban, known_KN[ban]][None], 1, RULE, (-0.01, 0.02))
+        known = lowest_KN[ban, known_KN[ban]][None]
+        [expected] = detectable_scattered_loss(known, RULE.alpha, RULE.epsilon, 0.02)
         assert own.detectable == expected
-        assert own.detectable not in detectable_by_ban(lowest_KN, 1, RULE, (-0.01, 0.02))
-        assert own.detectable > detectable_by_ban(lowest_KN[ban, known_KN[ban]][None], 1, RULE)[0]
+        assert own.detectable not in detectable_scattered_loss(lowest_KN, RULE.alpha, RULE.epsilon, 0.02)
+        assert own.detectable > detectable_scattered_loss(known, RULE.alpha, RULE.epsilon)[0]
         assert own.n_looked == known_KN[ban].sum()
 
 
@@ -141,9 +143,9 @@ def test_what_the_sample_could_have_shown_is_corrected_for_the_tested_bans_alone
     free = [rollout(place, [5, 1]) for place in range(120)]
     judged = [*judging("tested", *[NEUTRAL] * 20), *judging("matched", *[NEUTRAL] * 40)]
     found = summary(sweep_of(judged, free=free, noise={**EXACT_NOISE, "interval": noise})).detectable
-    assert found["single"] == detectable_loss(120, RULE, noise=noise)
-    assert found["corrected"] == detectable_loss(120, RULE, 20, noise) > found["single"]
-    assert found["corrected"] < detectable_loss(120, RULE, 60, noise)
+    single, corrected, all_bans = (detectable_loss(120, RULE.alpha, RULE.epsilon, n, noise[1]) for n in (1, 20, 60))
+    assert found == {"single": single, "corrected": corrected}
+    assert single < corrected < all_bans
 
 
 # Correction

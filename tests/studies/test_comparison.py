@@ -371,7 +371,6 @@ def test_the_record_reads_back_as_the_result(
     pairs = PAIRS if compared else []
     result = compare_all(make_study(n_seeds, draws), pairs=pairs, alpha=alpha, margin=margin, target_accuracy=target)
     text = json.dumps(result.to_record(), allow_nan=False)
-    assert StudyResult.from_record(json.loads(text)) == result
     path = tmp_path_factory.mktemp("study") / "study.json"
     result.save(path)
     assert StudyResult.load(path) == result
@@ -383,9 +382,12 @@ def test_a_damaged_or_newer_study_json_is_refused(tmp_path_factory: pytest.TempP
     record = compare_all(make_study()).to_record()
     for change, sentence in (
         ({"schema_version": 2}, "schema_version 2"),
-        ({"arms": [{"name": "uniform"}]}, "lacks fields"),
-        ({"extra": 1}, "lacks fields"),
-        ({"comparisons": [{**record["comparisons"][0], "interval": [1.0]}]}, "lacks fields"),
+        ({"arms": [{"name": "uniform"}]}, r"is no study\.json \(arms\.0\.points: field required\): write it again"),
+        ({"extra": 1}, r"is no study\.json \(extra:"),
+        (
+            {"comparisons": [{**record["comparisons"][0], "interval": [1.0]}]},
+            r"is no study\.json \(comparisons\.0\.interval",
+        ),
     ):
         path.write_text(json.dumps({**record, **change}))
         with pytest.raises(RocktokensError, match=sentence):

@@ -80,7 +80,8 @@ STEPS = {"difference": -12.4, "interval": (-30.2, 5.1), "detectable": 20.3, "at"
     [
         (
             comparison(),
-            "freeze vs uniform: −1.2 points [−2.9, +0.4] at equal steps; undecided at this sample: ±1.6 detectable",
+            "freeze vs uniform: −1.2 points [−2.9, +0.4] at equal steps; undecided; "
+            "smallest effect this study could detect: 1.6 points",
         ),
         (
             comparison(difference=0.021, interval=(0.004, 0.038), verdict="better"),
@@ -88,7 +89,8 @@ STEPS = {"difference": -12.4, "interval": (-30.2, 5.1), "detectable": 20.3, "at"
         ),
         (
             comparison("equal_tokens", at=123456.4),
-            "  −1.2 points [−2.9, +0.4] at equal tokens (123,456); undecided at this sample: ±1.6 detectable",
+            "  −1.2 points [−2.9, +0.4] at equal tokens (123,456); undecided; "
+            "smallest effect this study could detect: 1.6 points",
         ),
         (
             comparison("equal_seconds", at=170.2, verdict="worse", interval=(-0.03, -0.001)),
@@ -96,11 +98,12 @@ STEPS = {"difference": -12.4, "interval": (-30.2, 5.1), "detectable": 20.3, "at"
         ),
         (
             comparison("steps_to_accuracy", **STEPS),
-            "  −12 steps [−30, +5] to 71.0 % accuracy; undecided at this sample: ±20 detectable",
+            "  −12 steps [−30, +5] to 71.0 % accuracy; undecided; smallest effect this study could detect: 20 steps",
         ),
         (
             comparison("steps_to_accuracy", **STEPS, never=(1, 2)),
-            "  −12 steps [−30, +5] to 71.0 % accuracy; undecided at this sample: ±20 detectable; not reached by 1 of 3 "
+            "  −12 steps [−30, +5] to 71.0 % accuracy; undecided; "
+            "smallest effect this study could detect: 20 steps; not reached by 1 of 3 "
             "runs of freeze and 2 of 3 runs of uniform, which count with the last step: a lower bound for either arm",
         ),
         (
@@ -127,7 +130,8 @@ STEPS = {"difference": -12.4, "interval": (-30.2, 5.1), "detectable": 20.3, "at"
         ),
         (
             comparison(difference=-0.0001, interval=(-0.0004, 1.0), cut=(False, True), detectable=0.9),
-            "freeze vs uniform: 0.0 points [0.0, ≥ +100.0] at equal steps; undecided at this sample: ±90.0 detectable",
+            "freeze vs uniform: 0.0 points [0.0, ≥ +100.0] at equal steps; undecided; "
+            "smallest effect this study could detect: 90.0 points",
         ),
         (
             comparison(difference=0.0, interval=(0.0, 0.0), standard_error=0.0, detectable=0.0),

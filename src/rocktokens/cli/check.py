@@ -1,6 +1,7 @@
 """``rocktokens check``: what would go wrong in a run, and what it will need, before it starts."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 
 import typer
 
@@ -23,7 +24,7 @@ def check(config: ConfigPath, overrides: Overrides = None, as_json: AsJson = Fal
         from rocktokens.preflight.check import check as check_run
     result = check_run(settings, terminal)
     if as_json:
-        print_json(result.to_record())
+        print_json(asdict(result))
     else:
         print_table(finding_table(result.findings))
     if result.level == "fail":

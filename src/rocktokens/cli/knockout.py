@@ -33,8 +33,7 @@ def knockout(
         bool, typer.Option("--sequential", help="Stop early using a group-sequential test (controls α).")
     ] = False,
     curtail: Annotated[
-        bool,
-        typer.Option("--curtail", help="Stop a ban once its verdict is certain; its effect size stays unknown."),
+        bool, typer.Option("--curtail", help="Stop a ban once its verdict is certain; its effect size stays unknown.")
     ] = False,
     rule: Annotated[
         RuleName, typer.Option(help="Whose verdicts are shown and go into rocks.json; both are always counted.")

@@ -1,5 +1,7 @@
 """``rocktokens run``: everything from a config to its report, whatever of it is not done yet."""
 
+from dataclasses import asdict
+
 from rocktokens.cli.common import AsJson, ConfigPath, Overrides, output, print_json, terminal
 from rocktokens.config import load_config
 
@@ -17,6 +19,6 @@ def run(config: ConfigPath, overrides: Overrides = None, as_json: AsJson = False
         from rocktokens.pipeline import run as run_pipeline
     result = run_pipeline(settings, terminal)
     if as_json:
-        return print_json(result.to_record())
+        return print_json(asdict(result))
     output.print(f"made: {', '.join(result.made) or 'nothing, everything was up to date'}")
     output.print(f"report: {result.report}", soft_wrap=True, markup=False)

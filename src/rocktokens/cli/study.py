@@ -1,6 +1,7 @@
 """``rocktokens study``: arms × seeds over one base config, trained, evaluated and compared."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -15,8 +16,7 @@ from rocktokens.studies.config import load_study
 from rocktokens.studies.forecast import Forecast, RunForecast, forecast
 
 StudyPath = Annotated[
-    Path,
-    typer.Argument(metavar="STUDY.TOML", help="The config of the study, or a recipe's name.", show_default=False),
+    Path, typer.Argument(metavar="STUDY.TOML", help="The config of the study, or a recipe's name.", show_default=False)
 ]
 
 
@@ -37,7 +37,7 @@ def study(
     config = load_study(path, overrides)
     if plan:
         planned = forecast(config, terminal)
-        return print_json(planned.to_record()) if as_json else print_forecast(planned)
+        return print_json(asdict(planned)) if as_json else print_forecast(planned)
     with terminal.status("loading"):
         from rocktokens.cli.study_tables import print_study
         from rocktokens.report.charts.save import commit_charts
@@ -55,7 +55,7 @@ def study(
 
 
 def print_forecast(planned: Forecast) -> None:
-    """One row per run, and the total."""
+    """Print one row per run, and the total."""
     print_table(forecast_table(planned.runs))
     output.print(planned.interval_width, highlight=False, soft_wrap=True)
     if not planned.steps_left and not planned.answers_left:

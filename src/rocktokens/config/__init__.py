@@ -3,73 +3,37 @@
 An unknown key is an error that names the nearest valid key; every error is one sentence.
 """
 
-from rocktokens.config.base import Divergence, Section, WholeOrAuto
-from rocktokens.config.files import (
-    apply_overrides,
-    dump_config,
-    dump_toml,
-    load_config,
-    parse_config,
-    read_toml,
-    run_config,
-    student_name,
-)
-from rocktokens.config.policies import PolicySection
-from rocktokens.config.sections import (
-    ETA,
-    GAMMA,
-    POSITIVE,
-    Config,
-    EvaluationSection,
-    FindSection,
-    GradientsSection,
-    KnockoutSection,
-    LoraSection,
-    ModelsSection,
-    RolloutsSection,
-    RunSection,
-    ScoringSection,
-    TraceSection,
-    TrainingSection,
-    checkpoint_steps,
-    evaluation_task,
-)
-from rocktokens.config.sentences import validate
-from rocktokens.config.tasks import HubTask, JsonlTask, TaskSection, WordmathTask
-
-__all__ = [
-    "ETA",
-    "GAMMA",
-    "POSITIVE",
-    "Config",
-    "Divergence",
-    "EvaluationSection",
-    "FindSection",
-    "GradientsSection",
-    "HubTask",
-    "JsonlTask",
-    "KnockoutSection",
-    "LoraSection",
-    "ModelsSection",
-    "PolicySection",
-    "RolloutsSection",
-    "RunSection",
-    "ScoringSection",
-    "Section",
-    "TaskSection",
-    "TraceSection",
-    "TrainingSection",
-    "WholeOrAuto",
-    "WordmathTask",
-    "apply_overrides",
-    "checkpoint_steps",
-    "dump_config",
-    "dump_toml",
-    "evaluation_task",
-    "load_config",
-    "parse_config",
-    "read_toml",
-    "run_config",
-    "student_name",
-    "validate",
-]
+from rocktokens.config.base import Divergence as Divergence
+from rocktokens.config.base import Section as Section
+from rocktokens.config.base import WholeOrAuto as WholeOrAuto
+from rocktokens.config.files import apply_overrides as apply_overrides
+from rocktokens.config.files import dump_config as dump_config
+from rocktokens.config.files import dump_toml as dump_toml
+from rocktokens.config.files import load_config as load_config
+from rocktokens.config.files import parse_config as parse_config
+from rocktokens.config.files import read_toml as read_toml
+from rocktokens.config.files import run_config as run_config
+from rocktokens.config.files import student_name as student_name
+from rocktokens.config.policies import PolicySection as PolicySection
+from rocktokens.config.sections import ETA as ETA
+from rocktokens.config.sections import GAMMA as GAMMA
+from rocktokens.config.sections import POSITIVE as POSITIVE
+from rocktokens.config.sections import Config as Config
+from rocktokens.config.sections import EvaluationSection as EvaluationSection
+from rocktokens.config.sections import FindSection as FindSection
+from rocktokens.config.sections import GradientsSection as GradientsSection
+from rocktokens.config.sections import KnockoutSection as KnockoutSection
+from rocktokens.config.sections import LoraSection as LoraSection
+from rocktokens.config.sections import ModelsSection as ModelsSection
+from rocktokens.config.sections import RolloutsSection as RolloutsSection
+from rocktokens.config.sections import RunSection as RunSection
+from rocktokens.config.sections import ScoringSection as ScoringSection
+from rocktokens.config.sections import TraceSection as TraceSection
+from rocktokens.config.sections import TrainingSection as TrainingSection
+from rocktokens.config.sections import checkpoint_steps as checkpoint_steps
+from rocktokens.config.sections import evaluation_task as evaluation_task
+from rocktokens.config.sentences import validate as validate
+from rocktokens.config.tasks import HubTask as HubTask
+from rocktokens.config.tasks import JsonlTask as JsonlTask
+from rocktokens.config.tasks import TaskSection as TaskSection
+from rocktokens.config.tasks import WordmathTask as WordmathTask

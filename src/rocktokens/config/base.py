@@ -35,9 +35,5 @@ class NamedSection(Section):
 
 
 def named_by_default(name: str) -> BeforeValidator:
-    """A table without a name is the section of this name, so that one key of it can be set alone."""
-
-    def add_name(value: Any) -> Any:
-        return {"name": name, **value} if isinstance(value, dict) else value
-
-    return BeforeValidator(add_name)
+    """Take a table without a name for the section of this name, so that one key of it can be set alone."""
+    return BeforeValidator(lambda value: {"name": name, **value} if isinstance(value, dict) else value)

@@ -31,13 +31,13 @@ def load_config(path: str | Path, overrides: list[str] | None = None) -> Config:
 
 
 def run_config(run: RunDir, overrides: list[str] | None = None) -> Config:
-    """The config a run was started with, overrides applied, pointing at where the run lies now."""
+    """Return the config a run was started with, overrides applied, pointing at where the run lies now."""
     run.require()
     return load_config(run.config, [*(overrides or []), f"run.directory={json.dumps(str(run.path))}"])
 
 
 def student_name(run: RunDir, step: int) -> str:
-    """The student whose traces are filed under ``step``: a directory, a hub id or an embedded id.
+    """Return the student whose traces are filed under ``step``: a directory, a hub id or an embedded id.
 
     That is an entry of ``trace.checkpoints`` in the run's config, else ``checkpoints/step-N`` of the run.
     """
@@ -59,12 +59,12 @@ def parse_config(text: str, overrides: list[str] | None = None, name: str = "con
 
 
 def dump_config(config: Config) -> str:
-    """The config as TOML with every default written out; ``parse_config`` gives the same config back."""
+    """Write the config as TOML with every default; ``parse_config`` gives the same config back."""
     return dump_toml(config.model_dump(mode="json", exclude_none=True))
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
-    """The record in a TOML file, or in the recipe of that name where there is no such file."""
+    """Read the record in a TOML file, or in the recipe of that name where there is no such file."""
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
@@ -116,21 +116,16 @@ def _apply_override(record: dict[str, Any], override: str) -> None:
         table = table.setdefault(part, {})
         if not isinstance(table, dict):
             raise ConfigError(f"--set {override!r}: {part!r} is a value, not a section")
-    if choice := _CHOICE.match(override):
-        _leave_for(table, choice.group(1), value)
+    choice = _CHOICE.match(override)
+    if choice and table.get("name", _DEFAULT_NAMES[choice.group(1)]) != value:
+        # Take away the keys of the task or policy that stood there.
+        for key in table.keys() - (PolicyBase.common if choice.group(1) == "policy" else ()):
+            del table[key]
     table[path[-1]] = value
 
 
-def _leave_for(table: dict[str, Any], kind: str, name: Any) -> None:
-    """Take away the keys of the task or policy that stands in a table, if another one comes."""
-    if table.get("name", _DEFAULT_NAMES[kind]) != name:
-        common = PolicyBase.common if kind == "policy" else ()
-        for key in table.keys() - common:
-            del table[key]
-
-
 def _toml_value(text: str) -> Any:
-    """A TOML literal if it parses as one, otherwise the bare text: ``--set run.directory=runs/a`` needs no quotes."""
+    """Parse a TOML literal, or take the bare text: ``--set run.directory=runs/a`` needs no quotes."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

@@ -29,7 +29,7 @@ IN_PYTHON = {"in_python": True}
 
 
 def _rocks(value: Any, info: ValidationInfo) -> str | list[int] | RockSet:
-    """A path, token ids in rank order, or in Python a RockSet."""
+    """Take a path, token ids in rank order, or in Python a RockSet."""
     if (given := _path_or(RockSet, value, info)) is not None:
         return given
     ids: list[Any] = list(value) if isinstance(value, Iterable) and not isinstance(value, str | dict) else [value]
@@ -38,28 +38,27 @@ def _rocks(value: Any, info: ValidationInfo) -> str | list[int] | RockSet:
     return [int(each) for each in ids]
 
 
-def _rocks_with_verdicts(value: Any, info: ValidationInfo) -> str | RockSet:
-    if (given := _path_or(RockSet, value, info)) is not None:
-        return given
-    raise ValueError("give the path of a rocks.json")
+def _file_of(kind: type[S], name: str) -> PlainValidator:
+    """Take a path, or in Python an object of the kind."""
 
-
-def _controls(value: Any, info: ValidationInfo) -> str | ControlSet:
-    if (given := _path_or(ControlSet, value, info)) is not None:
+    def check(value: Any, info: ValidationInfo) -> str | S:
+        if (given := _path_or(kind, value, info)) is None:
+            raise ValueError(f"give the path of a {name}")
         return given
-    raise ValueError("give the path of a controls.json")
+
+    return PlainValidator(check)
 
 
 def _path_or(kind: type[S], value: Any, info: ValidationInfo) -> str | S | None:
-    """A path as text, or an object of the kind where one may be given; None for anything else."""
+    """Take a path as text, or an object of the kind where one may be given; None for anything else."""
     if isinstance(value, kind) and info.context == IN_PYTHON:
         return value
     return str(value) if isinstance(value, str | Path) and str(value) != "" else None
 
 
 Rocks = Annotated[str | list[int] | RockSet, PlainValidator(_rocks)]
-RocksWithVerdicts = Annotated[str | RockSet, PlainValidator(_rocks_with_verdicts)]
-Controls = Annotated[str | ControlSet, PlainValidator(_controls)]
+RocksWithVerdicts = Annotated[str | RockSet, _file_of(RockSet, "rocks.json")]
+Controls = Annotated[str | ControlSet, _file_of(ControlSet, "controls.json")]
 Weight = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(gt=0, le=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
@@ -88,7 +87,7 @@ class UniformSection(PolicyBase):
     @model_validator(mode="before")
     @classmethod
     def _without_old_default(cls, record: Any) -> Any:
-        """Configs written when all policies shared their keys have the default of ``lam`` here, which meant nothing."""
+        """Drop ``lam = 0``, which configs have from when all policies shared their keys and which meant nothing."""
         if isinstance(record, dict) and record.get("lam") == 0.0:
             return {key: value for key, value in record.items() if key != "lam"}
         return record
@@ -120,27 +119,19 @@ class OnlineRocksSection(PolicyBase):
         default=0.005, gt=0, lt=1, description="least share of the summed kl a type must hold to be called"
     )
     tolerance: float = Field(
-        default=0.05,
-        gt=0,
-        lt=1,
-        description="a type lies still when its kl surely changes by less than this share of itself per window",
+        default=0.05, gt=0, lt=1, description="a type is still when kl surely changes less than this share per window"
     )
     patience: int = Field(
         default=2, ge=1, description="windows running that must agree before a type is frozen or released"
     )
     freeze_windows: int = Field(
-        default=8,
-        ge=1,
-        description="windows a type stays frozen before it is trained again on trial; doubles with every further term",
+        default=8, ge=1, description="windows frozen before it is trained again on trial; doubles with every term"
     )
     start: int = Field(
         default=0, ge=0, description="no type is called before this step: at least the warm-up of the learning rate"
     )
     stop: int | None = Field(
-        default=None,
-        ge=1,
-        description="no type is called from this step on: with a learning rate that decays to 0 everything lies still "
-        "at the end",
+        default=None, ge=1, description="no type is called from this step on: at a learning rate near 0 all is still"
     )
     probe: Share = Field(
         default=0.05, description="share of the frozen tokens that are scored all the same, without gradient"
@@ -329,7 +320,7 @@ PolicySection = Annotated[
 
 
 def sections_in(section: PolicyBase) -> Iterator[PolicyBase]:
-    """A section and all those within it."""
+    """Yield a section and all those within it."""
     yield section
     for part in getattr(section, "policies", ()):
         yield from sections_in(part)
@@ -340,7 +331,7 @@ FILE_KEYS = ("rocks", "controls", "protect")
 
 
 def files_of(section: PolicyBase, key: str = "policy") -> dict[str, str]:
-    """The files that a policy reads, by key: ``policy.protect``, ``policy.policies[0].rocks``."""
+    """Return the files that a policy reads, by key: ``policy.protect``, ``policy.policies[0].rocks``."""
     named = {f"{key}.{name}": getattr(section, name, None) for name in FILE_KEYS}
     files = {name: value for name, value in named.items() if isinstance(value, str)}
     for index, part in enumerate(getattr(section, "policies", ())):

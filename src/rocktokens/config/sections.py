@@ -59,8 +59,7 @@ class ScoringSection(Section):
     tokens_per_chunk: int = Field(default=1024, ge=1, description="positions whose logits are in memory at once")
     tokens_per_batch: int = Field(default=16384, ge=1, description="tokens and padding of a forward without gradient")
     round_logits: bool = Field(
-        default=False,
-        description="while training on a GPU, keep logits in the models' half width: faster, scores less exact",
+        default=False, description="training on a GPU, keep logits in the models' half width: faster, less exact"
     )
 
 
@@ -96,10 +95,7 @@ class TrainingSection(Section):
         default=25, ge=1, description="a checkpoint at step 0, every this many steps, and at the end"
     )
     max_truncated_share: float = Field(
-        default=0.9,
-        gt=0,
-        le=1,
-        description="stop when more rollouts than this hit the length limit 3 steps running",
+        default=0.9, gt=0, le=1, description="stop when more rollouts than this hit the length limit 3 steps running"
     )
     trace: bool = Field(
         default=True, description="write the scores of every response token to traces/training while training"
@@ -130,7 +126,7 @@ class TraceSection(Section):
 
 
 class FindSection(Section):
-    """Which types are rocks (METHOD 4)."""
+    """Which types are rocks (docs/method.md, section 4)."""
 
     k: WholeOrAuto = Field(
         default=100, description="how many; auto: where coverage of the kl meets stability of the set"
@@ -172,7 +168,7 @@ class EvaluationSection(Section):
 
 
 class KnockoutSection(Section):
-    """Accuracy with tokens banned (METHOD 6), on the prompts and with the random numbers of the evaluation."""
+    """Accuracy with tokens banned, on the prompts and random numbers of the evaluation (docs/method.md, section 6)."""
 
     top: int = Field(default=200, ge=1, description="how many of the rocks are banned, in rank order")
     num_prompts: int = Field(default=200, ge=1)
@@ -182,15 +178,15 @@ class KnockoutSection(Section):
     epsilon: float = Field(default=0.01, ge=0, le=1, description="smallest change called pillar or stumbling")
     margin: float = Field(default=0.03, ge=0, le=1, description="an interval within ± this is neutral")
     resamples: int = Field(default=10_000, ge=1)
-    matched: int = Field(default=20, ge=0, description="at most so many placebos as frequent as the rocks")
-    never: int = Field(default=20, ge=0, description="so many placebos that no answer holds")
+    matched: int = Field(default=20, ge=0, description="most placebos as frequent as the rocks")
+    never: int = Field(default=20, ge=0, description="placebos that no answer holds")
     tolerance: float = Field(
         default=0.25, ge=0, le=1, description="by which share the frequency of a placebo may differ from its rock's"
     )
 
 
 class GradientsSection(Section):
-    """Where the gradient goes (METHOD 5)."""
+    """Where the gradient goes (docs/method.md, section 5)."""
 
     batches: int = Field(default=8, ge=1, description="of parameter space; intervals are over batches, verdicts need 4")
     tokens_per_forward: int = Field(default=4096, ge=1, description="padded tokens of one forward with gradient")
@@ -219,7 +215,7 @@ class Config(Section):
 
 
 def evaluation_task(config: Config) -> TaskSection:
-    """What accuracy is measured on; only word problems come with held-out ones of their own."""
+    """Return what accuracy is measured on; only word problems come with held-out ones of their own."""
     if config.evaluation.task is not None:
         return config.evaluation.task
     if isinstance(config.task, WordmathTask):
@@ -231,6 +227,6 @@ def evaluation_task(config: Config) -> TaskSection:
 
 
 def checkpoint_steps(names: list[str]) -> list[int]:
-    """What ``trace.checkpoints`` are filed under: the steps in their names if all have one, else their places."""
+    """Return what ``trace.checkpoints`` are filed under: the steps in their names if all have one, else places."""
     found = [_STEP.search(name.rstrip("/")) for name in names]
     return [int(match.group(1)) if all(found) and match else index for index, match in enumerate(found)]

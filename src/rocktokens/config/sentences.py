@@ -19,11 +19,11 @@ M = TypeVar("M", bound=Section)
 _SHOWN = 80
 """Characters of a value that a sentence shows."""
 _FEW = 5
-"""So many names are listed rather than guessed from."""
+"""Up to this many names are listed rather than guessed from."""
 
 
 def validate(model: type[M], record: Mapping[str, Any], name: str, context: Mapping[str, Any] | None = None) -> M:
-    """The model of a record; the first mistake is a ConfigError, one sentence that begins with ``name``."""
+    """Make the model of a record; the first mistake is a ConfigError, one sentence that begins with ``name``."""
     try:
         return model.model_validate(record, context=context)
     except ValidationError as error:
@@ -38,7 +38,9 @@ def _one_sentence(model: type[Section], error: ValidationError) -> str:
         case "extra_forbidden":
             return f"{key} is not a known key{_nearest(model, key, place[0], choices)}"
         case "missing":
-            key = ".".join([key, *_first_required(place)])
+            fields = place[0].model_fields.items() if len(place) == 1 else ()
+            # Of a section that is missing, the first key it needs.
+            key = ".".join([key, *[name for name, field in fields if field.is_required()][:1]])
             can_be_set = "." in key and "[" not in key
             return f"{key} is missing: set it in the file{f' or with --set {key}=…' if can_be_set else ''}"
         case "union_tag_invalid":
@@ -51,7 +53,7 @@ def _one_sentence(model: type[Section], error: ValidationError) -> str:
 def _walk(
     model: type[Section], location: tuple[int | str, ...]
 ) -> tuple[str, list[type[Section]], list[type[Section]]]:
-    """The key that a location means, the sections that can stand there, and those the last name chose from.
+    """Find the key that a location means, the sections that can stand there, and those the last name chose from.
 
     For an unknown key the section is the one around it.
     """
@@ -71,7 +73,7 @@ def _walk(
 
 
 def _sections(annotation: Any) -> list[type[Section]]:
-    """The models an annotation allows, not those within lists."""
+    """Return the models an annotation allows, not those within lists."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return [annotation]
     if get_origin(annotation) is Annotated:
@@ -82,7 +84,7 @@ def _sections(annotation: Any) -> list[type[Section]]:
 
 
 def _item(annotation: Any) -> Any:
-    """What the entries of a list are, where the annotation is one."""
+    """Return what the entries of a list are, where the annotation is one."""
     if get_origin(annotation) is list:
         return get_args(annotation)[0]
     return next((found for argument in get_args(annotation) if (found := _item(argument)) is not None), None)
@@ -103,12 +105,6 @@ def _not_one_of(sections: list[type[Section]], name: str) -> str:
     return f"is not a {_kind(sections[0])}: {remedy}"
 
 
-def _first_required(sections: list[type[Section]]) -> list[str]:
-    """The first key that a missing section needs, if there is one section and it needs any."""
-    fields = sections[0].model_fields.items() if len(sections) == 1 else ()
-    return next(([name] for name, field in fields if field.is_required()), [])
-
-
 def _nearest(model: type[Section], key: str, section: type[Section], choices: list[type[Section]]) -> str:
     parent, _, leaf = key.rpartition(".")
     if section in choices and any(leaf in other.model_fields for other in choices):
@@ -121,7 +117,7 @@ def _nearest(model: type[Section], key: str, section: type[Section], choices: li
 
 
 def _keys(model: type[Section], above: str = "") -> Iterator[str]:
-    """Every key there can be, dotted; those of lists are left out."""
+    """Yield every key there can be, dotted; those of lists are left out."""
     for name, field in model.model_fields.items():
         yield above + name
         for section in _sections(field.annotation):

@@ -36,14 +36,7 @@ def measure_accuracy(
 ) -> Accuracy:
     """Answer every prompt ``num_samples`` times and grade; the other arguments are those of ``make_rollouts``."""
     require_answers(task, prompts)
-    rollouts = make_rollouts(
-        sampler,
-        tokenizer,
-        prompts,
-        sampling,
-        num_generations=num_samples,
-        on_done=on_done,
-    )
+    rollouts = make_rollouts(sampler, tokenizer, prompts, sampling, num_generations=num_samples, on_done=on_done)
     texts = tokenizer.batch_decode([rollout.token_ids.tolist() for rollout in rollouts], skip_special_tokens=True)
     texts_of = [texts[start : start + num_samples] for start in range(0, len(texts), num_samples)]
     correct = [sum(task.grade(prompt, text) for text in own) for prompt, own in zip(prompts, texts_of, strict=True)]

@@ -24,7 +24,12 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    run: RunDir, config: Config, models: Sequence[str] | Mapping[str, str] = ("last",), progress: Progress = SILENT
+    run: RunDir,
+    config: Config,
+    models: Sequence[str] | Mapping[str, str] = ("last",),
+    progress: Progress = SILENT,
+    *,
+    seed: int | None = None,
 ) -> list[EvaluationRecord]:
     """Measure the accuracy of each model that has not been measured under these settings, and file it in the run.
 
@@ -33,13 +38,15 @@ def evaluate(
         config: of the run; gives the task, the prompts and how answers are sampled.
         models: what to evaluate, as in ``resolve_models``; or what to load, by the name it is filed under.
         progress: shows what is going on.
+        seed: of prompts and random numbers; default: the run's.
 
     Returns:
         One record per model, in the order asked for, measured now or before.
     """
     named = models if isinstance(models, Mapping) else resolve_models(run, config, models)
+    seed = config.run.seed if seed is None else seed
     with run.lock():
-        return [_kept_or_measured(run, config, name, model, progress) for name, model in named.items()]
+        return [_kept_or_measured(run, config, name, model, seed, progress) for name, model in named.items()]
 
 
 def resolve_models(run: RunDir, config: Config, names: Sequence[str]) -> dict[str, str]:
@@ -59,15 +66,17 @@ def resolve_models(run: RunDir, config: Config, names: Sequence[str]) -> dict[st
     return models
 
 
-def _kept_or_measured(run: RunDir, config: Config, name: str, model: str, progress: Progress) -> EvaluationRecord:
+def _kept_or_measured(
+    run: RunDir, config: Config, name: str, model: str, seed: int, progress: Progress
+) -> EvaluationRecord:
     with progress.status("loading"):
-        kept = kept_evaluation(run, config, name, model, seed=config.run.seed)
+        kept = kept_evaluation(run, config, name, model, seed=seed)
         if kept is not None:
             return kept
         from rocktokens.models.load import load_model
 
         loaded = load_model(model, config.models.dtype, config.models.device)
-    return measure_evaluation(run, config, name, loaded, seed=config.run.seed, progress=progress)
+    return _measured(run, config, name, loaded, seed, progress)
 
 
 def kept_evaluation(run: RunDir, config: Config, name: str, model: str, *, seed: int) -> EvaluationRecord | None:
@@ -75,8 +84,8 @@ def kept_evaluation(run: RunDir, config: Config, name: str, model: str, *, seed:
     return Ledger.load(run.evaluations).find(name, _settings(run, config, model, seed))
 
 
-def measure_evaluation(
-    run: RunDir, config: Config, name: str, loaded: "LoadedModel", *, seed: int, progress: Progress = SILENT
+def _measured(
+    run: RunDir, config: Config, name: str, loaded: "LoadedModel", seed: int, progress: Progress
 ) -> EvaluationRecord:
     """Let a model answer the evaluation's prompts, and file its accuracy in the run."""
     from rocktokens.evaluation.accuracy import measure_accuracy
@@ -103,7 +112,7 @@ def measure_evaluation(
 
 
 def _settings(run: RunDir, config: Config, model: str, seed: int) -> dict[str, Any]:
-    """What an accuracy depends on: the content of model and data, not where they lie or what they are called."""
+    """Return what an accuracy depends on: the content of model and data, not where they lie or what they are called."""
     task = evaluation_task(config)
     data = Path(task.path) if isinstance(task, JsonlTask) else None
     return {

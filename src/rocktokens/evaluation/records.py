@@ -145,16 +145,17 @@ def accuracy_table(evaluations: Sequence[EvaluationRecord]) -> Table:
         Column("tokens per answer", lambda own: number(own.mean_response_length)),
         Column("cut off", lambda own: number(own.truncated_share, percent)),
     ]
-    records = [flat({name: getattr(own, name) for name in _TABLE_RECORD}) for own in evaluations]
+    measured = (
+        "accuracy",
+        "wilson_interval",
+        "bootstrap_interval",
+        "n_prompts",
+        "mean_response_length",
+        "truncated_share",
+    )
+    records = [flat({name: getattr(own, name) for name in ("name", "task", *measured)}) for own in evaluations]
     where = f" on {printable(tasks[0])}" if len(tasks) == 1 else ""
     return Table.of("accuracy", columns, evaluations, f"Accuracy{where}, with 95 % intervals.", records=records)
-
-
-_TABLE_RECORD = (
-    *("name", "task", "accuracy", "wilson_interval", "bootstrap_interval", "n_prompts", "mean_response_length"),
-    "truncated_share",
-)
-"""What its CSV holds."""
 
 
 def _summary(own: Accuracy) -> str:

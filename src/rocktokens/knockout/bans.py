@@ -71,8 +71,17 @@ def choose_bans(rocks: RockSet, wanted: Wanted, tokens: Tokens) -> list[Ban]:
         return bans
     categories = {ban.category for ban in bans}
     common = categories.pop() if len(categories) == 1 else ""
-    name = " and ".join(filter(None, [_rocks_name(ranked, wanted), _types_name(bans[len(ranked) :])]))
-    return [Ban(tuple(sorted(ban.ids[0] for ban in bans)), name, category=common)]
+    return [
+        Ban(tuple(sorted(ban.ids[0] for ban in bans)), _set_name(ranked, bans[len(ranked) :], wanted), category=common)
+    ]
+
+
+def _set_name(ranked: list[Ban], named: list[Ban], wanted: Wanted) -> str:
+    """Name a set: its rocks by number and category, few other types by their texts, more by number."""
+    of = f" of category {', '.join(wanted.categories)}" if wanted.categories else ""
+    rocks = f"{len(ranked)} rock{'s' if len(ranked) > 1 else ''}{of}" if ranked else ""
+    types = " + ".join(visible(ban.name) for ban in named) if len(named) <= NAMED else f"{len(named)} types"
+    return " and ".join(filter(None, [rocks, types]))
 
 
 def control_ban(
@@ -111,7 +120,7 @@ def ranked_rocks(rocks: RockSet, wanted: Wanted) -> list[RockToken]:
 
 
 def _only_id(text: str, tokens: Tokens) -> int:
-    """The one token that has this text."""
+    """Return the one token that has this text."""
     found = tokens.vocabulary.ids(text)
     if len(found) == 1:
         return found[0]
@@ -128,7 +137,7 @@ def _only_id(text: str, tokens: Tokens) -> int:
 
 
 def _named_ban(token_id: int, rocks: RockSet, vocabulary: "Vocabulary") -> Ban:
-    """The ban of one type; a rock keeps the text and the category it was found with."""
+    """Make the ban of one type; a rock keeps the text and the category it was found with."""
     for token in rocks.tokens:
         if token.id == token_id:
             return Ban((token_id,), token.text, category=token.category)
@@ -137,14 +146,3 @@ def _named_ban(token_id: int, rocks: RockSet, vocabulary: "Vocabulary") -> Ban:
     text = vocabulary.text(token_id)
     special = vocabulary.is_special(token_id)
     return Ban((token_id,), text, category="other" if special else categorise_all([text], vocabulary)[0])
-
-
-def _rocks_name(ranked: list[Ban], wanted: Wanted) -> str:
-    if not ranked:
-        return ""
-    categories = f" of category {', '.join(wanted.categories)}" if wanted.categories else ""
-    return f"{len(ranked)} rock{'s' if len(ranked) > 1 else ''}{categories}"
-
-
-def _types_name(named: list[Ban]) -> str:
-    return " + ".join(visible(ban.name) for ban in named) if len(named) <= NAMED else f"{len(named)} types"

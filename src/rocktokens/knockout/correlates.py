@@ -31,14 +31,9 @@ FEWEST_TYPES = 4
 
 
 def type_columns(rows: ir.Table, ids: Sequence[int]) -> dict[str, np.ndarray]:
-    """Read what one checkpoint's trace says of each type.
+    """Read what one checkpoint's trace, ``TraceStore.table(checkpoint)``, says of each type.
 
-    Args:
-        rows: ``TraceStore.table(checkpoint)``.
-        ids: the types.
-
-    Returns:
-        ``entropy``, ``log_freq`` and ``kl``, float64 (K,) in the order of the ids; NaN where a type does not occur.
+    Returns ``entropy``, ``log_freq`` and ``kl``, float64 (K,) in the order of the ids; NaN where a type does not occur.
     """
     scored: Any = occurrences(rows)
     # Both tests: engines disagree on whether a null is a NaN.
@@ -55,17 +50,11 @@ def type_columns(rows: ir.Table, ids: Sequence[int]) -> dict[str, np.ndarray]:
 def correlate(
     deltas_K: np.ndarray, columns: Mapping[str, np.ndarray], resamples: int = RESAMPLES, seed: int = 0
 ) -> list[dict[str, Any]]:
-    """Compute Spearman's ρ of Δ with every column.
+    """Compute Spearman's ρ of Δ with every column, float (K,) by name.
 
-    Args:
-        deltas_K: the change of accuracy by type; NaN where it is not known.
-        columns: float (K,) by name; NaN where a type has no value, which leaves it out of that correlation.
-        resamples: of the interval, and permutations of the test.
-        seed: of both.
-
-    Returns:
-        By column name, rho, interval (95 %), p and n, the number of types. All but n are None where Δ or the column is
-        constant, and the interval also with fewer than four types.
+    A type whose Δ or value is NaN is left out of that correlation. Returns by column name, rho, interval (95 %), p and
+    n, the number of types. All but n are None where Δ or the column is constant, and the interval also with fewer than
+    four types.
     """
     deltas_K = np.asarray(deltas_K, dtype=np.float64)
     return [
@@ -95,7 +84,7 @@ def _interval(x_N: np.ndarray, y_N: np.ndarray, resamples: int, seed: int) -> li
 
 
 def _permutation_p(x_N: np.ndarray, y_N: np.ndarray, permutations: int, seed: int) -> float:
-    """The share of orders with at least as strong an association, the one observed included."""
+    """Return the share of orders with at least as strong an association, the one observed included."""
     once = np.ones((1, len(x_N)))
     x_N, y_N = (_centred_ranks(values_N, once)[0] for values_N in (x_N, y_N))
     rng = np.random.Generator(np.random.PCG64(derive_seed(seed, "permutation")))
@@ -106,7 +95,7 @@ def _permutation_p(x_N: np.ndarray, y_N: np.ndarray, permutations: int, seed: in
 
 
 def _spearman(x_N: np.ndarray, y_N: np.ndarray, counts_BN: np.ndarray) -> np.ndarray:
-    """ρ (B,) when each type occurs as often as its count says; 0 where one of both is constant."""
+    """Return ρ (B,) when each type occurs as often as its count says; 0 where one of both is constant."""
     x_BN, y_BN = (_centred_ranks(values_N, counts_BN) for values_N in (x_N, y_N))
     together_B, x_alone_B, y_alone_B = (
         (counts_BN * one_BN * two_BN).sum(axis=1) for one_BN, two_BN in ((x_BN, y_BN), (x_BN, x_BN), (y_BN, y_BN))
@@ -116,7 +105,7 @@ def _spearman(x_N: np.ndarray, y_N: np.ndarray, counts_BN: np.ndarray) -> np.nda
 
 
 def _centred_ranks(values_N: np.ndarray, counts_BN: np.ndarray) -> np.ndarray:
-    """Twice each type's mean rank, less twice the mean of all ranks: whole numbers (B, N), in float64."""
+    """Return twice each type's mean rank, less twice the mean of all ranks: whole numbers (B, N), in float64."""
     _, group_N, sizes = np.unique(values_N, return_inverse=True, return_counts=True)
     upto_BN = np.cumsum(counts_BN[:, np.argsort(values_N)], axis=1)
     last_BG = upto_BN[:, np.cumsum(sizes) - 1]
@@ -130,6 +119,6 @@ def _mean_score(sums: TypeSums) -> np.ndarray:
 
 
 def _by_id(sums: TypeSums, values_U: np.ndarray, ids: Sequence[int]) -> np.ndarray:
-    """The values in the order of the ids, NaN where an id has none."""
+    """Return the values in the order of the ids, NaN where an id has none."""
     value_of = dict(zip(sums.token_id.tolist(), values_U.tolist(), strict=True))
     return np.array([value_of.get(token_id, np.nan) for token_id in ids], dtype=np.float64)

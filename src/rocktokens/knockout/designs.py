@@ -8,7 +8,7 @@ prompt whose free rollouts hold no banned id has changed by 0 before anything is
 looked at, right answers can be lost and wrong ones can be gained, no more.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Protocol
 
@@ -37,14 +37,8 @@ class Interim:
 
     def of(self, bans: list[int]) -> "Interim":
         """Return the same for some of the bans."""
-        return Interim(
-            self.lowest_KN[bans],
-            self.highest_KN[bans],
-            self.affected_KN[bans],
-            self.free_right_N,
-            self.num_samples,
-            self.looked,
-        )
+        own = {name: getattr(self, name)[bans] for name in ("lowest_KN", "highest_KN", "affected_KN")}
+        return replace(self, **own)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +63,7 @@ class Design(Protocol):
     def judge(self, interim: Interim, block: int, noise: Interval) -> list[Settled | None]:
         """Return what is settled after a block, ban by ban; after the last block everything is.
 
-        Args:
-            interim: what is known of the bans that are still open.
-            block: which block has just been decoded.
-            noise: interval of the change between two free runs of the engine.
+        ``interim`` is of the bans still open, ``noise`` the interval of the change between two free runs of the engine.
         """
         ...
 

@@ -9,7 +9,7 @@ grader of today.
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -75,12 +75,7 @@ class RunJournal(Journal):
     """Keeps everything in a run directory, under ``knockout/<conditions>/``."""
 
     def __init__(self, run: RunDir, conditions: str) -> None:
-        """Read what is there.
-
-        Args:
-            run: whose lock the caller holds.
-            conditions: a digest of all that the rollouts depend on.
-        """
+        """Read what is there, under the caller's lock; ``conditions`` digest all that the rollouts depend on."""
         super().__init__()
         self._run = run
         self._folder = f"knockout/{conditions}"
@@ -111,23 +106,12 @@ class RunJournal(Journal):
     def flush(self) -> None:
         """Commit what has not been committed yet."""
         if self._new:
-            path, table = f"{self._folder}/part-{self._n_parts:05d}.parquet", _table(self._new)
+            rows = [{"banned": banned, "rollout_id": place, **asdict(own)} for (banned, place), own in self._new]
+            path, table = f"{self._folder}/part-{self._n_parts:05d}.parquet", pa.Table.from_pylist(rows, schema=SCHEMA)
             self._run.commit(path, lambda target: pq.write_table(table, target, compression="zstd"), table.num_rows)
             self._n_parts += 1
             self._new = []
         self._written = time.monotonic()
-
-
-def _table(entries: Sequence[tuple[Key, Decoded]]) -> pa.Table:
-    columns = [
-        [list(banned) for (banned, _), _ in entries],
-        [rollout for (_, rollout), _ in entries],
-        [own.start for _, own in entries],
-        [own.token_ids for _, own in entries],
-        [own.finished for _, own in entries],
-    ]
-    arrays = [pa.array(values, type=field.type) for values, field in zip(columns, SCHEMA, strict=True)]
-    return pa.Table.from_arrays(arrays, schema=SCHEMA)
 
 
 def _entries(table: pa.Table) -> dict[Key, Decoded]:

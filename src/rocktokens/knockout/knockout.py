@@ -85,7 +85,7 @@ def knockout(
         with progress.status("loading"):
             banned = _load(run, config, checkpoint)
         rocks.require_tokenizer(banned.tokenizer_sha256)
-        bans = _bans(run, config, rocks, wanted, banned.loaded)
+        bans, left_out = _bans(run, config, rocks, wanted, banned.loaded)
         conditions = _conditions(config, banned, prompts, sampling)
         journal = RunJournal(run, _digest(conditions))
         try:
@@ -112,9 +112,11 @@ def knockout(
             )
         finally:
             journal.flush()
-        sweep = replace(sweep, warnings=[*sweep.warnings, *_left_out(rocks, wanted, banned.loaded)])
+        sweep = replace(sweep, warnings=[*sweep.warnings, *left_out])
         run.commit(run.knockout.name, sweep.save)
-        if _is_student(run, config, banned):
+        # The rocks are this model's if it is a checkpoint of the run, or one of the students it was traced with.
+        students = [*(str(run.checkpoint(step)) for step in run.checkpoints()), *config.trace.checkpoints]
+        if banned.identity in {model_identity(name, run) for name in students}:
             run.commit(run.rocks.name, with_verdicts(rocks, sweep, rule).save)
     return sweep
 
@@ -131,8 +133,10 @@ def _load(run: RunDir, config: Config, checkpoint: str) -> BannedModel:
     return BannedModel(name, model_identity(loaded.name, run), loaded, vocabulary_sha256(loaded.tokenizer.get_vocab()))
 
 
-def _bans(run: RunDir, config: Config, rocks: RockSet, wanted: Wanted, loaded: "LoadedModel") -> list[Ban]:
-    """What is wanted; a rock that ends answers cannot be banned and is left out."""
+def _bans(
+    run: RunDir, config: Config, rocks: RockSet, wanted: Wanted, loaded: "LoadedModel"
+) -> tuple[list[Ban], list[str]]:
+    """Return what is wanted, and a warning where that includes rocks that end answers, which are left out."""
     from rocktokens.traces.store import TraceStore
     from rocktokens.traces.token_text import Vocabulary
 
@@ -145,18 +149,13 @@ def _bans(run: RunDir, config: Config, rocks: RockSet, wanted: Wanted, loaded: "
     if wanted.controls:
         seed = derive_seed(config.run.seed, "knockout controls")
         bans.append(control_ban(TraceStore(run), bannable, bans[0], loaded.eos_ids, config.knockout.tolerance, seed))
-    return bans
-
-
-def _left_out(rocks: RockSet, wanted: Wanted, loaded: "LoadedModel") -> list[str]:
-    """What to say of rocks that were asked for and cannot be banned."""
     asked = ranked_rocks(rocks, wanted) if wanted.any_rocks else []
     ends = [repr(token.text) for token in asked if token.id in loaded.eos_ids]
-    return [f"never banned, since no answer could end without them: {', '.join(ends)}"] if ends else []
+    return bans, [f"never banned, since no answer could end without them: {', '.join(ends)}"] if ends else []
 
 
 def _conditions(config: Config, banned: BannedModel, prompts: Sequence[Prompt], sampling: "Sampling") -> dict[str, Any]:
-    """What rollouts and their grades depend on under any ban; not what is banned, nor how the change is judged."""
+    """Return what rollouts and grades depend on under any ban; not what is banned, nor how the change is judged."""
     from rocktokens.rollouts.encode import encode_prompt
 
     loaded, template, longest = banned.loaded, sampling.chat_template, sampling.max_prompt_length
@@ -186,7 +185,7 @@ def _digest(content: Any) -> str:
 
 
 def _columns(run: RunDir, rocks: RockSet, bans: Sequence[Ban]) -> dict[str, dict[int, float]]:
-    """What the trace the rocks were found in says of the types that are banned alone."""
+    """Return what the trace the rocks were found in says of the types that are banned alone."""
     from rocktokens.knockout.correlates import type_columns
     from rocktokens.traces.store import TraceStore
 
@@ -198,26 +197,24 @@ def _columns(run: RunDir, rocks: RockSet, bans: Sequence[Ban]) -> dict[str, dict
     return {name: dict(zip(ids, values.tolist(), strict=True)) for name, values in columns.items()}
 
 
-def _is_student(run: RunDir, config: Config, banned: BannedModel) -> bool:
-    """Whether the rocks are this model's: it is a checkpoint of the run, or one of the students it was traced with."""
-    own = [*(str(run.checkpoint(step)) for step in run.checkpoints()), *config.trace.checkpoints]
-    return banned.identity in {model_identity(name, run) for name in own}
-
-
 def with_verdicts(rocks: RockSet, sweep: KnockoutSweep, rule: RuleName) -> RockSet:
     """Return the rocks with the verdicts on those that were banned alone; the others as they were."""
     tested = _tested_rocks(rocks, sweep)
     if not tested:
         return rocks
-    return replace(
-        rocks,
-        tokens=[_judged(token, tested.get(token.id), rule) for token in rocks.tokens],
-        source={**rocks.source, "verdicts": _provenance(sweep, rule)},
-    )
+
+    def judged(token: RockToken) -> RockToken:
+        if (found := tested.get(token.id)) is None:
+            return token
+        verdict = found.paper_verdict if rule == "paper" else found.verdict
+        return replace(token, verdict=verdict, delta=found.delta, delta_interval=found.interval)
+
+    source = {**rocks.source, "verdicts": _provenance(sweep, rule)}
+    return replace(rocks, tokens=[judged(token) for token in rocks.tokens], source=source)
 
 
 def has_verdicts(rocks: RockSet, sweep: KnockoutSweep, rule: RuleName) -> bool:
-    """Whether the verdicts of rocks are those of this sweep by this rule."""
+    """Return whether the verdicts of rocks are those of this sweep by this rule."""
     return bool(_tested_rocks(rocks, sweep)) and rocks.source.get("verdicts") == _provenance(sweep, rule)
 
 
@@ -227,13 +224,6 @@ def _provenance(sweep: KnockoutSweep, rule: RuleName) -> dict[str, Any]:
 
 
 def _tested_rocks(rocks: RockSet, sweep: KnockoutSweep) -> dict[int, Knockout]:
-    """By id, the rocks that were banned alone."""
+    """Return by id the rocks that were banned alone."""
     alone = {own.ban.ids[0]: own for own in sweep.of_role("tested") if len(own.ban.ids) == 1}
     return {token_id: alone[token_id] for token_id in rocks.ids.tolist() if token_id in alone}
-
-
-def _judged(token: RockToken, found: Knockout | None, rule: RuleName) -> RockToken:
-    if found is None:
-        return token
-    verdict = found.paper_verdict if rule == "paper" else found.verdict
-    return replace(token, verdict=verdict, delta=found.delta, delta_interval=found.interval)

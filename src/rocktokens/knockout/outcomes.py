@@ -47,7 +47,7 @@ class Answering:
     sampling: Sampling
 
     def grade(self, prompt: Prompt, token_ids: np.ndarray) -> bool:
-        """Whether an answer is right."""
+        """Return whether an answer is right."""
         return self.task.grade(prompt, self.tokenizer.decode(token_ids.tolist(), skip_special_tokens=True))
 
 
@@ -144,7 +144,7 @@ class SweepDecoder:
         return self.answering.prompts[place // self.num_samples]
 
     def _repetitions(self) -> list[Job]:
-        """Every free rollout from some position on, under bans that change nothing."""
+        """Return every free rollout from some position on, under bans that change nothing."""
         idle = [ban.ids for ban in self.bans if ban.role == "never"] or [NOTHING]
         rng = np.random.Generator(np.random.PCG64(derive_seed(self.answering.sampling.seed, "repetitions")))
         return [
@@ -153,7 +153,7 @@ class SweepDecoder:
         ]
 
     def _noise(self, rule: VerdictRule) -> dict[str, Any]:
-        """What has changed in the free rollouts that were decoded again, amid the jobs."""
+        """Return what has changed in the free rollouts that were decoded again, amid the jobs."""
         again = [self._outcome((ids, place)) for ids, place, _ in self._again]
         changes_R = np.array([own.right for own in again]).astype(int) - self.free_right_R
         [effect] = paired_effects(self._by_prompt(changes_R[None]), self.num_samples, rule)
@@ -171,7 +171,7 @@ class SweepDecoder:
         }
 
     def _interim(self) -> Interim:
-        """What is known now."""
+        """Return what is known now."""
         return Interim(
             lowest_KN=self._by_prompt(self._lowest_KR),
             highest_KN=self._by_prompt(self._highest_KR),
@@ -225,7 +225,7 @@ class SweepDecoder:
         self.journal.flush()
 
     def _outcome(self, key: Key) -> Continuation:
-        """What was decoded, graded."""
+        """Return what was decoded, graded."""
         if key not in self._graded:
             decoded, place = self.journal.finished[key], key[1]
             token_ids = np.concatenate([self.free[place].token_ids[: decoded.start], decoded.token_ids])
@@ -253,7 +253,7 @@ def free_rollouts(answering: Answering, num_samples: int, journal: Journal, prog
 
 
 def first_occurrences(free: Sequence[Rollout], bans: Sequence[Ban]) -> np.ndarray:
-    """int32 (K, R): by ban, the position of the first banned token in each rollout, ``NOWHERE`` where it holds none."""
+    """Return int32 (K, R): by ban, where the first banned token of each rollout is, ``NOWHERE`` where there is none."""
     lengths_R = np.array([len(rollout.token_ids) for rollout in free])
     ends_R = np.cumsum(lengths_R)
     places_of = _places(np.concatenate([rollout.token_ids for rollout in free]), bans)
@@ -266,7 +266,7 @@ def first_occurrences(free: Sequence[Rollout], bans: Sequence[Ban]) -> np.ndarra
 
 
 def _places(tokens_T: np.ndarray, bans: Sequence[Ban]) -> dict[int, np.ndarray]:
-    """Indices into the tokens, in no particular order, by banned id."""
+    """Return indices into the tokens, in no particular order, by banned id."""
     ids = np.unique(np.array([token_id for ban in bans for token_id in ban.ids], dtype=np.int64))
     hits = np.flatnonzero(np.isin(tokens_T, ids))
     hits = hits[np.argsort(tokens_T[hits])]

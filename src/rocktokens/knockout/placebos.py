@@ -35,15 +35,14 @@ def token_counts(rollouts: Sequence[Rollout], vocab_size: int) -> np.ndarray:
 def matched_placebos(
     counts_V: np.ndarray, candidate_ids: Sequence[int], rock_ids: Sequence[int], tolerance: float, count: int
 ) -> MatchedPlacebos:
-    """Match as many rocks as possible one to one, as closely as possible; cut off after ``count``.
+    """Match as many rocks as possible one to one, as closely as possible; the first ``count`` partners are taken.
 
     Args:
         counts_V: from ``token_counts``.
-        candidate_ids: what may be banned (no end tokens, no special ones). Rocks among them are passed over, and so
-            are ids that were never sampled: those are the other kind of placebo.
+        candidate_ids: what may be banned. Rocks and ids that were never sampled are passed over.
         rock_ids: in rank order; one that was never sampled has no partner.
         tolerance: largest difference between the frequencies of a rock and its partner, as a share of the rock's.
-        count: how many partners at most; those of the first rocks are taken.
+        count: how many partners at most.
     """
     if not len(rock_ids):
         return MatchedPlacebos([], [], [])
@@ -61,13 +60,6 @@ def matched_placebos(
 
 
 def never_emitted(counts_V: np.ndarray, excluded: Collection[int], count: int, seed: int) -> list[int]:
-    """Choose at random among the ids that were never sampled.
-
-    Args:
-        counts_V: from ``token_counts``.
-        excluded: ids that may not be banned, such as end tokens.
-        count: how many, or all where there are fewer.
-        seed: of the choice; the first ones are the same however many there are.
-    """
+    """Choose at random among the ids never sampled that may be banned; the first are the same for any count."""
     allowed = np.setdiff1d(np.flatnonzero(counts_V == 0), list(excluded))
     return np.random.Generator(np.random.PCG64(seed)).permutation(allowed)[:count].tolist()

@@ -4,15 +4,14 @@ Accuracy changes are shares (−0.05: five points lost), intervals are [low, hig
 """
 
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from rocktokens.display.numbers import counted, level, points
 from rocktokens.display.table import Column, Table, number, text, token, verdict
 from rocktokens.display.text import printable
-from rocktokens.errors import RocktokensError
-from rocktokens.types import Verdict, read_record, write_record
+from rocktokens.types import Record, Verdict, load_record, write_record
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -25,7 +24,7 @@ Interval = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Ban:
+class Ban(Record):
     """Ids that are banned together.
 
     Example: ``Ban(ids=(325,), name="So", role="tested", category="discourse")``.
@@ -42,7 +41,7 @@ class Ban:
 
 
 @dataclass(frozen=True, slots=True)
-class BanChanges:
+class BanChanges(Record):
     """What else a ban changes, over the rollouts that hold a banned token (docs/method.md, section 6)."""
 
     n_rollouts: int
@@ -66,7 +65,7 @@ class BanChanges:
 
 
 @dataclass(frozen=True, slots=True)
-class Knockout:
+class Knockout(Record):
     """One ban: what it does to accuracy, how sure that is, and what else changes."""
 
     ban: Ban
@@ -78,7 +77,7 @@ class Knockout:
     q: float | None
     """Benjamini–Hochberg over the tested bans (over the placebos for a placebo)."""
     verdict: Verdict
-    """By our rule (method 6)."""
+    """By our rule (docs/method.md, section 6)."""
     paper_verdict: Verdict
     """The paper's rule, which calls everything neutral that is neither pillar nor stumbling."""
     detectable: float
@@ -93,7 +92,7 @@ class Knockout:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class KnockoutSweep:
+class KnockoutSweep(Record):
     """Everything in knockout.json; ``len`` counts the bans, placebos included.
 
     Example: ``KnockoutSweep(step 64 on wordmath, 200 prompts; 9 bans: 6 pillar, 0 stumbling, 3 neutral, 0 undecided)``.
@@ -116,9 +115,10 @@ class KnockoutSweep:
     """Smallest loss detectable with 80 % power, of a ban that changes no other answer: single, corrected."""
     correlations: list[dict[str, Any]]
     """Spearman's ρ of Δ with entropy, log_freq and kl over the tested types: name, rho, interval, p, n."""
-    warnings: list[str] = field(default_factory=list)
-    knockouts: list[Knockout] = field(default_factory=list)
+    warnings: list[str]
+    knockouts: list[Knockout]
     """Tested, then matched, then never, each in the order asked for."""
+    schema_version: int = KNOCKOUT_SCHEMA_VERSION
 
     def of_role(self, role: Role) -> list[Knockout]:
         """Return the knock-outs of one role, in order."""
@@ -158,20 +158,12 @@ class KnockoutSweep:
 
     def save(self, path: str | Path) -> None:
         """Write knockout.json, byte for byte the same for the same content."""
-        write_record(path, {"schema_version": KNOCKOUT_SCHEMA_VERSION, **asdict(self)})
+        write_record(path, asdict(self))
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """Read knockout.json; a newer schema or a damaged file is refused by name."""
-        record = read_record(path, "knockout.json", "`rocktokens knockout`", KNOCKOUT_SCHEMA_VERSION)
-        try:
-            knockouts = [_knockout(entry) for entry in record.pop("knockouts")]
-            return cls(knockouts=knockouts, **record)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise RocktokensError(
-                f"{path} lacks fields of knockout.json or has others ({error}): write it again with "
-                "`rocktokens knockout`"
-            ) from None
+        return load_record(cls, path, "knockout.json", "`rocktokens knockout`", KNOCKOUT_SCHEMA_VERSION)
 
     def to_frame(self) -> "pd.DataFrame":
         """Return the knock-outs as a pandas frame, one row each; lists of rollouts become their counts."""
@@ -184,13 +176,3 @@ class KnockoutSweep:
             replaced_by = next((text for _, text, _ in changes.pop("replacements")), None)
             rows.append({**ban, **record, **changes, **counts, "replaced_by": replaced_by})
         return pd.DataFrame(rows)
-
-
-def _knockout(entry: dict[str, Any]) -> Knockout:
-    ban = Ban(**{**entry["ban"], "ids": tuple(entry["ban"]["ids"])})
-    changes: dict[str, Any] = {
-        name: [tuple(item) for item in value] if isinstance(value, list) else value
-        for name, value in entry["changes"].items()
-    }
-    intervals = {name: entry[name] and tuple(entry[name]) for name in ("interval", "bounds")}
-    return Knockout(**{**entry, **intervals, "ban": ban, "changes": BanChanges(**changes)})

@@ -81,7 +81,9 @@ class GroupSequential:
         known = np.flatnonzero(~unseen_K)
         effects = paired_effects(interim.lowest_KN[known], interim.num_samples, self.rule, noise)
         for ban, effect in zip(known.tolist(), effects, strict=True):
-            settled[ban] = _at_the_end(effect, walks[ban], self.rule)
+            (low, high), walk = effect.interval, walks[ban]
+            interval = (low if walk.left > 0 else min(low, 0.0), high if walk.left < 0 else max(high, 0.0))
+            settled[ban] = Settled(verdict(effect.delta, interval, self.rule), effect.delta, interval, walk.p)
         partly = np.flatnonzero(seen_K & unseen_K).tolist()
         for ban, forecasts in zip(partly, forecast(interim, partly, self.rule, noise), strict=True):
             settled[ban] = _on_the_way(forecasts, walks[ban], self.rule)
@@ -141,14 +143,8 @@ class Forecasts:
     verdict_F: np.ndarray
 
     def share(self, kind: Verdict) -> float:
-        """Of those that end in this verdict."""
+        """Return the share of those that end in this verdict."""
         return float((self.verdict_F == kind).mean())
-
-
-def _at_the_end(effect: Effect, walk: Walk, rule: VerdictRule) -> Settled:
-    low, high = effect.interval
-    interval = (low if walk.left > 0 else min(low, 0.0), high if walk.left < 0 else max(high, 0.0))
-    return Settled(verdict(effect.delta, interval, rule), effect.delta, interval, walk.p)
 
 
 def _on_the_way(forecasts: Forecasts, walk: Walk, rule: VerdictRule) -> Settled | None:
@@ -181,7 +177,7 @@ def forecast(interim: Interim, bans: Sequence[int], rule: VerdictRule, noise: In
 
 
 def _outcomes(interim: Interim, ban: int, seed: int) -> np.ndarray:
-    """Ints (F, H): in each forecast, how many of all prompts change by how much."""
+    """Return ints (F, H): in each forecast, how many of all prompts change by how much."""
     num_samples, affected_N = interim.num_samples, interim.affected_KN[ban]
     looked_N = np.arange(len(affected_N)) < interim.looked
     changes, right = interim.lowest_KN[ban, affected_N & looked_N], interim.free_right_N[affected_N & looked_N]
@@ -197,7 +193,7 @@ def _outcomes(interim: Interim, ban: int, seed: int) -> np.ndarray:
 
 
 def _rates(rng: np.random.Generator, changed: np.ndarray, of: np.ndarray, num_samples: int) -> np.ndarray:
-    """Draws (F,) of the rate at which such answers change; S answers to one prompt say as much as one."""
+    """Return draws (F,) of the rate at which such answers change; S answers to one prompt say as much as one."""
     yes, no = changed.sum() / num_samples, (of - changed).sum() / num_samples
     return rng.beta(JEFFREYS + yes, JEFFREYS + no, FORECASTS)
 

@@ -15,13 +15,13 @@ from typing import Any, get_args
 
 import numpy as np
 
-from rocktokens.inference import power
 from rocktokens.inference.multiplicity import benjamini_hochberg
+from rocktokens.inference.power import detectable_loss, detectable_scattered_loss
 from rocktokens.inference.proportions import bootstrap_interval, wilson_interval
 from rocktokens.knockout.correlates import correlate
 from rocktokens.knockout.outcomes import NOWHERE, Continuation, SweepOutcomes
 from rocktokens.knockout.records import BanChanges, Interval, Knockout, KnockoutSweep, Role
-from rocktokens.knockout.verdicts import EXACT, VerdictRule, paper_verdict, without_effect
+from rocktokens.knockout.verdicts import VerdictRule, paper_verdict, without_effect
 from rocktokens.traces.token_text import Vocabulary
 from rocktokens.types import Rollout, Verdict
 
@@ -43,7 +43,7 @@ def summarise(
     Args:
         outcomes: what was decoded and decided.
         rule: of the verdicts.
-        vocabulary: of the tokens.
+        vocabulary: reads the tokens.
         tokenizer_sha256: what the ids belong to.
         settings: recorded as they are, with the rule.
         columns: by name and id, what Δ of the tested types is correlated with.
@@ -56,17 +56,14 @@ def summarise(
     n_prompts = baseline["n_prompts"]
     return KnockoutSweep(
         tokenizer_sha256=tokenizer_sha256,
-        settings={
-            **settings,
-            **{name: getattr(rule, name) for name in ("alpha", "epsilon", "margin", "resamples")},
-        },
+        settings={**settings, **{name: getattr(rule, name) for name in ("alpha", "epsilon", "margin", "resamples")}},
         baseline=baseline,
         noise={**outcomes.noise, "interval": [*noise_interval]},
         cost=_cost(outcomes),
         counts={role: _counts([own for own in knockouts if own.ban.role == role], rule) for role in get_args(Role)},
         detectable={
-            "single": detectable_loss(n_prompts, rule, noise=noise_interval),
-            "corrected": detectable_loss(n_prompts, rule, max(1, len(tested)), noise_interval),
+            name: detectable_loss(n_prompts, rule.alpha, rule.epsilon, n_tests, noise_interval[1])
+            for name, n_tests in (("single", 1), ("corrected", max(1, len(tested))))
         },
         correlations=_correlations(tested, columns, rule.seed),
         warnings=_warnings(baseline, outcomes.noise, [vocabulary.text(token) for token in unmatched], rule),
@@ -82,7 +79,7 @@ def _knockouts(outcomes: SweepOutcomes, rule: VerdictRule, noise: Interval, voca
         first_R = outcomes.first_KR[index]
         affected_R = first_R != NOWHERE
         known_N = interim.lowest_KN[index] == interim.highest_KN[index]
-        differences_N = interim.lowest_KN[index][known_N]
+        shares_N = interim.lowest_KN[index][known_N] / interim.num_samples
         found.append(
             Knockout(
                 ban=ban,
@@ -92,7 +89,7 @@ def _knockouts(outcomes: SweepOutcomes, rule: VerdictRule, noise: Interval, voca
                 q=q_of.get(index),
                 verdict=settled.verdict,
                 paper_verdict=paper_verdict(settled.verdict),
-                detectable=float(detectable_by_ban(differences_N[None], interim.num_samples, rule, noise)[0]),
+                detectable=float(detectable_scattered_loss(shares_N[None], rule.alpha, rule.epsilon, noise[1])[0]),
                 bounds=(float(-(affected_R & right_R).mean()), float((affected_R & ~right_R).mean())),
                 n_looked=int(known_N.sum()),
                 stopped=settled.stopped,
@@ -103,7 +100,7 @@ def _knockouts(outcomes: SweepOutcomes, rule: VerdictRule, noise: Interval, voca
 
 
 def _corrected(outcomes: SweepOutcomes) -> dict[int, float]:
-    """By ban, p corrected among its kind."""
+    """Return by ban its p, corrected among its kind."""
     q_of: dict[int, float] = {}
     for role in get_args(Role):
         own = [index for index, ban in enumerate(outcomes.bans) if ban.role == role]
@@ -111,18 +108,6 @@ def _corrected(outcomes: SweepOutcomes) -> dict[int, float]:
         if own and len(p_values) == len(own):
             q_of |= dict(zip(own, benjamini_hochberg(p_values), strict=True))
     return q_of
-
-
-def detectable_loss(n_prompts: int, rule: VerdictRule, n_tests: int = 1, noise: Interval = EXACT) -> float:
-    """Return the smallest true loss called a pillar with 80 % power, for a ban that changes no other answer."""
-    return power.detectable_loss(n_prompts, rule.alpha, rule.epsilon, n_tests, noise[1])
-
-
-def detectable_by_ban(
-    differences_KN: np.ndarray, num_samples: int, rule: VerdictRule, noise: Interval = EXACT
-) -> np.ndarray:
-    """Return float64 (K,): the smallest loss shown with 80 % power by bans whose answers scatter as these did."""
-    return power.detectable_scattered_loss(differences_KN / num_samples, rule.alpha, rule.epsilon, noise[1])
 
 
 def describe_changes(
@@ -179,7 +164,7 @@ def _baseline(outcomes: SweepOutcomes, seed: int) -> dict[str, Any]:
 
 
 def _cost(outcomes: SweepOutcomes) -> dict[str, Any]:
-    """In tokens; where a rollout was not decoded to its end, a full sweep is taken to need the free one's length."""
+    """Count tokens; where a rollout was not decoded to its end, a full sweep is taken to need the free one's length."""
     lengths_R = np.array([len(rollout.token_ids) for rollout in outcomes.free])
     free_tokens, n_bans = int(lengths_R.sum()), len(outcomes.bans)
     continuations = [(place, own) for looked in outcomes.looked for place, own in looked.items()]
@@ -197,32 +182,28 @@ def _cost(outcomes: SweepOutcomes) -> dict[str, Any]:
 
 
 def _counts(knockouts: Sequence[Knockout], rule: VerdictRule) -> dict[str, dict[str, int] | None]:
-    """By rule; nothing is corrected where a ban was stopped without a p."""
-    corrected = [_corrected_verdict(own, rule) for own in knockouts]
-    return {
-        "method": _tally([own.verdict for own in knockouts]),
-        "paper": _tally([own.paper_verdict for own in knockouts]),
-        "corrected": None if None in corrected else _tally(corrected),
+    """Count by rule, then by verdict; nothing is corrected where a ban was stopped without a p."""
+
+    def corrected(own: Knockout) -> Verdict | None:
+        """Return what is left of a verdict when p is corrected."""
+        if own.q is None or own.interval is None:
+            return None
+        is_call = own.verdict in ("pillar", "stumbling")
+        return without_effect(own.interval, rule) if is_call and own.q > rule.alpha else own.verdict
+
+    by_rule = {
+        "method": [own.verdict for own in knockouts],
+        "paper": [own.paper_verdict for own in knockouts],
+        "corrected": [corrected(own) for own in knockouts],
     }
-
-
-def _tally(verdicts: Sequence[str | None]) -> dict[str, int]:
-    return {kind: Counter(verdicts)[kind] for kind in ("pillar", "stumbling", "neutral", "undecided")}
-
-
-def _corrected_verdict(knockout: Knockout, rule: VerdictRule) -> Verdict | None:
-    """What is left of a verdict when p is corrected."""
-    if knockout.q is None or knockout.interval is None:
-        return None
-    if knockout.verdict not in ("pillar", "stumbling") or knockout.q <= rule.alpha:
-        return knockout.verdict
-    return without_effect(knockout.interval, rule)
+    kinds = ("pillar", "stumbling", "neutral", "undecided")
+    return {name: None if None in of else {kind: of.count(kind) for kind in kinds} for name, of in by_rule.items()}
 
 
 def _correlations(
     tested: Sequence[Knockout], columns: Mapping[str, Mapping[int, float]], seed: int
 ) -> list[dict[str, Any]]:
-    """Over types that are written at all; none where some were stopped without their Δ: the others are no sample."""
+    """Correlate over types that are written at all; not if some were stopped without Δ: the others are no sample."""
     single = [knockout for knockout in tested if len(knockout.ban.ids) == 1 and knockout.changes.n_rollouts]
     if not single or any(knockout.delta is None for knockout in single):
         return []

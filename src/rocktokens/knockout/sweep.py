@@ -124,27 +124,15 @@ def knockout_sweep(
     placebos, unmatched = _placebos(answering, free, tested, rocks, settings, vocabulary)
     decoder = SweepDecoder(answering, free, [*tested, *placebos], settings.num_samples, journal)
     outcomes = decoder.settle(DESIGNS[settings.mode](len(prompts), rule), rule, progress)
-    conditions = {
+    recorded = {
+        **(facts or {}),
         "n_prompts": len(prompts),
-        "num_samples": settings.num_samples,
-        "temperature": sampling.temperature,
-        "max_new_tokens": sampling.max_new_tokens,
-        "seed": sampling.seed,
-        "mode": settings.mode,
         "task": task.name,
-        "matched": settings.matched,
-        "never": settings.never,
-        "tolerance": settings.tolerance,
+        **{name: getattr(sampling, name) for name in ("temperature", "max_new_tokens", "seed")},
+        **{name: getattr(settings, name) for name in ("num_samples", "mode", "matched", "never", "tolerance")},
     }
-    return summarise(
-        outcomes,
-        rule,
-        vocabulary,
-        vocabulary_sha256(tokenizer.get_vocab()),
-        {**(facts or {}), **conditions},
-        columns or {},
-        unmatched,
-    )
+    sha256 = vocabulary_sha256(tokenizer.get_vocab())
+    return summarise(outcomes, rule, vocabulary, sha256, recorded, columns or {}, unmatched)
 
 
 def _placebos(
@@ -155,16 +143,15 @@ def _placebos(
     settings: SweepSettings,
     vocabulary: Vocabulary,
 ) -> tuple[list[Ban], list[int]]:
-    """Bans that are set beside the tested ones, and the single types nothing could stand in for."""
+    """Choose bans to set beside the tested ones; also return the single types nothing could stand in for."""
     sampler = answering.sampler
     counts_V = token_counts(free, sampler.vocab_size)
     excluded = sampler.eos_ids | set(rocks) | {token for ban in tested for token in ban.ids}
-    allowed = [
-        token for token in range(sampler.vocab_size) if token not in excluded and not vocabulary.is_special(token)
-    ]
+    everything = range(sampler.vocab_size)
+    forbidden = {token for token in everything if token in excluded or vocabulary.is_special(token)}
+    allowed = [token for token in everything if token not in forbidden]
     single = [ban.ids[0] for ban in tested if len(ban.ids) == 1 and counts_V[ban.ids[0]]]
     partners = matched_placebos(counts_V, allowed, single, settings.tolerance, settings.matched)
-    forbidden = set(range(sampler.vocab_size)) - set(allowed)
     unheard = never_emitted(counts_V, forbidden, settings.never, derive_seed(answering.sampling.seed, "never emitted"))
     matched = [
         replace(_single(token, vocabulary, "matched"), beside=rock)

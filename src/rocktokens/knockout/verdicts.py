@@ -106,7 +106,7 @@ def _effect(differences_N: np.ndarray, low: int, high: int, answers: int, rule: 
 
 
 def verdict(delta: float, interval: Interval, rule: VerdictRule) -> Verdict:
-    """Name a change (method 6); a pillar or a stumbling block within ±margin is called that and not neutral."""
+    """Name a change; a pillar or a stumbling block within ±margin is called that and not neutral."""
     low, high = interval
     if delta <= -rule.epsilon + ROUNDING and high < -ROUNDING:
         return "pillar"

@@ -25,7 +25,7 @@ from rocktokens.preflight.pair_probe import (
     sample_probe,
 )
 from rocktokens.preflight.resources import available_memory, check_memory, estimate_time, run_memory
-from rocktokens.preflight.static_checks import check_data, check_models, check_run, sample_prompts
+from rocktokens.preflight.static_checks import check_static, sample_prompts
 from rocktokens.progress import SILENT, Progress
 from rocktokens.scoring.student import load_student
 from rocktokens.tasks import make_task
@@ -43,11 +43,7 @@ def check(config: Config, progress: Progress = SILENT) -> Preflight:
         teacher = load_model(config.models.teacher, config.models.dtype, config.models.device)
     with progress.status("looking at models and data"):
         prompts, lengths = sample_prompts(config, task, student.tokenizer)
-        findings = [
-            *check_models(config, student, teacher),
-            *check_data(config, task, lengths, student, teacher),
-            *check_run(config, student),
-        ]
+        findings = check_static(config, task, lengths, student, teacher)
     if any(finding.level == "fail" and finding.name in PROBE_NEEDS for finding in findings):
         findings.append(Finding("probe", "warn", "put off", "fix the failures above, then check again"))
     else:

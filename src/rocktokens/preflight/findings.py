@@ -1,7 +1,7 @@
 """What ``rocktokens check`` says: one ``Finding`` for each thing that was looked at, and the worst level of all."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from rocktokens.errors import RocktokensError
@@ -33,26 +33,22 @@ class Preflight:
 
     @classmethod
     def of(cls, findings: list[Finding]) -> "Preflight":
-        """The findings with the worst level among them."""
+        """Put the worst level among the findings beside them."""
         levels = {finding.level for finding in findings}
         return cls(next(level for level in ("fail", "warn", "ok") if level in levels), findings)
 
     def measured(self, name: str) -> dict[str, Any] | None:
-        """The numbers behind one finding; None where it was not made."""
+        """Return the numbers behind one finding; None where it was not made."""
         return next((finding.measured for finding in self.findings if finding.name == name), None)
-
-    def to_record(self) -> dict[str, Any]:
-        """The result as plain numbers, strings, lists and objects."""
-        return asdict(self)
 
 
 def warn_if(problem: str, name: str, value: str, measured: dict[str, Any]) -> Finding:
-    """A warning with the problem as its remedy, or ok where there is none."""
+    """Make a warning with the problem as its remedy, or ok where there is none."""
     return Finding(name, "warn" if problem else "ok", value, problem, measured)
 
 
 def or_fail(name: str, look: Callable[[], Finding]) -> Finding:
-    """What ``look`` finds; where it refuses, a failure with its sentence as the remedy."""
+    """Return what ``look`` finds; where it refuses, a failure with its sentence as the remedy."""
     try:
         return look()
     except RocktokensError as error:

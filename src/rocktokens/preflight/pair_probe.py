@@ -67,7 +67,7 @@ class PairProbe:
 def sample_probe(
     config: Config, student: LoadedModel, teacher: LoadedModel, prompts: Sequence[Prompt], progress: Progress
 ) -> tuple[list[Rollout], float]:
-    """The probe's rollouts, and the seconds they took.
+    """Sample the probe's rollouts, and measure the seconds they took.
 
     On a GPU they are sampled twice: the first time compiles kernels and captures graphs, which a run does once.
     """
@@ -95,14 +95,9 @@ def probe_pair(
     *,
     bf16: bool = False,
 ) -> PairProbe:
-    """Measure the pair on rollouts of the student.
+    """Measure the pair, of one vocabulary and on one device, on rollouts of the student: at least one.
 
-    Args:
-        student: The writer of the rollouts.
-        teacher: Over the same vocabulary, on the same device.
-        rollouts: At least one.
-        section: Divergence, temperature and sizes of batches.
-        bf16: Whether the forwards run under bfloat16 autocast, as those of the trainer will.
+    With ``bf16`` the forwards run under bfloat16 autocast, as those of the trainer will.
     """
     groups = [[rollouts[i] for i in group] for group in split_by_tokens(rollouts, section.tokens_per_batch)]
     with torch.autocast(student.model.device.type, dtype=torch.bfloat16, enabled=bf16):
@@ -125,7 +120,7 @@ def probe_pair(
 
 
 def clustered_error(values_T: np.ndarray, lengths_R: np.ndarray) -> float | None:
-    """Standard error of the mean over tokens, when only whole rollouts are independent of each other."""
+    """Estimate the standard error of a mean over tokens when only whole rollouts are independent of each other."""
     count = len(lengths_R)
     if count < 2:
         return None
@@ -135,13 +130,13 @@ def clustered_error(values_T: np.ndarray, lengths_R: np.ndarray) -> float | None
 
 
 def stop_mass(h_t_NE: torch.Tensor, head: LMHead, eos_ids: Iterable[int]) -> torch.Tensor:
-    """The probability (N,) of all end tokens together after each state; ends beyond the head's width have none."""
+    """Return the probability (N,) of all end tokens after each state; ends beyond the head's width have none."""
     ends = torch.tensor(sorted(i for i in eos_ids if i < head.width), dtype=torch.long, device=h_t_NE.device)
     return torch.softmax(head.logits(h_t_NE), dim=-1)[:, ends].sum(dim=-1)
 
 
 def check_divergence(probe: PairProbe, divergence: str) -> Finding:
-    """What there is to learn; any value is in order."""
+    """Report what there is to learn; any value is in order."""
     error = "" if probe.kl_error is None else f" ± {probe.kl_error:.2f}"
     value = (
         f"{divergence} kl {probe.kl:.2f}{error} nats per token, over {probe.tokens:,} tokens of the untrained student"
@@ -151,7 +146,7 @@ def check_divergence(probe: PairProbe, divergence: str) -> Finding:
 
 
 def check_overlap(overlap: float, mass: float) -> Finding:
-    """Whether the teacher ranks what the student would write."""
+    """Check whether the teacher ranks what the student would write."""
     value = f"{percent(overlap)} of the top 16 are shared, with {percent(mass)} of the student's probability"
     low = overlap < MIN_OVERLAP or mass < MIN_OVERLAP_MASS
     problem = "the teacher hardly ranks what the student writes: check the prompts' format, or tune the student to it"
@@ -159,7 +154,7 @@ def check_overlap(overlap: float, mass: float) -> Finding:
 
 
 def check_stop_mass(mass: float | None) -> Finding:
-    """Whether the teacher would stop where the student stops."""
+    """Check whether the teacher would stop where the student stops."""
     if mass is None:
         remedy = "raise rollouts.max_completion_length until some rollouts end, then check again"
         return Finding("stop mass", "warn", "no rollout ended", remedy, {"stop_mass": None})
@@ -172,7 +167,7 @@ def check_stop_mass(mass: float | None) -> Finding:
 
 
 def check_truncation(rollouts: Sequence[Rollout], limit: int) -> Finding:
-    """How long responses are, and how many hit the limit."""
+    """Check how long responses are, and how many hit the limit."""
     share = sum(not rollout.finished for rollout in rollouts) / len(rollouts)
     length = sum(len(rollout.token_ids) for rollout in rollouts) / len(rollouts)
     value = f"{length:.1f} tokens per response, {percent(share)} cut off at {limit}"
@@ -182,7 +177,7 @@ def check_truncation(rollouts: Sequence[Rollout], limit: int) -> Finding:
 
 
 def check_sampler(gap: float | None) -> Finding:
-    """Whether sampler and trainer agree on the student's probabilities."""
+    """Check whether sampler and trainer agree on the student's probabilities."""
     if gap is None:
         return Finding("sampler", "ok", "not compared: scoring.temperature is not 1", measured={"gap": None})
     value = f"log-probabilities {gap:.1e} from the trainer's"
@@ -193,7 +188,7 @@ def check_sampler(gap: float | None) -> Finding:
 def _probe_group(
     student: LoadedModel, teacher: LoadedModel, rollouts: Sequence[Rollout], section: ScoringSection
 ) -> tuple[dict[str, np.ndarray], list[float]]:
-    """Columns of one batch, and the seconds of both trunks and of the heads."""
+    """Measure the columns of one batch, and the seconds of both trunks and of the heads."""
     device = student.model.device
     batch = collate(rollouts, pad_id=0, device=device)
     heads = lm_head(student.model), lm_head(teacher.model)
@@ -219,7 +214,7 @@ def _probe_group(
 
 
 def _timed(device: torch.device, call: Callable[[], Value]) -> tuple[Value, float]:
-    """The result, and the seconds until the device has it; of a GPU's two calls the second, as the first compiles."""
+    """Return the result, and the seconds until the device has it; a GPU is called twice, as the first call compiles."""
     wait = torch.cuda.synchronize if device.type == "cuda" else lambda _device: None
     if device.type == "cuda":
         call()

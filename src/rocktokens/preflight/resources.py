@@ -100,7 +100,7 @@ class MemoryNeed:
 def run_memory(
     config: Config, student: LoadedModel, teacher: LoadedModel, rollouts: Sequence[Rollout], longest: int
 ) -> MemoryNeed:
-    """Bytes at the longest prompt and response, with activations measured on the longest rollout."""
+    """Estimate bytes at the longest prompt and response, with activations measured on the longest rollout."""
     training, sequence = config.training, longest + config.rollouts.max_completion_length
     size = ModelSize.of(student.model)
     bf16 = training.bf16 and student.model.device.type == "cuda"
@@ -124,14 +124,14 @@ def run_memory(
 
 
 def measure_activations(model: Any, rollout: Rollout, *, bf16: bool = False) -> Activations:
-    """What a forward of ``model`` over one rollout keeps for the backward pass, measured on one row and on two."""
+    """Measure what a forward over one rollout keeps for the backward pass, on one row and on two."""
     ids = torch.tensor(np.concatenate([rollout.prompt_ids, rollout.token_ids]), dtype=torch.long, device=model.device)
     one, two = (_kept_bytes(model, ids.repeat(rows, 1), bf16) for rows in (1, 2))
     return Activations(fixed=max(0, 2 * one - two), per_token=(two - one) / len(ids))
 
 
 def activation_need(activations: Activations, size: ModelSize, tokens: int, *, checkpointing: bool) -> float:
-    """Bytes of activations for a micro-batch; with checkpointing, the inputs of all layers and the inside of one."""
+    """Count activation bytes of a micro-batch; with checkpointing, the inputs of all layers and the inside of one."""
     if not checkpointing:
         return activations.fixed + activations.per_token * tokens
     inputs = FLOAT32 * size.layers * size.width
@@ -149,17 +149,17 @@ def memory_need(
     on_gpu: bool = False,
     bf16: bool = False,
 ) -> MemoryNeed:
-    """Bytes a training run needs on one device.
+    """Count the bytes a training run needs on one device.
 
     Args:
-        size: Of the student: 4 bytes per weight, and 12 more for each that is trained.
-        teacher_bytes: Its weights as they are loaded.
-        activation_bytes: Of one micro-batch.
-        chunk_positions: Positions whose logits are in memory at once.
-        vocab_size: Width of the wider head.
-        sampled_tokens: Prompts and responses of the sequences decoded together, at their longest.
-        on_gpu: Whether the sampler's memory stays from step to step.
-        bf16: Whether it samples from a copy of the student in half width.
+        size: of the student: 4 bytes per weight, and 12 more for each that is trained.
+        teacher_bytes: its weights as they are loaded.
+        activation_bytes: of one micro-batch.
+        chunk_positions: whose logits are in memory at once.
+        vocab_size: width of the wider head.
+        sampled_tokens: prompts and responses of the sequences decoded together, at their longest.
+        on_gpu: the sampler's memory stays from step to step.
+        bf16: it samples from a copy of the student in half width.
     """
     width = HALF if bf16 else FLOAT32
     logits = FLOAT32 * (LOGIT_COPIES * chunk_positions * vocab_size + size.head)
@@ -173,7 +173,7 @@ def memory_need(
 
 
 def available_memory(student: LoadedModel, teacher: LoadedModel) -> int:
-    """Bytes the run could have on the models' device: what is free, and what these two hold already."""
+    """Count the bytes the run could have on the models' device: what is free, and what these two hold already."""
     device = student.model.device
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
@@ -181,7 +181,7 @@ def available_memory(student: LoadedModel, teacher: LoadedModel) -> int:
 
 
 def update_seconds(probe: PairProbe, tokens: float) -> float:
-    """An update on this many response tokens: the teacher's forward, the student's forward and backward, both heads.
+    """Estimate an update on this many response tokens: both forwards, the student's backward, both heads.
 
     Of the two heads only the student's has a backward pass, so together they cost twice their forward.
     """
@@ -192,15 +192,9 @@ def update_seconds(probe: PairProbe, tokens: float) -> float:
 def sampling_seconds(
     probe_seconds: float, probe_tokens: int, *, rollouts: int, tokens: float, batch_size: int, fixed_batches: bool
 ) -> float:
-    """Writing the rollouts of a step, from the time the probe took.
+    """Estimate the time to write the rollouts of a step, ``tokens`` in all, from the time the probe took.
 
-    Args:
-        probe_seconds: Spent on sampling the probe.
-        probe_tokens: Response tokens of the probe.
-        rollouts: Of a step.
-        tokens: Response tokens of a step.
-        batch_size: Sequences decoded together.
-        fixed_batches: Whether a batch takes as long whatever the number of its rows, as on a GPU.
+    With ``fixed_batches``, as on a GPU, a batch takes as long whatever the number of its rows.
     """
     if fixed_batches:
         return probe_seconds * math.ceil(rollouts / batch_size)
@@ -208,7 +202,7 @@ def sampling_seconds(
 
 
 def disk_need(config: Config, trainable: int) -> dict[str, int]:
-    """Bytes of checkpoints, and of the traces of training and replay if every response is as long as it may be."""
+    """Count bytes of checkpoints and of the traces of training and replay, every response as long as it may be."""
     training, trace = config.training, config.trace
     checkpoints = 1 + math.ceil(training.max_steps / training.save_steps)
     trained = training.max_steps * config.training.rollouts_per_step
@@ -220,7 +214,7 @@ def disk_need(config: Config, trainable: int) -> dict[str, int]:
 
 
 def check_memory(need: MemoryNeed, available: int) -> Finding:
-    """Whether the run fits."""
+    """Check whether the run fits."""
     sizes = {name: part for name, part in asdict(need).items() if name != "is_kept"}
     parts = ", ".join(f"{name} {byte_size(part)}" for name, part in sizes.items())
     together = "what is sampled with stays during the update" if need.is_kept else "sampling and update take turns"
@@ -235,7 +229,7 @@ def check_memory(need: MemoryNeed, available: int) -> Finding:
 
 
 def check_disk(need: Mapping[str, int], free: int) -> Finding:
-    """Room for what the run will write."""
+    """Check that there is room for what the run will write."""
     total = sum(need.values())
     parts = ", ".join(f"{name} {byte_size(part)}" for name, part in need.items())
     problem = "free some space, raise training.save_steps, or give a run.directory on another disk"
@@ -244,7 +238,7 @@ def check_disk(need: Mapping[str, int], free: int) -> Finding:
 
 
 def estimate_time(config: Config, probe: PairProbe, sampled_in: float, rollouts: int, device: str) -> Finding:
-    """Seconds of a step and of the run, were all steps like the probe."""
+    """Estimate the seconds of a step and of the run, were all steps like the probe."""
     per_step, steps = config.training.rollouts_per_step, config.training.max_steps
     tokens = per_step * probe.tokens / rollouts
     sampling = sampling_seconds(
@@ -266,7 +260,7 @@ def estimate_time(config: Config, probe: PairProbe, sampled_in: float, rollouts:
 
 
 def _kept_bytes(model: Any, ids_RL: torch.Tensor, bf16: bool) -> int:
-    """Bytes of all tensors that autograd saves in a forward, each storage once, the parameters themselves left out."""
+    """Count the bytes of all tensors that autograd saves in a forward, each storage once, without the parameters."""
     parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     kept: dict[int, int] = {}
 

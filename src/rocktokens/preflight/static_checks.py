@@ -31,21 +31,32 @@ PROMPT_SAMPLE = 2000
 """Prompts whose length is looked at: seconds to tokenise, and enough to meet a length that one in a thousand has."""
 
 
-def check_models(config: Config, student: LoadedModel, teacher: LoadedModel) -> list[Finding]:
-    """Whether the two share a vocabulary, have heads that are understood, and end and begin turns alike."""
-    widths = lm_head(student.model).width, lm_head(teacher.model).width
+def check_static(
+    config: Config, task: Task, lengths: Mapping[str, int], student: LoadedModel, teacher: LoadedModel
+) -> list[Finding]:
+    """Check the models, the data and the run; ``lengths`` are those of the sampled prompts."""
+    contexts = {"student": student.context_length, "teacher": teacher.context_length}
+    trainable = sum(parameter.numel() for parameter in student.model.parameters() if parameter.requires_grad)
+    directory = Path(config.run.directory)
+    weighs = config.policy.name != "uniform" or config.policy.protect is not None
     return [
         check_tokenizers(student.tokenizer, teacher.tokenizer),
-        check_widths(*widths, len(student.tokenizer)),
+        check_widths(lm_head(student.model).width, lm_head(teacher.model).width, len(student.tokenizer)),
         check_head("student head", student),
         check_head("teacher head", teacher),
         check_ends(student.eos_ids, teacher.eos_ids),
         check_templates(student.tokenizer, teacher.tokenizer, used=config.rollouts.chat_template),
+        check_batch(config),
+        check_prompts(config, task, lengths, contexts),
+        check_evaluation(config, contexts, student.tokenizer),
+        *([check_policy(config, vocabulary_sha256(student.tokenizer.get_vocab()))] if weighs else []),
+        check_directory(directory),
+        check_disk(disk_need(config, trainable), shutil.disk_usage(_existing_part(directory)).free),
     ]
 
 
 def check_tokenizers(student: Any, teacher: Any) -> Finding:
-    """One vocabulary, by its hash, and the same splits and joins of sample texts."""
+    """Check for one vocabulary, by its hash, and the same splits and joins of sample texts."""
 
     def compare() -> Finding:
         same_tokenizer(student, teacher)
@@ -57,7 +68,7 @@ def check_tokenizers(student: Any, teacher: Any) -> Finding:
 
 
 def check_widths(student: int, teacher: int, tokenizer: int) -> Finding:
-    """Logits of both heads against the entries of the tokenizer."""
+    """Check the logits of both heads against the entries of the tokenizer."""
     problem = ""
     if student != teacher:
         extra = abs(student - teacher)
@@ -71,7 +82,7 @@ def check_widths(student: int, teacher: int, tokenizer: int) -> Finding:
 
 
 def check_head(name: str, loaded: LoadedModel) -> Finding:
-    """Whether the logits we make from the hidden states are the model's own."""
+    """Check whether the logits we make from the hidden states are the model's own."""
 
     def verify() -> Finding:
         difference = verify_head(loaded.model, loaded.tokenizer.encode(SAMPLES[0]))
@@ -82,7 +93,7 @@ def check_head(name: str, loaded: LoadedModel) -> Finding:
 
 
 def check_ends(student: frozenset[int], teacher: frozenset[int]) -> Finding:
-    """The ids that end a response."""
+    """Check the ids that end a response."""
     value = f"student {sorted(student)}, teacher {sorted(teacher)}"
     problem = "rollouts end at the student's end tokens: give both models the same eos_token_id in generation_config"
     measured = {"student": sorted(student), "teacher": sorted(teacher)}
@@ -90,7 +101,7 @@ def check_ends(student: frozenset[int], teacher: frozenset[int]) -> Finding:
 
 
 def check_templates(student: Any, teacher: Any, *, used: bool) -> Finding:
-    """Whether both tokenizers render a turn as the same text."""
+    """Check whether both tokenizers render a turn as the same text."""
     if not used:
         return Finding("chat template", "ok", "not used (rollouts.chat_template = false)")
     texts = [_render(tokenizer) for tokenizer in (student, teacher)]
@@ -110,26 +121,14 @@ def _render(tokenizer: Any) -> str | None:
 
 
 def sample_prompts(config: Config, task: Task, tokenizer: Any) -> tuple[list[Prompt], dict[str, int]]:
-    """The first prompts the run will train on, and their lengths in tokens by id."""
+    """Return the first prompts the run will train on, and their lengths in tokens by id."""
     asked = config.training.max_steps * config.training.rollouts_per_step // config.rollouts.num_generations
     prompts = task.prompts(max(1, min(asked, PROMPT_SAMPLE)), derive_seed(config.run.seed, "prompts"))
     return prompts, _lengths(config, prompts, tokenizer)
 
 
-def check_data(
-    config: Config, task: Task, lengths: Mapping[str, int], student: LoadedModel, teacher: LoadedModel
-) -> list[Finding]:
-    """Training prompts, the layout of a step, and evaluation prompts with answers."""
-    contexts = {"student": student.context_length, "teacher": teacher.context_length}
-    return [
-        check_batch(config),
-        check_prompts(config, task, lengths, contexts),
-        check_evaluation(config, contexts, student.tokenizer),
-    ]
-
-
 def check_batch(config: Config) -> Finding:
-    """Whether the rollouts of a step are whole groups of one prompt each."""
+    """Check whether the rollouts of a step are whole groups of one prompt each."""
 
     def lay_out() -> Finding:
         rollouts, each = global_batch(config, 1), config.rollouts.num_generations
@@ -142,7 +141,7 @@ def check_batch(config: Config) -> Finding:
 def check_prompts(
     config: Config, task: Task, lengths: Mapping[str, int], contexts: Mapping[str, int | None]
 ) -> Finding:
-    """How many there are, and whether the longest fits with its answer."""
+    """Check how many there are, and whether the longest fits with its answer."""
     items = getattr(task, "items", None)
     asked = config.training.max_steps * config.training.rollouts_per_step // config.rollouts.num_generations
     there = "endless" if items is None else f"{len(items):,} there"
@@ -158,7 +157,7 @@ def check_prompts(
 
 
 def misfit(config: Config, lengths: Mapping[str, int], contexts: Mapping[str, int | None]) -> str:
-    """Why the longest prompt cannot be used, empty if it can."""
+    """Say why the longest prompt cannot be used; empty if it can."""
     name = max(lengths, key=lambda key: lengths[key])
     longest, rollouts = lengths[name], config.rollouts
     if longest > rollouts.max_prompt_length:
@@ -176,7 +175,7 @@ def misfit(config: Config, lengths: Mapping[str, int], contexts: Mapping[str, in
 
 
 def check_evaluation(config: Config, contexts: Mapping[str, int | None], tokenizer: Any) -> Finding:
-    """Whether accuracy can be measured later: prompts enough, short enough, with answers."""
+    """Check whether accuracy can be measured later: prompts enough, short enough, with answers."""
     asked = config.evaluation.num_prompts
     try:
         task = make_task(evaluation_task(config))
@@ -199,21 +198,8 @@ def _lengths(config: Config, prompts: Sequence[Prompt], tokenizer: Any) -> dict[
     return {prompt.id: len(encode_prompt(tokenizer, prompt, template, sys.maxsize)) for prompt in prompts}
 
 
-def check_run(config: Config, student: LoadedModel) -> list[Finding]:
-    """The policy, the run directory and the room on its disk."""
-    trainable = sum(parameter.numel() for parameter in student.model.parameters() if parameter.requires_grad)
-    folder = _existing_part(Path(config.run.directory))
-    findings = [
-        check_directory(Path(config.run.directory)),
-        check_disk(disk_need(config, trainable), shutil.disk_usage(folder).free),
-    ]
-    if config.policy.name != "uniform" or config.policy.protect is not None:
-        findings.insert(0, check_policy(config, vocabulary_sha256(student.tokenizer.get_vocab())))
-    return findings
-
-
 def check_policy(config: Config, tokenizer_sha256: str) -> Finding:
-    """Whether the policy can be made: its files can be read and are of this vocabulary."""
+    """Check whether the policy can be made: its files can be read and are of this vocabulary."""
 
     def make() -> Finding:
         needs = sorted(policy_from_section(config.policy, tokenizer_sha256).needs)
@@ -224,7 +210,7 @@ def check_policy(config: Config, tokenizer_sha256: str) -> Finding:
 
 
 def check_directory(path: Path) -> Finding:
-    """Whether a run can be written there."""
+    """Check whether a run can be written there."""
     parent = _existing_part(path)
     if not parent.is_dir():
         return Finding("run directory", "fail", str(path), f"{parent} is a file: give run.directory another name")
@@ -235,5 +221,5 @@ def check_directory(path: Path) -> Finding:
 
 
 def _existing_part(path: Path) -> Path:
-    """The path itself, or its nearest ancestor that exists."""
+    """Return the path itself, or its nearest ancestor that exists."""
     return next(part for part in (path.absolute(), *path.absolute().parents) if part.exists())

@@ -41,7 +41,6 @@ from rocktokens.studies.curves import (
     ordered,
     steps_to,
     table_at,
-    until,
 )
 from rocktokens.studies.decisions import DecisionRule, StudySize, decide, study_notes
 from rocktokens.studies.records import (
@@ -123,13 +122,14 @@ def compare(
 
 
 def summarise_arm(name: str, seeds: Seeds, alpha: float) -> Arm:
-    """The arm at every checkpoint that all its runs have, its runs, and the means of what else they state."""
+    """Describe an arm at every checkpoint that all its runs have, its runs, and the means of what else they state."""
     curves = all_runs(seeds)
+    names = dict.fromkeys(name for curve in curves for name in curve.facts)
     return Arm(
         name=name,
         points=[_point(seeds, step, alpha) for step in common_steps(curves)],
         runs=[_run_accuracy(curve) for curve in curves],
-        facts=_mean_facts(curves),
+        facts={of: float(np.mean([curve.facts[of] for curve in curves if of in curve.facts])) for of in names},
     )
 
 
@@ -157,15 +157,10 @@ def _run_accuracy(curve: Curve) -> RunAccuracy:
     )
 
 
-def _mean_facts(curves: Sequence[Curve]) -> dict[str, float]:
-    names = dict.fromkeys(name for curve in curves for name in curve.facts)
-    return {name: float(np.mean([curve.facts[name] for curve in curves if name in curve.facts])) for name in names}
-
-
 def _compare_kind(
     kind: Kind, runs: Runs, pairs: Sequence[tuple[str, str]], target: float | None, rule: DecisionRule
 ) -> list[Comparison]:
-    """All pairs in one way; none where there is no accuracy to reach."""
+    """Compare all pairs in one way; none where there is no accuracy to reach."""
     if kind != "steps_to_accuracy":
         read = partial(_accuracy_difference, AXES[kind])
     elif target is not None:
@@ -183,27 +178,11 @@ def _compare_kind(
 
 def _comparison(kind: Kind, pair: tuple[str, str], reading: Reading, p_holm: float, rule: DecisionRule) -> Comparison:
     estimate, largest = reading.estimate, reading.largest
-    compared = partial(
-        Comparison,
-        first=pair[0],
-        second=pair[1],
-        kind=kind,
-        at=reading.at,
-        never=reading.never,
-        within=reading.within,
-        mean_steps=reading.mean_steps,
-    )
+    steps = {name: getattr(reading, name) for name in ("never", "within", "mean_steps")}
+    compared = partial(Comparison, *pair, kind, reading.at, **steps)
     if estimate is None:
-        return compared(
-            difference=None,
-            interval=None,
-            standard_error=None,
-            degrees_of_freedom=None,
-            p=None,
-            p_holm=None,
-            detectable=None,
-            verdict="unreached",
-        )
+        numbers = ("difference", "interval", "standard_error", "degrees_of_freedom", "p", "p_holm", "detectable")
+        return compared(**dict.fromkeys(numbers), verdict="unreached")
     low, high = estimate.interval(rule.alpha)
     interval = max(low, -largest), min(high, largest)
     detectable = estimate.detectable(rule.alpha)
@@ -221,7 +200,7 @@ def _comparison(kind: Kind, pair: tuple[str, str], reading: Reading, p_holm: flo
 
 
 def _accuracy_difference(axis: Axis, first: Seeds, second: Seeds) -> Reading:
-    """At equal steps, tokens or seconds."""
+    """Compare at equal steps, tokens or seconds."""
     last_step = last_common_step([*all_runs(first), *all_runs(second)])
     at_S, differences_SP = [], []
     for seed, own in first.items():
@@ -233,7 +212,7 @@ def _accuracy_difference(axis: Axis, first: Seeds, second: Seeds) -> Reading:
 
 
 def _steps_difference(target: float, first: Seeds, second: Seeds) -> Reading:
-    """In steps until the target accuracy."""
+    """Compare the steps until the target accuracy."""
     curves = [*all_runs(first), *all_runs(second)]
     budget, n_prompts = last_common_step(curves), len(curves[0].prompt_ids)
     # The first row is the prompts as they are.
@@ -253,22 +232,23 @@ def _steps_difference(target: float, first: Seeds, second: Seeds) -> Reading:
 
 
 def _steps_by_seed(target: float, budget: int, seeds: Seeds, weights_BP: np.ndarray) -> tuple[np.ndarray, int]:
-    """float64 (B, S): steps to the target under each row of weights, draws averaged; and how many runs never get there.
+    """Return float64 (B, S), steps to the target under each row of weights, and how many runs never get there.
 
     Those count with the budget; how many they are is read off the first row.
     """
-    steps_SRB = [[_steps_of_run(target, until(curve, budget), weights_BP) for curve in runs] for runs in seeds.values()]
+
+    def steps_of(curve: Curve) -> np.ndarray:
+        kept = int(np.searchsorted(curve.steps, budget)) + 1
+        accuracy_BE = weights_BP @ curve.correct_EP[:kept].T / len(curve.prompt_ids)
+        return steps_to(target, curve.steps[:kept], accuracy_BE)
+
+    steps_SRB = [[steps_of(curve) for curve in runs] for runs in seeds.values()]
     never = sum(bool(np.isnan(steps_B[0])) for steps_RB in steps_SRB for steps_B in steps_RB)
     return np.array([np.nan_to_num(steps_RB, nan=budget).mean(axis=0) for steps_RB in steps_SRB]).T, never
 
 
-def _steps_of_run(target: float, curve: Curve, weights_BP: np.ndarray) -> np.ndarray:
-    accuracy_BE = weights_BP @ curve.correct_EP.T / len(curve.prompt_ids)
-    return steps_to(target, curve.steps, accuracy_BE)
-
-
 def _default_target(baseline: Seeds) -> float | None:
-    """What the baseline has after 90 % of its gain; None where it gained nothing."""
+    """Return what the baseline has after 90 % of its gain; None where it gained nothing."""
     last = last_common_step(all_runs(baseline))
     start, end = (float(table_at(baseline, step).mean()) for step in (0, last))
     return start + GAIN_TO_REACH * (end - start) if end > start else None

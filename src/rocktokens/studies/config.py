@@ -10,7 +10,6 @@ What can be refused by reading the file is refused here, in one sentence.
 
 import re
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,6 +36,7 @@ from rocktokens.config import (
     read_toml,
     validate,
 )
+from rocktokens.config.policies import files_of
 from rocktokens.errors import ConfigError
 
 ROCKS, CONTROLS = "@rocks", "@controls"
@@ -161,14 +161,13 @@ def load_study(path: str | Path, overrides: list[str] | None = None) -> StudyCon
 
 
 def make_study(record: dict[str, Any], name: str = "study") -> StudyConfig:
-    """The study of a record, or one sentence on what in it does not fit together; ``name`` is what that calls it."""
+    """Validate a record as a study; say in one sentence what does not fit together, which calls it ``name``."""
     _require_study(record, name)
     study = validate(StudyConfig, record, name)
     for arm in study.arm:
         _require_drawable(arm)
         _require_placeholders(arm)
     _require_names(study)
-    _require_pairs(study.study.compare or [])
     _require_evaluation(study.base.evaluation)
     _require_one_denominator(study.arm)
     _require_rocks(study)
@@ -176,25 +175,13 @@ def make_study(record: dict[str, Any], name: str = "study") -> StudyConfig:
 
 
 def dump_study(study: StudyConfig) -> str:
-    """The study as TOML with every default written out; it reads back as the same study."""
+    """Write the study as TOML with every default; it reads back as the same study."""
     return dump_toml(study.model_dump(mode="json", exclude_none=True))
 
 
-def strings_in(value: Any) -> Iterator[str]:
-    """Every string in a record of tables and lists."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from strings_in(item)
-    elif isinstance(value, list):
-        for item in value:
-            yield from strings_in(item)
-
-
 def arms_with(study: StudyConfig, placeholder: str) -> list[ArmSection]:
-    """The arms whose policy uses a file of the study."""
-    return [arm for arm in study.arm if placeholder in strings_in(arm.policy.model_dump(mode="json"))]
+    """Return the arms whose policy uses a file of the study."""
+    return [arm for arm in study.arm if placeholder in files_of(arm.policy).values()]
 
 
 def _require_study(record: dict[str, Any], name: str) -> None:
@@ -206,17 +193,10 @@ def _require_study(record: dict[str, Any], name: str) -> None:
 
 
 def _require_placeholders(arm: ArmSection) -> None:
-    for value in strings_in(arm.policy.model_dump(mode="json")):
+    for value in files_of(arm.policy).values():
         if value.startswith("@") and value not in PLACEHOLDERS:
             known = " or ".join(PLACEHOLDERS)
             raise ConfigError(f"arm {arm.name!r} uses {value!r}, which stands for nothing: use {known}")
-
-
-def _require_pairs(pairs: list[tuple[str, str]]) -> None:
-    """A pair that is named twice would count twice among the pairs that intervals are widened for."""
-    for (first, second), count in Counter(tuple(sorted(pair)) for pair in pairs).items():
-        if count > 1:
-            raise ConfigError(f"study.compare has {first!r} and {second!r} {count} times, either way round: keep one")
 
 
 def _require_evaluation(evaluation: EvaluationSection) -> None:
@@ -238,7 +218,7 @@ def _require_drawable(arm: ArmSection) -> None:
 
 
 def _require_names(study: StudyConfig) -> None:
-    """Arms can be told apart, also as folders, and those that are compared exist."""
+    """Require arms that can be told apart, also as folders, and that those that are compared exist."""
     if nameless := [arm.name for arm in study.arm if not arm.slug]:
         raise ConfigError(f"arm {nameless[0]!r} has no letter or digit in its name, which names its folder: add one")
     for slug, count in Counter(arm.slug for arm in study.arm).items():
@@ -255,10 +235,14 @@ def _require_names(study: StudyConfig) -> None:
                 raise ConfigError(f"study.compare names {name!r}, which is not an arm: use {known}")
         if first == second:
             raise ConfigError(f"study.compare sets {first!r} against itself: name two arms")
+    # A pair that is named twice would count twice among the pairs that intervals are widened for.
+    for (first, second), count in Counter(tuple(sorted(pair)) for pair in study.study.compare or []).items():
+        if count > 1:
+            raise ConfigError(f"study.compare has {first!r} and {second!r} {count} times, either way round: keep one")
 
 
 def _require_one_denominator(arms: list[ArmSection]) -> None:
-    """Losses with different normalisers are different learning rates: no comparison of policies (method 7)."""
+    """Refuse different normalisers of losses, which are different learning rates: no comparison of policies."""
     by_name = {arm.policy.denominator: arm.name for arm in arms}
     if len(by_name) > 1:
         raise ConfigError(
@@ -268,7 +252,7 @@ def _require_one_denominator(arms: list[ArmSection]) -> None:
 
 
 def _require_rocks(study: StudyConfig) -> None:
-    """The placeholders stand for something, from one source, and no arm is trained on what found its rocks."""
+    """Require one source for what placeholders stand for, and that no arm trains on what found its rocks."""
     scout, given = study.scout, study.study.rocks
     if scout is not None and given is not None:
         raise ConfigError("study.rocks and [scout] are both given, but rocks come from one of them: remove the other")

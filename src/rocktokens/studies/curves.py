@@ -26,31 +26,33 @@ Runs = Mapping[str, Seeds]
 
 
 def ordered(curves: Sequence[Curve]) -> Runs:
-    """The runs by arm and seed, prompts in the order of their ids; refused in one sentence when they do not match."""
+    """Sort the runs by arm and seed, prompts by their ids; refuse, in one sentence, runs that do not match."""
     if not curves:
         raise RocktokensError("the study has no runs to compare: train at least one arm")
     for curve in curves:
         _check_curve(curve, curves[0])
     runs: dict[str, dict[int, list[Curve]]] = {}
     for curve in sorted(curves, key=lambda curve: (curve.seed, curve.draw)):
-        runs.setdefault(curve.arm, {}).setdefault(curve.seed, []).append(_by_prompt_id(curve))
+        order = sorted(range(len(curve.prompt_ids)), key=curve.prompt_ids.__getitem__)
+        own = replace(curve, correct_EP=curve.correct_EP[:, order], prompt_ids=[curve.prompt_ids[at] for at in order])
+        runs.setdefault(curve.arm, {}).setdefault(curve.seed, []).append(own)
     names = dict.fromkeys(curve.arm for curve in curves)
     _check_grid(runs)
     return {name: runs[name] for name in names}
 
 
 def all_runs(seeds: Seeds) -> list[Curve]:
-    """Every run of an arm."""
+    """Return every run of an arm."""
     return [curve for runs in seeds.values() for curve in runs]
 
 
 def common_steps(curves: Iterable[Curve]) -> list[int]:
-    """The steps at which all these runs were evaluated, ascending."""
+    """Return the steps at which all these runs were evaluated, ascending."""
     return sorted(set.intersection(*(set(curve.steps.tolist()) for curve in curves)))
 
 
 def last_common_step(curves: Sequence[Curve]) -> int:
-    """The last step at which all these runs were evaluated; refused where that is 0."""
+    """Return the last step at which all these runs were evaluated; refuse 0."""
     last = common_steps(curves)[-1]
     if last == 0:
         arms = " and ".join(dict.fromkeys(repr(curve.arm) for curve in curves))
@@ -58,30 +60,18 @@ def last_common_step(curves: Sequence[Curve]) -> int:
     return last
 
 
-def until(curve: Curve, step: int) -> Curve:
-    """The run up to one of its evaluated steps."""
-    kept = int(np.searchsorted(curve.steps, step)) + 1
-    return replace(
-        curve,
-        steps=curve.steps[:kept],
-        tokens=curve.tokens[:kept],
-        seconds=curve.seconds[:kept],
-        correct_EP=curve.correct_EP[:kept],
-    )
-
-
 def table_at(seeds: Seeds, step: int) -> np.ndarray:
-    """float64 (S, P): an arm's share of right answers at a step, by seed, draws averaged."""
+    """Return float64 (S, P): an arm's share of right answers at a step, by seed, draws averaged."""
     return np.array([mean_correct(curves, "steps", step) for curves in seeds.values()])
 
 
 def mean_correct(curves: Sequence[Curve], axis: Axis, value: float) -> np.ndarray:
-    """float64 (P,): ``correct_at``, averaged over runs."""
+    """Return float64 (P,): ``correct_at``, averaged over runs."""
     return np.mean([correct_at(curve, axis, value) for curve in curves], axis=0)
 
 
 def correct_at(curve: Curve, axis: Axis, value: float) -> np.ndarray:
-    """float64 (P,): the share of right answers to each prompt once so much was spent; at the run's end beyond it."""
+    """Return float64 (P,): the share of right answers by prompt once this much was spent; the run's end beyond it."""
     spent_E = np.asarray(getattr(curve, axis), dtype=np.float64)
     last = len(spent_E) - 1
     before = int(np.searchsorted(spent_E, value, side="right")) - 1
@@ -92,7 +82,7 @@ def correct_at(curve: Curve, axis: Axis, value: float) -> np.ndarray:
 
 
 def steps_to(target: float, steps_E: np.ndarray, accuracy_BE: np.ndarray) -> np.ndarray:
-    """float64 (B,): where accuracy, straight between evaluations, first reaches the target; NaN where it never does."""
+    """Return float64 (B,): where accuracy, straight between evaluations, first reaches the target; NaN if never."""
     reached_BE = accuracy_BE >= target
     first_B = reached_BE.argmax(axis=1)
     before_B = np.maximum(first_B - 1, 0)
@@ -104,12 +94,6 @@ def steps_to(target: float, steps_E: np.ndarray, accuracy_BE: np.ndarray) -> np.
     return np.where(reached_BE.any(axis=1), steps_B, np.nan)
 
 
-def _by_prompt_id(curve: Curve) -> Curve:
-    order = sorted(range(len(curve.prompt_ids)), key=curve.prompt_ids.__getitem__)
-    prompt_ids = [curve.prompt_ids[place] for place in order]
-    return replace(curve, correct_EP=curve.correct_EP[:, order], prompt_ids=prompt_ids)
-
-
 def _check_curve(curve: Curve, other: Curve) -> None:
     """Refuse a run that is not a learning curve, or was not evaluated on the prompts of the other."""
     where = f"arm {curve.arm!r}, seed {curve.seed}, draw {curve.draw}"
@@ -117,7 +101,7 @@ def _check_curve(curve: Curve, other: Curve) -> None:
     if curve.correct_EP.shape != (n_evaluations, n_prompts) or not (
         len(curve.tokens) == len(curve.seconds) == n_evaluations
     ):
-        raise RocktokensError(f"{where}: steps, tokens, seconds and answers differ in length: evaluate the run anew")
+        raise RocktokensError(f"{where}: steps, tokens, seconds and answers differ in length: evaluate the run again")
     if n_evaluations < 2 or curve.steps[0] != 0 or np.any(np.diff(curve.steps) <= 0):
         raise RocktokensError(
             f"{where}: evaluated at the steps {curve.steps.tolist()}, which do not ascend from 0: evaluate step 0 and "

@@ -1,8 +1,8 @@
 """What a comparison is called, and how it reads in one line.
 
 1. *better*: the whole interval lies on the good side of 0 (higher accuracy, fewer steps); *worse*: on the other.
-2. *equivalent*: only for accuracy, only where a margin was named in advance. The whole interval lies within it, and so
-   many prompts were asked that a difference of that size cannot have passed unseen: if a share q of all prompts
+2. *equivalent*: only for accuracy, only where a margin was named in advance. The whole interval lies within it, and
+   enough prompts were asked that a difference of that size cannot have passed unseen: if a share q of all prompts
    differs, none of P sampled ones does with chance (1 − q)^P, which is below α from q = −ln(α)/P on.
 3. *undecided*: everything else. It always says what could have been seen: the smallest true difference that such a
    sample calls with 80 % power, or that there can be none.
@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from scipy.stats import norm
 
-from rocktokens.display.numbers import signed
+from rocktokens.display.numbers import counted, decimal, signed
 from rocktokens.inference.crossed import seeds_multiplier
 from rocktokens.studies.records import Comparison, Interval, Kind, StudyResult, StudyVerdict
 
@@ -61,7 +61,7 @@ class StudySize(NamedTuple):
 
 
 def decide(kind: Kind, interval: Interval, rule: DecisionRule) -> StudyVerdict:
-    """What the first arm is, judged by the interval alone."""
+    """Judge what the first arm is by the interval alone."""
     is_count = kind == "steps_to_accuracy"
     low, high = (-interval[1], -interval[0]) if is_count else interval
     if low > 0:
@@ -75,7 +75,7 @@ def decide(kind: Kind, interval: Interval, rule: DecisionRule) -> StudyVerdict:
 
 
 def verdict_lines(result: StudyResult) -> list[str]:
-    """For every pair its verdict at equal steps, and indented below it the other ways to compare."""
+    """Say for every pair its verdict at equal steps, and indented below it the other ways to compare."""
     return [_line(result, own) for own in result.comparisons]
 
 
@@ -83,27 +83,27 @@ def _line(result: StudyResult, own: Comparison) -> str:
     start = f"{own.first} vs {own.second}: " if own.kind == "equal_steps" else "  "
     if own.difference is None or own.interval is None:
         return start + _unreached(result, own)
-    size = _size(own, own.difference, own.interval)
+    unit, scale, digits = _unit(own)
+    middle, low, high = (signed(scale * value, digits) for value in (own.difference, *own.interval))
+    below, above = ("≤ " if own.cut[0] else ""), ("≥ " if own.cut[1] else "")
+    size = f"{middle} {unit} [{below}{low}, {above}{high}]"
     return f"{start}{size} {_where(own)}; {'; '.join(_judgement(result, own))}"
 
 
-def _size(own: Comparison, difference: float, interval: Interval) -> str:
-    if own.kind == "steps_to_accuracy":
-        unit, scale, digits = " steps", 1.0, 0
-    else:
-        unit, scale, digits = " points", 100.0, 1
-    middle, low, high = (signed(scale * value, digits) for value in (difference, *interval))
-    below, above = ("≤ " if own.cut[0] else ""), ("≥ " if own.cut[1] else "")
-    return f"{middle}{unit} [{below}{low}, {above}{high}]"
+def _unit(own: Comparison) -> tuple[str, float, int]:
+    """Return what differences are shown in, how many of it make 1, and decimals."""
+    return ("steps", 1.0, 0) if own.kind == "steps_to_accuracy" else ("points", 100.0, 1)
 
 
 def _unreached(result: StudyResult, own: Comparison) -> str:
-    """Who came to the accuracy and who did not, where steps cannot be compared."""
+    """Say who reached the accuracy and who did not, where steps cannot be compared."""
     counts = [len(result.arm(name).runs) for name in (own.first, own.second)]
     arms = list(zip((own.first, own.second), counts, own.never, own.mean_steps or (0.0, 0.0), strict=True))
-    none = [f"none of {_runs(count)} of {name}" for name, count, never, _ in arms if never == count]
+    none = [f"none of {counted(count, 'run')} of {name}" for name, count, never, _ in arms if never == count]
     some = [
-        f"by {count - never} of {_runs(count)} of {name}" if never else f"by {name} after {steps:,.0f} on average"
+        f"by {count - never} of {counted(count, 'run')} of {name}"
+        if never
+        else f"by {name} after {steps:,.0f} on average"
         for name, count, never, steps in arms
         if never < count
     ]
@@ -135,10 +135,10 @@ def _judgement(result: StudyResult, own: Comparison) -> Iterator[str]:
         size = StudySize(len(result.seeds), result.n_pairs, result.alpha).words
         yield f"undecided: with {size} no difference could have been called"
     else:
-        scale, digits = (1, 0) if own.kind == "steps_to_accuracy" else (100, 1)
-        yield f"undecided at this sample: ±{scale * own.detectable:,.{digits}f} detectable"
+        unit, scale, digits = _unit(own)
+        yield f"undecided; smallest effect this study could detect: {decimal(scale * own.detectable, digits)} {unit}"
     never = [
-        f"{count} of {_runs(len(result.arm(name).runs))} of {name}"
+        f"{count} of {counted(len(result.arm(name).runs), 'run')} of {name}"
         for name, count in zip((own.first, own.second), own.never, strict=True)
         if count
     ]
@@ -150,7 +150,7 @@ def _judgement(result: StudyResult, own: Comparison) -> Iterator[str]:
 
 
 def study_notes(size: StudySize, *, no_target: str | None = None, is_retimed: bool = False) -> list[str]:
-    """What the study cannot say, in sentences.
+    """Say in sentences what the study cannot say.
 
     Args:
         size: seeds, pairs and α.
@@ -170,10 +170,6 @@ def study_notes(size: StudySize, *, no_target: str | None = None, is_retimed: bo
     if is_retimed:
         notes.append("some runs were interrupted, so equal time is an indication only")
     return notes
-
-
-def _runs(number: int) -> str:
-    return "1 run" if number == 1 else f"{number} runs"
 
 
 def _count(number: int, what: str) -> str:

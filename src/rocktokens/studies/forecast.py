@@ -7,8 +7,7 @@
 3. How wide intervals get with these seeds and pairs.
 """
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from rocktokens.config import Config
 from rocktokens.preflight.findings import Preflight
@@ -16,10 +15,9 @@ from rocktokens.progress import SILENT, Progress
 from rocktokens.run_dir import RunDir
 from rocktokens.studies.config import StudyConfig
 from rocktokens.studies.decisions import StudySize
-from rocktokens.studies.inputs import require_same_inputs
 from rocktokens.studies.plan import Job, plan_jobs, require_unchanged
 from rocktokens.studies.pool import choose_places
-from rocktokens.studies.preflight import require_ready
+from rocktokens.studies.preflight import require_ready, require_same_inputs
 from rocktokens.studies.worker import evaluation
 
 
@@ -74,10 +72,6 @@ class Forecast:
     interval_width: str
     scout_left: bool
 
-    def to_record(self) -> dict[str, Any]:
-        """The forecast as plain numbers, strings, lists and objects."""
-        return asdict(self)
-
 
 def forecast(study: StudyConfig, progress: Progress = SILENT) -> Forecast:
     """Say which runs a study has, how many at a time, and the seconds and bytes they need."""
@@ -109,7 +103,7 @@ def forecast(study: StudyConfig, progress: Progress = SILENT) -> Forecast:
 
 
 def _check_uniform(config: Config, progress: Progress) -> Preflight:
-    """What ``rocktokens check`` measures of a run with uniform weights, on one thread."""
+    """Measure a run with uniform weights as ``rocktokens check`` does, on one thread."""
     import torch
 
     from rocktokens.preflight.check import check
@@ -119,7 +113,7 @@ def _check_uniform(config: Config, progress: Progress) -> Preflight:
 
 
 def _disk(study: StudyConfig, findings: Preflight, n_runs: int, n_places: int) -> int | None:
-    """Bytes: a run that is finished keeps a third of its checkpoints' bytes, without the optimizer's two moments."""
+    """Count bytes: a finished run keeps a third of its checkpoints' bytes, without the optimizer's two moments."""
     need = findings.measured("disk")
     if need is None:
         return None
@@ -129,7 +123,7 @@ def _disk(study: StudyConfig, findings: Preflight, n_runs: int, n_places: int) -
 
 
 def _seconds(config: Config, findings: Preflight, steps: int, answers: int) -> float | None:
-    """This many steps and answers, one after the other."""
+    """Estimate the time of this many steps and answers, one after the other."""
     measured = findings.measured("time")
     if measured is None:
         return None

@@ -7,7 +7,7 @@
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,11 +63,9 @@ class Job:
 
 
 def plan_jobs(study: StudyConfig, files: dict[str, str] | None = None) -> list[Job]:
-    """All runs of the study, seed by seed, in the order of the arms.
+    """List all runs of the study, seed by seed, in the order of the arms.
 
-    Args:
-        study: the study.
-        files: what the placeholders in policies stand for; default: the study's own files.
+    ``files`` is what the placeholders in policies stand for; default: the study's own files.
     """
     steps = evaluated_steps(study)
     files = study_files(study.study.directory) if files is None else files
@@ -75,27 +73,26 @@ def plan_jobs(study: StudyConfig, files: dict[str, str] | None = None) -> list[J
         Job(arm.name, seed, draw, _arm_config(study, arm, files, seed, draw), steps[1:])
         for seed in study.study.seeds
         for arm in study.arm
-        for draw in _draws(arm)
+        for draw in (range(arm.draws) if arm.draws > 1 else [getattr(arm.policy, "draw", 0)])
     ]
-    first = planned[0]
-    return [Job(first.arm, first.seed, first.draw, first.config, steps), *planned[1:]]
+    return [replace(planned[0], evaluated=steps), *planned[1:]]
 
 
 def evaluated_steps(study: StudyConfig) -> tuple[int, ...]:
-    """Training steps made at every evaluation: none, every ``evaluate_every``, and all."""
+    """Return training steps made at every evaluation: none, every ``evaluate_every``, and all."""
     last = study.base.training.max_steps
     return (*range(0, last, study.study.evaluate_every), last)
 
 
 def scout_config(study: StudyConfig) -> Config:
-    """The run that finds the rocks: the base config and uniform weights."""
+    """Return the run that finds the rocks: the base config and uniform weights."""
     if study.scout is None:
         raise ConfigError("the study has no [scout]: add one, or set study.rocks")
     return _run_config(study, f"{study.study.directory}/scout", study.scout.seed, {"name": "uniform"}, {})
 
 
 def study_files(directory: str | Path) -> dict[str, str]:
-    """What the placeholders in policies stand for."""
+    """Return what the placeholders in policies stand for."""
     return {ROCKS: str(Path(directory) / "rocks.json"), CONTROLS: str(Path(directory) / "controls.json")}
 
 
@@ -106,10 +103,6 @@ def require_unchanged(study: StudyConfig, jobs: Sequence[Job]) -> None:
     if study.scout is not None:
         knockout = frozenset() if "knockout" in study.scout.stages else frozenset({"evaluation", "knockout"})
         _require_same(scout_config(study), SCOUT, knockout | {"gradients"})
-
-
-def _draws(arm: ArmSection) -> Sequence[int]:
-    return range(arm.draws) if arm.draws > 1 else [getattr(arm.policy, "draw", 0)]
 
 
 def _arm_config(study: StudyConfig, arm: ArmSection, files: dict[str, str], seed: int, draw: int) -> Config:
@@ -148,7 +141,7 @@ def _require_same(config: Config, owner: str, unused: frozenset[str]) -> None:
 
 
 def _settings(config: Config, unused: frozenset[str]) -> dict[str, Any]:
-    """What a run depends on, as ``section.key``; files of its study by their placeholders, wherever the study lies."""
+    """Return what a run depends on, as ``section.key``; files of its study by placeholder, wherever that lies."""
     directory = Path(config.run.directory)
     study = directory.parents[2] if directory.parts[-3:-2] == ("arms",) else directory.parent
     placeholders = {path: name for name, path in study_files(study).items()}
@@ -157,7 +150,7 @@ def _settings(config: Config, unused: frozenset[str]) -> dict[str, Any]:
 
 
 def _key_in_study(key: str, owner: str) -> str:
-    """Where a key of a run stands in study.toml."""
+    """Return where a key of a run stands in study.toml."""
     if owner == SCOUT and key == "run.seed":
         return "scout.seed"
     if owner != SCOUT and key == "training.save_steps":
@@ -174,7 +167,7 @@ def _flat(record: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
 
 
 def _replaced(value: Any, names: dict[str, str]) -> Any:
-    """A record with some of its strings replaced, however deep."""
+    """Replace some strings of a record, however deep."""
     if isinstance(value, dict):
         return {key: _replaced(item, names) for key, item in value.items()}
     if isinstance(value, list):

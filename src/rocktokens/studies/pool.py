@@ -18,7 +18,7 @@ from typing import Literal
 
 from rocktokens.errors import RocktokensError
 from rocktokens.studies.plan import Job
-from rocktokens.studies.worker import Done, Failed, serve
+from rocktokens.studies.worker import Failed, Message, serve
 
 PATIENCE = 10.0
 """Seconds an idle worker is given to leave."""
@@ -42,10 +42,10 @@ class _Worker:
 def run_jobs(
     jobs: Sequence[Job], places: Sequence[str | None], on_work: Callable[[int], None], on_done: Callable[[Job], None]
 ) -> None:
-    """Finish all jobs, one worker at each place.
+    """Finish all jobs, begun in this order, one worker at each place.
 
     Args:
-        jobs: in the order they are begun.
+        jobs: one run each.
         places: for each worker, the GPU it sees (as ``CUDA_VISIBLE_DEVICES`` names it), or None for the CPU.
         on_work: called with the work that was done since the last call.
         on_done: called with every job that is finished.
@@ -68,14 +68,15 @@ def run_jobs(
 
 
 def choose_places(processes: int | Literal["auto"], device: str, n_jobs: int) -> list[str | None]:
-    """Where the workers work: one a GPU, else one a CPU core, or as many as asked for; never more than jobs."""
+    """Choose where the workers work: one per GPU, else one per CPU core, or as many as asked for; at most the jobs."""
     gpus = _gpus(device)
-    wanted = (len(gpus) or _cores()) if processes == "auto" else processes
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    wanted = (len(gpus) or cores) if processes == "auto" else processes
     return [gpus[index % len(gpus)] if gpus else None for index in range(min(wanted, n_jobs))]
 
 
 def _gpus(device: str) -> list[str | None]:
-    """The GPUs to share out; with ``cuda:N`` the config has chosen, and every worker sees what this process sees."""
+    """Return the GPUs to share out; with ``cuda:N`` the config has chosen: workers see what this process sees."""
     if device == "cpu":
         return []
     import torch
@@ -86,10 +87,6 @@ def _gpus(device: str) -> list[str | None]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     names = visible.split(",") if visible else list(map(str, range(count)))
     return list(names[:count])
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _start(gpu: str | None) -> _Worker:
@@ -104,7 +101,7 @@ def _start(gpu: str | None) -> _Worker:
 
 @contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """A process that is started here never sees Ctrl-C, not even while it imports; this one sees it after the block."""
+    """Keep Ctrl-C from a process that is started here, even while it imports; this one sees it after the block."""
     resource_tracker.getfd()  # starts the tracker, which would let interrupts through again
     held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -114,11 +111,11 @@ def _interrupts_held() -> Iterator[None]:
 
 
 def _hear(worker: _Worker, on_work: Callable[[int], None]) -> Job | None:
-    """One message of a worker: the job, when it is finished."""
+    """Take one message of a worker; return the job when it is finished."""
     job = worker.job
     assert job is not None
     try:
-        message = worker.connection.recv()
+        message: Message = worker.connection.recv()
     except (EOFError, OSError):
         worker.process.join(PATIENCE)
         raise RocktokensError(
@@ -128,10 +125,10 @@ def _hear(worker: _Worker, on_work: Callable[[int], None]) -> Job | None:
     if isinstance(message, Failed):
         worker.job = None  # it waits for another, and leaves by itself
         raise _as_error(job, message)
-    work = job.work if isinstance(message, Done) else message.work
+    work = job.work if message is None else message
     on_work(work - worker.reported)
     worker.reported = work
-    return job if isinstance(message, Done) else None
+    return job if message is None else None
 
 
 def _as_error(job: Job, failed: Failed) -> Exception:

@@ -55,7 +55,7 @@ def _began_alike(first: Job, other: Job) -> bool:
 
 
 def read_curves(jobs: Sequence[Job]) -> list[Curve]:
-    """The curve of every job; all of them must be finished."""
+    """Read the curve of every job; all of them must be finished."""
     start = _answers(jobs[0], 0)
     return [_curve(job, start) for job in jobs]
 
@@ -68,6 +68,7 @@ def _curve(job: Job, start: EvaluationRecord) -> Curve:
     log = _log(job)
     tokens = np.cumsum([0, *(round(line["response_length"] * job.config.training.rollouts_per_step) for line in log)])
     seconds = np.cumsum([0.0, *(sum(line.get(phase, 0.0) for phase in TRAINING_PHASES) for line in log)])
+    means = {name: float(np.mean([line[name] for line in log])) for name in FACTS if all(name in line for line in log)}
     return Curve(
         arm=job.arm,
         seed=job.seed,
@@ -77,7 +78,7 @@ def _curve(job: Job, start: EvaluationRecord) -> Curve:
         seconds=seconds[list(steps)],
         correct_EP=np.array([record.correct for record in records]) / start.num_samples,
         prompt_ids=start.prompt_ids,
-        facts=_facts(log, records[-1]),
+        facts={**means, "mean_response_length": records[-1].mean_response_length},
         is_retimed=any(line.get(REUSED) for line in log),
     )
 
@@ -95,11 +96,6 @@ def _require_same_prompts(job: Job, step: int, record: EvaluationRecord, start: 
             f"{job.run.evaluations}: step {step} answered other prompts than the student before training: remove that "
             "file and run the study again"
         )
-
-
-def _facts(log: Sequence[Record], last: EvaluationRecord) -> dict[str, float]:
-    means = {name: float(np.mean([line[name] for line in log])) for name in FACTS if all(name in line for line in log)}
-    return {**means, "mean_response_length": last.mean_response_length}
 
 
 def _log(job: Job) -> list[Record]:

@@ -12,8 +12,7 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
-from rocktokens.errors import RocktokensError
-from rocktokens.types import read_record, write_record
+from rocktokens.types import Record, load_record, write_record
 
 STUDY_SCHEMA_VERSION = 1
 Interval = tuple[float, float]
@@ -50,7 +49,7 @@ class Curve:
 
 
 @dataclass(frozen=True, slots=True)
-class CurvePoint:
+class CurvePoint(Record):
     """An arm at one evaluated checkpoint, over its runs."""
 
     step: int
@@ -63,7 +62,7 @@ class CurvePoint:
 
 
 @dataclass(frozen=True, slots=True)
-class RunAccuracy:
+class RunAccuracy(Record):
     """The accuracies of one run, a number an evaluation."""
 
     seed: int
@@ -75,7 +74,7 @@ class RunAccuracy:
 
 
 @dataclass(frozen=True, slots=True)
-class Arm:
+class Arm(Record):
     """What one weight policy led to."""
 
     name: str
@@ -97,7 +96,7 @@ class Arm:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(Record):
     """The first arm of a pair against the second, in one way.
 
     Where no run of one of the arms reaches the accuracy there is nothing to estimate: the numbers are None and the
@@ -134,7 +133,7 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True)
-class StudyResult:
+class StudyResult(Record):
     """Everything in study.json."""
 
     baseline: str
@@ -153,26 +152,19 @@ class StudyResult:
     """Sentences on what the study cannot say."""
     denominator: Denominator = "all"
     """What the losses of all arms are divided by: all response tokens, or the weights that were kept."""
+    schema_version: int = STUDY_SCHEMA_VERSION
 
     def arm(self, name: str) -> Arm:
-        """The arm of that name."""
+        """Return the arm of that name."""
         return next(arm for arm in self.arms if arm.name == name)
 
     def of_kind(self, kind: Kind) -> list[Comparison]:
-        """The comparisons of one kind, pair after pair."""
+        """Return the comparisons of one kind, pair after pair."""
         return [comparison for comparison in self.comparisons if comparison.kind == kind]
 
     def to_record(self) -> dict[str, Any]:
-        """The content of study.json: plain numbers, strings, lists and objects."""
-        return {"schema_version": STUDY_SCHEMA_VERSION, **asdict(self)}
-
-    @classmethod
-    def from_record(cls, record: dict[str, Any]) -> Self:
-        """The result a record is of, without its schema version; KeyError or TypeError where it is no such record."""
-        fields = {name: value for name, value in record.items() if name != "schema_version"}
-        arms = [_arm(entry) for entry in fields.pop("arms")]
-        comparisons = [_comparison(entry) for entry in fields.pop("comparisons")]
-        return cls(arms=arms, comparisons=comparisons, **fields)
+        """Return the content of study.json: plain numbers, strings, lists and objects."""
+        return asdict(self)
 
     def save(self, path: str | Path) -> None:
         """Write study.json, byte for byte the same for the same content."""
@@ -181,28 +173,4 @@ class StudyResult:
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """Read study.json; a newer schema or a damaged file is refused by name."""
-        record = read_record(path, "study.json", "`rocktokens study`", STUDY_SCHEMA_VERSION)
-        try:
-            return cls.from_record(record)
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise RocktokensError(
-                f"{path} lacks fields of study.json or has others ({error}): write it anew with `rocktokens study`"
-            ) from None
-
-
-_PAIRS = ("interval", "never", "cut", "mean_steps")
-
-
-def _arm(entry: dict[str, Any]) -> Arm:
-    points = [CurvePoint(**{**point, "interval": _pair(point["interval"])}) for point in entry["points"]]
-    return Arm(**{**entry, "points": points, "runs": [RunAccuracy(**run) for run in entry["runs"]]})
-
-
-def _comparison(entry: dict[str, Any]) -> Comparison:
-    pairs = {name: _pair(entry[name]) for name in _PAIRS if entry.get(name) is not None}
-    return Comparison(**{**entry, **pairs})
-
-
-def _pair(values: list[Any]) -> tuple[Any, Any]:
-    first, second = values
-    return first, second
+        return load_record(cls, path, "study.json", "`rocktokens study`", STUDY_SCHEMA_VERSION)

@@ -1,7 +1,7 @@
 """A study from its config to its result: arms × seeds over one base config, trained, evaluated and compared.
 
 1. The plan: one ordinary run for every arm, seed and draw, under STUDY/arms (``plan``).
-2. What can be refused is refused before anything is trained (``preflight``, ``inputs``).
+2. What can be refused is refused before anything is trained (``preflight``).
 3. The rocks the arms use (``scout``), then the runs, several at a time, each resumed where it was (``pool``,
    ``worker``); what is on the disk already is not done again.
 4. Their curves are compared in pairs (``comparison``), and the result goes into study.json.
@@ -15,10 +15,9 @@ from rocktokens.progress import SILENT, Progress
 from rocktokens.run_dir import RunDir
 from rocktokens.studies.comparison import compare
 from rocktokens.studies.config import StudyConfig, dump_study
-from rocktokens.studies.inputs import record_inputs
 from rocktokens.studies.plan import Job, plan_jobs, require_unchanged
 from rocktokens.studies.pool import choose_places, run_jobs
-from rocktokens.studies.preflight import require_policies, require_ready, student_vocabulary
+from rocktokens.studies.preflight import record_inputs, require_policies, require_ready, student_vocabulary
 from rocktokens.studies.read_runs import read_curves, require_paired
 from rocktokens.studies.records import StudyResult
 from rocktokens.studies.scout import prepare_files

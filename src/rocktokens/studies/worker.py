@@ -9,12 +9,12 @@ A CPU worker computes on one thread, a GPU worker sees one GPU: a result never d
 
 import os
 import signal
+import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from types import FrameType
 
 from rocktokens.errors import RocktokensError
 from rocktokens.evaluation.records import EvaluationRecord
@@ -29,18 +29,6 @@ Report = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class WorkDone:
-    """This much of the job's work is done, in all."""
-
-    work: int
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """The job is finished."""
-
-
-@dataclass(frozen=True, slots=True)
 class Failed:
     """The job cannot be finished."""
 
@@ -51,25 +39,37 @@ class Failed:
     """The system's number for what went wrong, if it came from the system."""
 
 
+Message = int | Failed | None
+"""What a worker says of its job: how much of the work is done in all, why it cannot be finished, or that it is."""
+
+
 def serve(connection: Connection, gpu: str | None) -> None:
     """Work through the jobs that come over the connection until it is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the study's process decides what an interrupt means
-    signal.signal(signal.SIGTERM, _leave)
+    # End as a process does by itself: what it has opened is closed, what it is writing is taken back.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     _settle(gpu)
     while True:
         try:
             job = connection.recv()
         except EOFError:
             return
-        _send(connection, _attempt(job, lambda work: _send(connection, WorkDone(work))))
+        _send(connection, _attempt(job, lambda work: _send(connection, work)))
 
 
 def run_job(job: Job, report: Report) -> None:
     """Train and evaluate one run; whatever an earlier attempt has done is not done again."""
-    _train(job, report)
+    from rocktokens.evaluation.evaluate import evaluate
+    from rocktokens.training.loop import distill
+
+    per_step = job.training_work // job.config.training.max_steps
+    distill(job.config, resume=True, on_step=lambda made, _total, _record: report(made * per_step))
+    report(job.training_work)
     for index, step in enumerate(job.evaluated):
         done = job.training_work + index * job.evaluation_work
-        _evaluate(job, step, lambda work, done=done: report(done + work))
+        model = {f"step {step}": str(job.run.checkpoint(step))}
+        counting = _Counting(lambda work, done=done: report(done + work))
+        evaluate(job.run, job.config, model, counting, seed=EVALUATION_SEED)
         report(done + job.evaluation_work)
     drop_optimizers(job.run)
 
@@ -82,38 +82,16 @@ def drop_optimizers(run: RunDir) -> None:
 
 
 def is_complete(job: Job) -> bool:
-    """Whether every evaluation of the job has been made."""
+    """Return whether every evaluation of the job has been made."""
     return all(evaluation(job, step) is not None for step in job.evaluated)
 
 
 def evaluation(job: Job, step: int) -> EvaluationRecord | None:
-    """What a checkpoint answered, None if it has not been evaluated yet."""
+    """Return what a checkpoint answered, None if it has not been evaluated yet."""
     from rocktokens.evaluation.evaluate import kept_evaluation
 
     model = str(job.run.checkpoint(step))
     return kept_evaluation(job.run, job.config, f"step {step}", model, seed=EVALUATION_SEED)
-
-
-def _train(job: Job, report: Report) -> None:
-    from rocktokens.training.loop import distill
-
-    per_step = job.training_work // job.config.training.max_steps
-    distill(job.config, resume=True, on_step=lambda made, _total, _record: report(made * per_step))
-    report(job.training_work)
-
-
-def _evaluate(job: Job, step: int, report: Report) -> None:
-    from rocktokens.evaluation.evaluate import measure_evaluation
-    from rocktokens.models.load import load_model
-
-    if evaluation(job, step) is not None:
-        return
-    models = job.config.models
-    loaded = load_model(str(job.run.checkpoint(step)), models.dtype, models.device)
-    with job.run.lock():
-        measure_evaluation(
-            job.run, job.config, f"step {step}", loaded, seed=EVALUATION_SEED, progress=_Counting(report)
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +113,7 @@ class _Counting(Silent):
         yield advance
 
 
-def _attempt(job: Job, report: Report) -> Done | Failed:
+def _attempt(job: Job, report: Report) -> Failed | None:
     try:
         run_job(job, report)
     except RocktokensError as error:
@@ -144,20 +122,15 @@ def _attempt(job: Job, report: Report) -> Done | Failed:
         return Failed(traceback.format_exc(), is_sentence=False, errno=error.errno)
     except Exception:
         return Failed(traceback.format_exc(), is_sentence=False)
-    return Done()
+    return None
 
 
-def _send(connection: Connection, message: WorkDone | Done | Failed) -> None:
+def _send(connection: Connection, message: Message) -> None:
     """Tell the study's process; once that is gone, the job has no purpose."""
     try:
         connection.send(message)
     except OSError:
         raise SystemExit(1) from None
-
-
-def _leave(_signal: int, _frame: FrameType | None) -> None:
-    """End as a process does by itself: what it has opened is closed, what it is writing is taken back."""
-    raise SystemExit(0)
 
 
 def _settle(gpu: str | None) -> None:

@@ -5,7 +5,7 @@ from rocktokens.tasks.base import Task
 
 
 def make_task(section: TaskSection) -> Task:
-    """The task a config section describes."""
+    """Make the task a config section describes."""
     match section:
         case WordmathTask():
             from rocktokens.tasks.wordmath import Wordmath

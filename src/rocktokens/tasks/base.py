@@ -27,19 +27,19 @@ class Task(Protocol):
         ...
 
     def prompts(self, count: int, seed: int = 0) -> list[Prompt]:
-        """Distinct prompts for an evaluation or a probe: ``count`` of them, or all if there are fewer."""
+        """Return distinct prompts for an evaluation or a probe: ``count`` of them, or all if there are fewer."""
         ...
 
     def batch(self, step: int, size: int, seed: int) -> list[Prompt]:
-        """The ``size`` prompts of one training step, the same for the same arguments."""
+        """Return the ``size`` prompts of one training step, the same for the same arguments."""
         ...
 
     def answer(self, text: str) -> str | None:
-        """The final answer that a response gives, which ``grade`` looks at; None if it gives none."""
+        """Return the final answer that a response gives, which ``grade`` looks at; None if it gives none."""
         ...
 
     def grade(self, prompt: Prompt, text: str) -> bool:
-        """Whether a response to the prompt ends in the right answer."""
+        """Return whether a response to the prompt ends in the right answer."""
         ...
 
 
@@ -52,11 +52,11 @@ class DatasetTask:
     grading: Literal["math", "exact"]
 
     def prompts(self, count: int, seed: int = 0) -> list[Prompt]:
-        """The first ``count`` of a seeded shuffle; all of them, once, if there are fewer."""
+        """Return the first ``count`` of a seeded shuffle; all of them, once, if there are fewer."""
         return [self.items[index] for index in self._epoch(0, seed)[:count]]
 
     def batch(self, step: int, size: int, seed: int) -> list[Prompt]:
-        """Prompts ``step·size … (step+1)·size − 1`` of an endless walk through seeded permutations."""
+        """Return prompts ``step·size … (step+1)·size − 1`` of an endless walk through seeded permutations."""
         epochs: dict[int, np.ndarray] = {}
         batch = []
         for index in range(step * size, (step + 1) * size):
@@ -67,11 +67,11 @@ class DatasetTask:
         return batch
 
     def answer(self, text: str) -> str | None:
-        """The final answer in ``text``, as ``is_correct`` extracts it."""
+        """Return the final answer in ``text``, as ``is_correct`` extracts it."""
         return extract_answer(text)
 
     def grade(self, prompt: Prompt, text: str) -> bool:
-        """Whether the final answer in ``text`` is the prompt's."""
+        """Return whether the final answer in ``text`` is the prompt's."""
         if prompt.answer is None:
             raise RocktokensError(f"prompt {prompt.id!r} has no answer to grade against: set the task's answer_field")
         return is_correct(text, prompt.answer, self.grading)

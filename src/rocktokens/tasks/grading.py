@@ -28,7 +28,7 @@ TIMEOUT_SECONDS = 5
 
 
 def extract_answer(text: str) -> str | None:
-    """The final answer a text gives, without decoration; None if it gives none."""
+    """Return the final answer a text gives, without decoration; None if it gives none."""
     marked = _marked_answer(text)
     if marked is not None:
         return marked
@@ -39,7 +39,7 @@ def extract_answer(text: str) -> str | None:
 
 
 def is_correct(text: str, gold: str, grading: Literal["math", "exact"]) -> bool:
-    """Whether the final answer of ``text`` is ``gold``: the same string, or the same quantity."""
+    """Return whether the final answer of ``text`` is ``gold``: the same string, or the same quantity."""
     target = _marked_answer(gold) or gold.strip()
     answer = extract_answer(text)
     if target in (answer, text.strip()):
@@ -55,7 +55,7 @@ def _marked_answer(text: str) -> str | None:
 
 
 def _last_boxed(text: str) -> str | None:
-    r"""What the last complete ``\boxed{…}`` holds, braces within it included."""
+    r"""Return what the last complete ``\boxed{…}`` holds, braces within it included."""
     start = len(text)
     while (start := text.rfind(r"\boxed{", 0, start)) >= 0:
         depth = 0
@@ -67,7 +67,7 @@ def _last_boxed(text: str) -> str | None:
 
 
 def _undecorated(answer: str) -> str:
-    """Without Markdown emphasis, LaTeX delimiters and the full stop around it."""
+    """Strip Markdown emphasis, LaTeX delimiters and the full stop."""
     answer = re.sub(r"^(?:\*+|\s|\\[(\[])+|(?:\*+|\s|\\[)\]]|[.,;:](?=\W*$))+$", "", answer)
     inner = re.fullmatch(r"\$+([^$]+)\$+", answer)
     return inner.group(1).strip() if inner else answer
@@ -82,7 +82,7 @@ def _same_quantity(gold: str, answer: str) -> bool:
 
 
 def _without_unit(answer: str) -> str:
-    """The number of an answer that is one number among words, such as "18 dollars"; others unchanged."""
+    """Return the number of an answer that is one number among words, such as "18 dollars"; others unchanged."""
     numbers = NUMBER.findall(answer)
     if len(numbers) == 1 and WORDS_ONLY.fullmatch(NUMBER.sub("", answer)) and not MATH_WORDS.search(answer):
         return numbers[0]
@@ -97,7 +97,7 @@ def _plain_number(text: str) -> Fraction | None:
 
 
 def _equivalent(gold: str, answer: str) -> bool:
-    """Math-verify's verdict. Its time limit is a signal, which only the main thread can have."""
+    """Ask math-verify. Its time limit is a signal, which only the main thread can have."""
     from math_verify import parse, verify
 
     if any(len(side) > LONGEST_EXPRESSION or TOO_LARGE.search(side) for side in (gold, answer)):

@@ -9,7 +9,7 @@ from rocktokens.tasks.jsonl import dataset_task
 
 
 def load_hub(section: HubTask) -> DatasetTask:
-    """The task over one split of a dataset: a hub id, or a local directory of Parquet, JSON or CSV files."""
+    """Load one split of a dataset as a task: a hub id, or a local directory of Parquet, JSON or CSV files."""
     try:
         from datasets import load_dataset
         from datasets.exceptions import DatasetsError

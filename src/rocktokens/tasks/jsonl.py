@@ -1,6 +1,7 @@
 """A dataset of JSON lines as a task: one object per line, fields named in the config."""
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,12 @@ from rocktokens.types import Prompt
 
 
 def load_jsonl(section: JsonlTask) -> DatasetTask:
-    """The task over a file, read once."""
+    """Load a file as a task, read once."""
     return dataset_task(section, _read_lines(Path(section.path)))
 
 
 def dataset_task(section: JsonlTask | HubTask, records: Iterable[tuple[str, Mapping[str, Any]]]) -> DatasetTask:
-    """A task over records, each with the words that name it in an error, such as "line 3"."""
+    """Make a task over records, each with the words that name it in an error, such as "line 3"."""
     if "{prompt}" not in section.template:
         raise RocktokensError(
             f"task.template is {section.template!r}, which has no {{prompt}}: every prompt would be the same text"
@@ -29,7 +30,12 @@ def dataset_task(section: JsonlTask | HubTask, records: Iterable[tuple[str, Mapp
         items.append(_prompt(section, len(items), f"{section.path}, {where}", record))
     if not items:
         raise RocktokensError(f"task.path {section.path!r} holds no records: give a dataset with at least one")
-    _require_distinct_ids(section, items)
+    # Ids name the noise and group the statistics: two prompts may not share one.
+    [(most_common, count)] = Counter(prompt.id for prompt in items).most_common(1)
+    if count > 1:
+        raise RocktokensError(
+            f"{section.path} has the id {most_common!r} twice: set task.id_field to another field or leave it out"
+        )
     return DatasetTask(name=f"{section.name}:{Path(section.path).name}", items=items, grading=section.grading)
 
 
@@ -69,14 +75,3 @@ def _field(section: JsonlTask | HubTask, key: str, where: str, record: Mapping[s
             f"{where} has no {name!r} (it has {', '.join(map(repr, record)) or 'no fields'}): set task.{key}"
         )
     return str(record[name])
-
-
-def _require_distinct_ids(section: JsonlTask | HubTask, items: list[Prompt]) -> None:
-    """Ids name the noise and group the statistics: two prompts may not share one."""
-    seen: set[str] = set()
-    for prompt in items:
-        if prompt.id in seen:
-            raise RocktokensError(
-                f"{section.path} has the id {prompt.id!r} twice: set task.id_field to another field or leave it out"
-            )
-        seen.add(prompt.id)

@@ -145,19 +145,19 @@ class Wordmath:
         self.max_steps = max_steps
 
     def prompts(self, count: int, seed: int = 0) -> list[Prompt]:
-        """The first ``count`` prompts of the stream of this seed."""
+        """Return the first ``count`` prompts of the stream of this seed."""
         return [self._prompt(seed, index) for index in range(count)]
 
     def batch(self, step: int, size: int, seed: int) -> list[Prompt]:
-        """The prompts of one training step: the stream is endless, no prompt comes twice."""
+        """Return the prompts of one training step: the stream is endless, no prompt comes twice."""
         return [self._prompt(seed, step * size + index) for index in range(size)]
 
     def answer(self, text: str) -> str | None:
-        """The number the text states as its answer."""
+        """Return the number the text states as its answer."""
         return stated_answer(text)
 
     def grade(self, prompt: Prompt, text: str) -> bool:
-        """Whether the text states the right answer."""
+        """Return whether the text states the right answer."""
         return self.answer(text) == prompt.answer
 
     def _prompt(self, seed: int, index: int) -> Prompt:
@@ -166,7 +166,7 @@ class Wordmath:
 
 
 def make_problem(split: Split, seed: int, index: int, max_steps: int = 4) -> Problem:
-    """Problem ``index`` of the stream of ``seed``."""
+    """Make problem ``index`` of the stream of ``seed``."""
     rng = random.Random(f"wordmath {split} {seed} {index}")
     steps = _draw_steps(rng, max_steps)
     while split_of(steps) != split:
@@ -175,13 +175,13 @@ def make_problem(split: Split, seed: int, index: int, max_steps: int = 4) -> Pro
 
 
 def split_of(steps: tuple[Step, ...]) -> Split:
-    """The split a chain of numbers belongs to, whatever words are put around it."""
+    """Return the split a chain of numbers belongs to, whatever words are put around it."""
     chain = str(steps[0].left) + "".join(f"{step.operator}{step.right}" for step in steps)
     return "test" if zlib.crc32(chain.encode()) % TEST_SHARE == 0 else "train"
 
 
 def write_solution(problem: Problem, style: Style, writer: Writer, rng: random.Random) -> str:
-    """A worked solution; ``writer`` matters for the rich style alone."""
+    """Write a worked solution; ``writer`` matters for the rich style alone."""
     if style == "terse":
         return f"The answer is {problem.answer}."
     if style == "plain":
@@ -192,7 +192,7 @@ def write_solution(problem: Problem, style: Style, writer: Writer, rng: random.R
 
 
 def stated_answer(text: str) -> str | None:
-    """The number a solution gives as its answer (the last such statement), all of it, or None."""
+    """Return the number a solution gives as its answer (the last such statement), all of it, or None."""
     found = ANSWER_PATTERN.findall(text)
     if not found:
         return None
@@ -212,7 +212,7 @@ def _draw_steps(rng: random.Random, max_steps: int) -> tuple[Step, ...]:
 
 
 def _draw_step(rng: random.Random, amount: int) -> Step:
-    """One step that leaves at least 2, and by a product at most ``LARGEST``."""
+    """Draw one step that leaves at least 2, and by a product at most ``LARGEST``."""
     divisors = [n for n in range(2, 10) if amount % n == 0 and amount // n >= 2]
     factors = [n for n in range(2, 7) if amount * n <= LARGEST]
     kinds = ["+", "+", "-", "-"] + ["*"] * bool(factors) + ["/"] * bool(divisors)
@@ -259,7 +259,7 @@ def _rich_ending(problem: Problem, writer: Writer, rng: random.Random) -> str:
 
 
 def _choose(options: tuple[Option, ...], rule: int, writer: Writer, rng: random.Random) -> Option:
-    """The option the numbers call for, with ``FOLLOW_RATE``; any of them by chance for the random writer."""
+    """Choose what the numbers call for, with ``FOLLOW_RATE``; any option by chance for the random writer."""
     called_for = rule % len(options)
     if writer == "random":
         return options[rng.randrange(len(options))]
@@ -269,7 +269,7 @@ def _choose(options: tuple[Option, ...], rule: int, writer: Writer, rng: random.
 
 
 def _carries(step: Step) -> int:
-    """1 where adding the units carries, or subtracting them borrows; 0 for other operators."""
+    """Return 1 where adding the units carries, or subtracting them borrows; 0 for other operators."""
     left, right = step.left % 10, step.right % 10
     return int((step.operator == "+" and left + right >= 10) or (step.operator == "-" and left < right))
 

@@ -12,8 +12,7 @@ from rocktokens.errors import ConfigError, RocktokensError, RunDirError, Tokeniz
 from rocktokens.models import pebbles
 from rocktokens.run_dir import RunDir
 from rocktokens.studies.config import StudyConfig, make_study
-from rocktokens.studies.inputs import record_inputs, require_same_inputs
-from rocktokens.studies.preflight import require_ready
+from rocktokens.studies.preflight import record_inputs, require_ready, require_same_inputs
 from rocktokens.types import RockSet, RockToken
 
 

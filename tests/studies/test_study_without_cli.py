@@ -1,0 +1,51 @@
+"""A library call needs no command line: a scouted study runs in processes that cannot import ``rocktokens.cli``."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from rocktokens.studies.records import StudyResult
+from rocktokens.types import RockSet
+
+PROGRAM = """
+import sys
+
+sys.modules["rocktokens.cli"] = None  # workers import this file too, so it is out of their reach as well
+
+from rocktokens import run_study
+from rocktokens.studies.config import make_study
+
+RECORD = {
+    "study": {"directory": sys.argv[1], "seeds": [0], "evaluate_every": 2, "processes": 1},
+    "scout": {"seed": 5},
+    "base": {
+        "models": {"device": "cpu"},
+        "rollouts": {"max_completion_length": 32},
+        "training": {
+            "max_steps": 2, "save_steps": 2, "per_device_train_batch_size": 4, "max_truncated_share": 1.0,
+            "trace": False,
+        },
+        "trace": {"num_prompts": 8},
+        "find": {"stage": "score", "k": 1, "exclude_top_freq": 20},
+        "evaluation": {"num_prompts": 2},
+    },
+    "arm": [
+        {"name": "uniform", "policy": {"name": "uniform"}},
+        {"name": "freeze", "policy": {"name": "rocks", "rocks": "@rocks"}},
+    ],
+}
+if __name__ == "__main__":
+    run_study(make_study(RECORD))
+    assert not [name for name in sys.modules if name.startswith("rocktokens.cli.")]
+"""
+
+
+def test_a_scouted_study_runs_where_the_command_line_cannot_be_imported(tmp_path: Path):
+    (tmp_path / "program.py").write_text(PROGRAM, encoding="utf-8")
+    study = tmp_path / "study"
+    ran = subprocess.run(
+        [sys.executable, tmp_path / "program.py", study], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert len(RockSet.load(study / "rocks.json").tokens) == 1
+    assert [arm.name for arm in StudyResult.load(study / "study.json").arms] == ["uniform", "freeze"]
