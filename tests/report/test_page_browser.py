@@ -120,7 +120,7 @@ def test_tokens_are_reached_by_keyboard_and_show_both_models(page: Page):
     expect(panel.get_by_text("Teacher", exact=True)).to_be_visible()
 
 
-def test_the_strips_are_coloured_anew_by_another_measure(page: Page):
+def test_the_strips_are_coloured_again_by_another_measure(page: Page):
     classes = "options => options.map((option) => option.className).join()"
     options = page.get_by_role("listbox").first.get_by_role("option")
     by_kl = options.evaluate_all(classes)

@@ -2,10 +2,22 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from rocktokens.display.numbers import count, counted, decimal, fixed, level, percent, points, signed, signed_percent
-from rocktokens.display.table import WIDE, Cell, Column, Table, ends, flat, number, text, verdict
+from rocktokens.display.numbers import (
+    Show,
+    count,
+    counted,
+    decimal,
+    fixed,
+    level,
+    percent,
+    points,
+    signed,
+    signed_percent,
+)
+from rocktokens.display.table import WIDE, Column, Table, ends, flat, number, text, verdict
 from rocktokens.display.text import printable, visible
 from rocktokens.knockout.records import Ban, KnockoutSweep, Role
 from rocktokens.studies.records import Arm, Comparison, Kind, StudyResult
@@ -23,6 +35,8 @@ COMPARED: dict[Kind, str] = {
     "equal_seconds": "equal time",
     "steps_to_accuracy": "steps to an accuracy",
 }
+UNITS: dict[Kind, Show] = {"steps_to_accuracy": partial(signed, digits=0)}
+"""How the difference of a comparison is written where it is not in points."""
 
 
 def ban_name(ban: Ban) -> str:
@@ -93,7 +107,7 @@ def comparison_table(study: StudyResult) -> Table:
     columns: list[Column[Comparison]] = [
         Column("pair", lambda own: text(f"{own.first} vs {own.second}")),
         Column("compared at", lambda own: text(COMPARED[own.kind])),
-        Column("difference", _difference),
+        Column("difference", lambda own: number(own.difference, UNITS.get(own.kind, points), own.interval)),
         Column("verdict", lambda own: verdict(own.verdict)),
         Column("remark", lambda own: text(_remark(own))),
     ]
@@ -104,11 +118,6 @@ def comparison_table(study: StudyResult) -> Table:
         "together."
     )
     return Table.of("comparisons", columns, study.comparisons, title, (), records)
-
-
-def _difference(own: Comparison) -> Cell:
-    show = (lambda value: signed(value, 0)) if own.kind == "steps_to_accuracy" else points
-    return number(own.difference, show, own.interval)
 
 
 def _remark(own: Comparison) -> str:
@@ -148,7 +157,7 @@ def runs_table(runs: Sequence["RunView"]) -> Table:
 
 
 def _run_record(run: "RunView", first: "RunView") -> dict[str, Any]:
-    tokens, summary = run.rocks.tokens if run.rocks else None, run.summary or {}
+    tokens, summary = (run.rocks.tokens, run.rocks.summary) if run.rocks else (None, {})
     return {
         "run": printable(run.name),
         "rocks": None if tokens is None else len(tokens),
