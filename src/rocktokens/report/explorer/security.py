@@ -5,7 +5,7 @@
 2. Only GET and HEAD.
 3. The first segment of the path is a secret, compared in constant time.
 4. Every answer carries the headers that keep it out of frames, caches, referrers, other sites and content sniffing,
-   and a Content-Security-Policy (see ``csp``).
+   and a Content-Security-Policy (see ``report.csp``).
 """
 
 import secrets
