@@ -4,14 +4,7 @@ from typing import Annotated
 
 import typer
 
-from rocktokens.cli.common import (
-    AsJson,
-    Overrides,
-    RunPath,
-    output,
-    print_json,
-    terminal,
-)
+from rocktokens.cli.common import AsJson, Overrides, RunPath, output, print_json, terminal
 from rocktokens.cli.tables import print_table
 from rocktokens.config import run_config
 from rocktokens.evaluation.evaluate import evaluate as evaluate_models

@@ -2,21 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from rocktokens.display.numbers import (
-    Show,
-    count,
-    counted,
-    decimal,
-    fixed,
-    level,
-    percent,
-    points,
-    signed,
-    signed_percent,
-)
+from rocktokens.display.numbers import count, counted, decimal, fixed, level, percent, points, signed, signed_percent
 from rocktokens.display.table import WIDE, Column, Table, ends, flat, number, text, verdict
 from rocktokens.display.text import printable, visible
 from rocktokens.knockout.records import Ban, KnockoutSweep, Role
@@ -35,8 +23,6 @@ COMPARED: dict[Kind, str] = {
     "equal_seconds": "equal time",
     "steps_to_accuracy": "steps to an accuracy",
 }
-UNITS: dict[Kind, Show] = {"steps_to_accuracy": partial(signed, digits=0)}
-"""How the difference of a comparison is written where it is not in points."""
 
 
 def ban_name(ban: Ban) -> str:
@@ -104,10 +90,11 @@ def arm_table(study: StudyResult) -> Table:
 
 def comparison_table(study: StudyResult) -> Table:
     """Make the table of comparisons: a verdict for every pair of arms and way to compare."""
+    shown = {**dict.fromkeys(COMPARED, points), "steps_to_accuracy": lambda steps: signed(steps, 0)}
     columns: list[Column[Comparison]] = [
         Column("pair", lambda own: text(f"{own.first} vs {own.second}")),
         Column("compared at", lambda own: text(COMPARED[own.kind])),
-        Column("difference", lambda own: number(own.difference, UNITS.get(own.kind, points), own.interval)),
+        Column("difference", lambda own: number(own.difference, shown[own.kind], own.interval)),
         Column("verdict", lambda own: verdict(own.verdict)),
         Column("remark", lambda own: text(_remark(own))),
     ]

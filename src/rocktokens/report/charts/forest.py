@@ -44,8 +44,8 @@ def forest_records(knockouts: Sequence[Knockout]) -> list[dict[str, Any]]:
     order = list(ROLES)
     found = []
     for own in sorted(knockouts, key=lambda own: (order.index(own.ban.role), own.delta or 0.0)):
-        low, high = own.interval or (None, None)
-        delta_points, low, high = (None if end is None else 100 * end for end in (own.delta, low, high))
+        numbers = (own.delta, *(own.interval or (None, None)))
+        delta_points, low, high = (None if number is None else 100 * number for number in numbers)
         found.append(
             {
                 "role": ROLES[own.ban.role],

@@ -43,10 +43,7 @@ LABEL_GAP, LABEL_HEIGHT, LABEL_CELL = 7.0, 13.0, 6.0
 def funnel(types: pd.DataFrame, subtitle: str = "") -> theme.Chart:
     """Draw every type used, by occurrences and mean kl; rocks and rare high-kl types stand out.
 
-    Args:
-        types: columns token_id, text, category, freq, mean_kl, group ("rock", "rare high-kl" or "other"), rank (missing
-            for types that are not rocks).
-        subtitle: the run, checkpoint and prompts the numbers are of.
+    Columns: token_id, text, category, freq, mean_kl, group (one of ``GROUPS``), rank (missing where it is no rock).
     """
     title = "Where the loss is left: rocks are frequent types with a high mean kl"
     placed = drawable(types)

@@ -130,13 +130,7 @@ class Answers:
 
 
 def make_app(runs: Sequence[RunView], token: str, hosts: Collection[str] = LOOPBACK) -> Starlette:
-    """Make the explorer of these runs.
-
-    Args:
-        runs: what it shows; a client names them by their index.
-        token: the secret first segment of every path.
-        hosts: the names and addresses it may be called by.
-    """
+    """Make the explorer of these runs; see ``Guard`` for the rest."""
     answers = Answers(runs)
     asked = {
         "/api/runs": answers.runs,

@@ -18,7 +18,6 @@ from rocktokens.display.strip import Piece, strip_html
 from rocktokens.display.text import legible, visible
 from rocktokens.errors import RocktokensError
 from rocktokens.report.views.run_view import RunView
-from rocktokens.report.views.token_index import TokenIndex
 
 SCORES = ("kl", "logp_student", "logp_teacher", "entropy_student", "entropy_teacher", "grad_norm", "weight")
 Likely = tuple[int, str, float | None]
@@ -115,18 +114,14 @@ def interesting_rollouts(run: RunView, count: int) -> list[int]:
     for place in range(len(index.rollout_ids_R)):
         places_of[run.correct(index, place)].append(place)
     richness_R = index.n_rocks_R / index.lengths_R if run.rocks else np.nan_to_num(index.mean_kl_R)
-    ranked = [_longer_half(index, places, richness_R) for places in places_of.values() if places]
+    ranked = []
+    for places in filter(None, places_of.values()):
+        median = np.median(index.lengths_R[places])
+        longer = [place for place in places if index.lengths_R[place] >= median]
+        ranked.append(sorted(longer, key=lambda place: (-richness_R[place], place)))
     in_turn = chain.from_iterable(zip_longest(*ranked))
     chosen = [place for place in in_turn if place is not None][:count]
     return index.rollout_ids_R[chosen].tolist()
-
-
-def _longer_half(index: TokenIndex, places: list[int], richness_R: np.ndarray) -> list[int]:
-    """Return the places of rollouts of at least median length, the richest first."""
-    median = np.median(index.lengths_R[places])
-    return sorted(
-        (place for place in places if index.lengths_R[place] >= median), key=lambda place: (-richness_R[place], place)
-    )
 
 
 def _scoring_checkpoint(run: RunView, rollout_id: int) -> int:
