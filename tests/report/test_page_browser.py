@@ -24,7 +24,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def page(browser: Browser, file: Path) -> Iterator[Page]:
-    """The report, on which in the end nothing of a model was executed, nobody was asked and nothing complained."""
+    """The report, on which in the end nothing of a model was executed, no one was asked and nothing complained."""
     context = browser.new_context(accept_downloads=True)
     page = context.new_page()
     complaints: list[str] = []

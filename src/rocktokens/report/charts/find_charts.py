@@ -42,10 +42,8 @@ def find_charts(run: str, found: FindRecord) -> dict[str, theme.Figure]:
         for own in (dict(zip(types, row, strict=True)) for row in zip(*types.values(), strict=True))
     ]
     curve, losses = ([asdict(own) for own in records] for records in (found.cutoff.curve, found.trajectory))
-    settings = [
-        {"parameter": own.parameter, "value": own.value, "default": own.default, "jaccard": own.jaccard}
-        for own in found.sensitivity
-    ]
+    columns = ("parameter", "value", "default", "jaccard")
+    settings = [{name: getattr(own, name) for name in columns} for own in found.sensitivity]
     return theme.by_name(
         theme.Figure(
             "funnel",

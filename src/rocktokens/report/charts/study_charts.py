@@ -12,16 +12,10 @@ import altair as alt
 from rocktokens.display.numbers import counted, level
 from rocktokens.display.text import printable
 from rocktokens.report.charts import theme
+from rocktokens.report.tables import COMPARED
 from rocktokens.studies.records import StudyResult
 
 THIS_ARM, BASELINE = "this arm", "baseline"
-PANELS = {
-    "equal_steps": ("equal steps", 100, "points"),
-    "equal_tokens": ("equal tokens", 100, "points"),
-    "equal_seconds": ("equal time", 100, "points"),
-    "steps_to_accuracy": ("steps to accuracy", 1, "steps"),
-}
-"""Title, scale and unit of each kind of comparison."""
 VERDICT_LOOKS = {
     "better": (theme.GREEN, "triangle-up"),
     "worse": (theme.VERMILLION, "triangle-down"),
@@ -85,12 +79,12 @@ def comparison_records(study: StudyResult) -> list[dict[str, Any]]:
     for own in study.comparisons:
         if own.interval is None or own.difference is None:
             continue
-        title, scale, unit = PANELS[own.kind]
+        scale, unit = (1, "steps") if own.kind == "steps_to_accuracy" else (100, "points")
         low, high = (scale * end for end in own.interval)
         found.append(
             {
                 "pair": printable(f"{own.first} vs {own.second}"),
-                "panel": f"{title} ({unit})",
+                "panel": f"{COMPARED[own.kind]} ({unit})",
                 "difference": scale * own.difference,
                 "low": low,
                 "high": high,

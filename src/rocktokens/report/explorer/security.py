@@ -42,10 +42,7 @@ def new_token() -> str:
 class Guard:
     """Refuses what must not reach the application, and puts the headers on all that leaves it.
 
-    Args:
-        app: what answers the requests that pass.
-        token: the secret first segment of every path.
-        hosts: the names and addresses this server may be called by, without the port.
+    ``token`` is the secret first segment of every path; ``hosts`` are what this server may be called, without the port.
     """
 
     def __init__(self, app: ASGIApp, token: str, hosts: Collection[str] = LOOPBACK) -> None:
