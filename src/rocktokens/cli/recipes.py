@@ -9,6 +9,7 @@ from rocktokens.cli.common import AsJson, output, print_json
 from rocktokens.cli.tables import print_table
 from rocktokens.display.table import Column, Table, text
 from rocktokens.errors import RocktokensError
+from rocktokens.recipes import Recipe
 from rocktokens.recipes import recipes as shipped_recipes
 
 
@@ -31,11 +32,15 @@ def recipes(
     if name is None:
         if out is not None:
             raise RocktokensError(f"--out {out} is given without a recipe: name one of {', '.join(known)}")
-        listed = [{"name": own.name, "kind": own.kind, "summary": own.summary} for own in known.values()]
         if as_json:
+            listed = [{"name": own.name, "kind": own.kind, "summary": own.summary} for own in known.values()]
             return print_json({"recipes": listed})
-        columns = [Column(title, lambda own, title=title: text(own[title])) for title in ("name", "kind", "summary")]
-        return print_table(Table.of("recipes", columns, listed, "recipes"))
+        columns: list[Column[Recipe]] = [
+            Column("name", lambda own: text(own.name)),
+            Column("kind", lambda own: text(own.kind)),
+            Column("summary", lambda own: text(own.summary)),
+        ]
+        return print_table(Table.of("recipes", columns, known.values(), "recipes"))
     if name not in known:
         raise RocktokensError(f"there is no recipe {name!r}: use one of {', '.join(known)}")
     if out is not None:
