@@ -101,7 +101,7 @@ def unknown_commands(text: str) -> list[str]:
     context = group.context_class(group)
     unknown = []
     for match in (match for part in shell_texts(text) for match in _COMMAND.finditer(part)):
-        if match["verb"] not in group.commands:
+        if group.get_command(context, match["verb"]) is None:
             unknown.append(match["verb"])
             continue
         _, verb, _ = group.resolve_command(context, [match["verb"]])

@@ -24,7 +24,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def page(browser: Browser, file: Path) -> Iterator[Page]:
-    """The report, on which in the end nothing of a model was executed, nobody was asked and nothing complained."""
+    """The report, on which in the end nothing of a model was executed, no one was asked and nothing complained."""
     context = browser.new_context(accept_downloads=True)
     page = context.new_page()
     complaints: list[str] = []
@@ -120,7 +120,7 @@ def test_tokens_are_reached_by_keyboard_and_show_both_models(page: Page):
     expect(panel.get_by_text("Teacher", exact=True)).to_be_visible()
 
 
-def test_the_strips_are_coloured_anew_by_another_measure(page: Page):
+def test_the_strips_are_coloured_again_by_another_measure(page: Page):
     classes = "options => options.map((option) => option.className).join()"
     options = page.get_by_role("listbox").first.get_by_role("option")
     by_kl = options.evaluate_all(classes)

@@ -13,7 +13,7 @@ from view_run import CHECKPOINTS, log_line, probe_rollouts, rock_ids, tokenizer,
 from rocktokens.errors import RocktokensError
 from rocktokens.report.views.knockout_pairs import knockout_pairs, knockouts
 from rocktokens.report.views.live import MAX_POINTS, live
-from rocktokens.report.views.rollout_list import Filters, compare, rollouts, warm
+from rocktokens.report.views.rollout_list import Filters, rollouts, warm
 from rocktokens.report.views.run_view import RunView
 from rocktokens.report.views.strips import Strip, rollout_strip
 from rocktokens.report.views.type_card import CONTEXT, history, type_card
@@ -168,8 +168,10 @@ def test_a_type_that_never_occurs_has_an_empty_card(run: RunView):
     assert card.losses == ((10, None, 0), (20, None, 0))
 
 
-def test_compare_is_two_strips(run: RunView, strips: dict[int, list[Strip]]):
-    assert compare(run, 10, run, None, 4) == (strips[10][4], strips[20][4])
+def test_a_strip_is_that_of_its_checkpoint_and_of_the_reference_by_default(
+    run: RunView, strips: dict[int, list[Strip]]
+):
+    assert (rollout_strip(run, 4, 10), rollout_strip(run, 4)) == (strips[10][4], strips[20][4])
 
 
 # Knock-outs

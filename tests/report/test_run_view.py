@@ -36,17 +36,18 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_whole_run(whole: Path):
     run = RunView.open(whole)
     assert (run.name, run.checkpoints, run.reference) == (whole.name, list(CHECKPOINTS), 20)
-    assert run.rocks is not None and run.summary == run.rocks.summary
+    assert run.rocks is not None and list(run.rock_ranks) == [token.id for token in run.rocks.tokens]
     assert run.knockout is not None and run.knockout.knockouts[0].verdict == "pillar"
     assert [line["step"] for line in run.logs] == [0, 1, 2]
     assert "max_steps" in run.config_text and "replay" in run.manifest
-    assert (run.text_of(rock_ids()[0]), run.category_of(rock_ids()[0])) == ("So", "discourse")
+    assert run.text_of(rock_ids()[0]) == "So"
+    assert run.categories_of(rock_ids()[:1]) == {rock_ids()[0]: "discourse"}
     assert (run.find, run.gradients, run.study, run.evaluations) == (None, None, None, [])
 
 
 def test_a_run_that_was_only_traced(tmp_path: Path):
     run = RunView.open(write_traced(tmp_path).path)
-    assert (run.rocks, run.summary, run.knockout, run.logs, run.config_text) == (None, None, None, [], "")
+    assert (run.rocks, run.knockout, run.logs, run.config_text) == (None, None, [], "")
     page = rollouts(run, Filters(sort="-mean_kl"))
     assert page.total == len(probe_rollouts())
     assert {(row.correct, row.finished, row.n_rocks) for row in page.rows} == {(None, None, 0)}
@@ -64,7 +65,7 @@ def test_a_run_that_is_still_training(tmp_path: Path):
         writer.append(trace_table(rows, scores(sum(len(own.token_ids) for own in rows), 0)))
     (tmp_path / "logs.jsonl").write_text(log_line(0, kl=2.0), encoding="utf-8")
     run = RunView.open(tmp_path)
-    assert (run.store, run.checkpoints, interesting_rollouts(run, 3)) == (None, [], [])
+    assert (run.checkpoints, interesting_rollouts(run, 3)) == ([], [])
     assert live(run).step == 0
     with pytest.raises(RocktokensError, match="has no replay traces: run `rocktokens trace`"):
         rollouts(run, Filters())
@@ -77,7 +78,7 @@ def test_a_study_is_found_in_its_folder_and_in_its_run(tmp_path: Path):
     study.save(run.path / "study" / "study.json")
     for path in (run.path, run.path / "study"):
         assert RunView.open(path).study == study
-    assert RunView.open(run.path / "study").store is None
+    assert RunView.open(run.path / "study").checkpoints == []
 
 
 def test_what_is_not_a_run_or_is_damaged_is_named(whole: Path, tmp_path: Path):

@@ -62,7 +62,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture
 def page(browser: Browser, server: Server) -> Iterator[Page]:
-    """A page on which, in the end, no text was executed, nobody else was asked, and the console is empty."""
+    """A page on which, in the end, no text was executed, no one else was asked, and the console is empty."""
     context = browser.new_context(viewport={"width": 1440, "height": 900}, reduced_motion="reduce")
     page = context.new_page()
     complaints = watched(page, server)
@@ -93,7 +93,7 @@ def watched(page: Page, server: Server) -> list[str]:
 
 
 def open_at(page: Page, server: Server, choice: str = "") -> None:
-    """Open the explorer anew at a choice."""
+    """Open the explorer again at a choice."""
     page.goto("about:blank")
     page.goto(f"{server.url}#{choice}")
     page.locator("nav [aria-current]").wait_for()

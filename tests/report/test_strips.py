@@ -15,6 +15,7 @@ from rocktokens.report.views.strips import SCORES, interesting_rollouts, rollout
 from rocktokens.rollouts.store import write_rollouts
 from rocktokens.run_dir import RunDir
 from rocktokens.traces.schema import trace_table
+from rocktokens.traces.store import TraceStore
 from rocktokens.traces.writer import TraceWriter
 
 
@@ -53,6 +54,7 @@ def test_the_likeliest_tokens_stand_beside_their_token(run: RunView):
     rollouts = probe_rollouts()
     lengths = [len(rollout.token_ids) for rollout in rollouts]
     expected = tops(sum(lengths), CHECKPOINTS[-1])
+    vocabulary = TraceStore(run.path).vocabulary
     for rollout_id in (0, 7):
         first = sum(lengths[:rollout_id])
         strip = rollout_strip(run, rollout_id, CHECKPOINTS[-1])
@@ -60,7 +62,7 @@ def test_the_likeliest_tokens_stand_beside_their_token(run: RunView):
             for row, token in enumerate(strip.tokens, first):
                 ids, texts, logps = zip(*getattr(token, name), strict=True)
                 assert len(ids) == TOP_K and list(ids) == ids_TK[row].tolist()
-                assert list(texts) == [legible(run.text_of(one)) for one in ids]
+                assert list(texts) == [legible(vocabulary.text(one)) for one in ids]
                 np.testing.assert_array_equal(np.float32(logps), logp_TK[row])
     assert {token.student_top for token in rollout_strip(run, 0, CHECKPOINTS[0]).tokens} == {None}
 

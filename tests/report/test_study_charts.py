@@ -122,7 +122,7 @@ def test_differences_are_in_points_and_in_steps():
         ("freeze vs uniform", "equal steps (points)", 75.0, 25.0, 100.0),
         ("freeze vs uniform", "equal tokens (points)", -75.0, -125.0, -50.0),
         ("freeze vs uniform", "equal time (points)", 0.0, -50.0, 25.0),
-        ("freeze vs uniform", "steps to accuracy (steps)", 12.0, 11.5, 12.25),
+        ("freeze vs uniform", "steps to an accuracy (steps)", 12.0, 11.5, 12.25),
         ("a\\u001bb vs uniform", "equal steps (points)", 0.0, -50.0, 25.0),
     ]
 

@@ -30,7 +30,7 @@ notes = Console(stderr=True, emoji=False)
 
 
 def print_json(record: dict[str, Any]) -> None:
-    """The result as one JSON object on standard output."""
+    """Print the result as one JSON object on standard output."""
     typer.echo(json.dumps(record, ensure_ascii=False, allow_nan=False))
 
 
@@ -44,19 +44,6 @@ class _Bar(Progress):
         return self.live.stop()
 
 
-def progress() -> Progress:
-    """Bars with an estimate of the time left, on standard error; on the first process of several only."""
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    return _Bar(*columns, console=notes, disable=os.environ.get("LOCAL_RANK", "0") != "0")
-
-
 class Terminal:
     """Shows on standard error what a stage reports; see ``rocktokens.progress.Progress``."""
 
@@ -66,7 +53,15 @@ class Terminal:
         if not total:
             yield lambda _steps: None
             return
-        with progress() as bars:
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+        )
+        with _Bar(*columns, console=notes, disable=os.environ.get("LOCAL_RANK", "0") != "0") as bars:
             task = bars.add_task(label, total=total)
             yield lambda steps: bars.update(task, advance=steps)
 
@@ -84,4 +79,3 @@ class Terminal:
 
 
 terminal = Terminal()
-progress_bar = terminal.bar

@@ -45,7 +45,9 @@ def explore(
         views = [RunView.open(path) for path in runs]
     with _listen(host, port) as listener:
         token = new_token()
-        url = f"http://{_authority(host, listener.getsockname()[1])}/{token}/"
+        # Where a browser on this machine finds the server.
+        name = {"0.0.0.0": LOCAL, "::": "::1"}.get(host, host)
+        url = f"http://{f'[{name}]' if ':' in name else name}:{listener.getsockname()[1]}/{token}/"
         if host not in LOOPBACK:
             notes.print(
                 f"warning: {host} can be reached by others: anyone with the link can read these runs, and it "
@@ -93,12 +95,6 @@ def _listen(host: str, port: int) -> socket.socket:
         raise RocktokensError(
             f"cannot listen on {host}, port {port} ({reason}): give another --port, or an address of this machine"
         ) from None
-
-
-def _authority(host: str, port: int) -> str:
-    """Return where a browser on this machine finds the server."""
-    name = {"0.0.0.0": LOCAL, "::": "::1"}.get(host, host)
-    return f"[{name}]:{port}" if ":" in name else f"{name}:{port}"
 
 
 def _hosts(host: str) -> frozenset[str]:

@@ -99,18 +99,12 @@ def main() -> None:
             raise
         _stop(f"interrupted; what was committed is kept, {AGAIN}", INTERRUPTED)
     except Exception as error:
-        number = _system_error(error)
+        rust = _RUST_ERROR.search(str(error))
+        number = int(rust.group(1)) if rust else error.errno if isinstance(error, OSError) else None
         if number not in REMEDIES:
             raise
         reason = os.strerror(number).lower()
         _stop(f"the run directory cannot be written ({reason}): {REMEDIES[number]}; nothing is lost, {AGAIN}", 2)
-
-
-def _system_error(error: Exception) -> int | None:
-    """The system's number for what went wrong, None for an error that did not come from the system."""
-    if found := _RUST_ERROR.search(str(error)):
-        return int(found.group(1))
-    return error.errno if isinstance(error, OSError) else None
 
 
 def _stop(sentence: str, code: int) -> None:

@@ -4,10 +4,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from rocktokens.cli.common import AsJson, output, print_json
+from rocktokens.cli.tables import print_table
+from rocktokens.display.table import Column, Table, text
 from rocktokens.errors import RocktokensError
+from rocktokens.recipes import Recipe
 from rocktokens.recipes import recipes as shipped_recipes
 
 
@@ -30,8 +32,15 @@ def recipes(
     if name is None:
         if out is not None:
             raise RocktokensError(f"--out {out} is given without a recipe: name one of {', '.join(known)}")
-        listed = [{"name": own.name, "kind": own.kind, "summary": own.summary} for own in known.values()]
-        return print_json({"recipes": listed}) if as_json else output.print(_table(listed))
+        if as_json:
+            listed = [{"name": own.name, "kind": own.kind, "summary": own.summary} for own in known.values()]
+            return print_json({"recipes": listed})
+        columns: list[Column[Recipe]] = [
+            Column("name", lambda own: text(own.name)),
+            Column("kind", lambda own: text(own.kind)),
+            Column("summary", lambda own: text(own.summary)),
+        ]
+        return print_table(Table.of("recipes", columns, known.values(), "recipes"))
     if name not in known:
         raise RocktokensError(f"there is no recipe {name!r}: use one of {', '.join(known)}")
     if out is not None:
@@ -52,12 +61,3 @@ def _write(out: Path, text: str) -> None:
     except OSError as error:
         reason = "it exists" if isinstance(error, FileExistsError) else (error.strerror or str(error)).lower()
         raise RocktokensError(f"--out {out} cannot be written ({reason}): give another file") from None
-
-
-def _table(listed: list[dict[str, str]]) -> Table:
-    table = Table(title="recipes", title_justify="left")
-    for column in ("name", "kind", "summary"):
-        table.add_column(column, no_wrap=column == "name")
-    for own in listed:
-        table.add_row(own["name"], own["kind"], own["summary"])
-    return table

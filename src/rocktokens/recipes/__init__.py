@@ -32,12 +32,12 @@ class Recipe:
 
 
 def shipped(name: str) -> str:
-    """The text of a shipped TOML file."""
+    """Return the text of a shipped TOML file."""
     return resources.files("rocktokens.recipes").joinpath(f"{name}.toml").read_text(encoding="utf-8")
 
 
 def recipes() -> dict[str, Recipe]:
-    """All recipes by name."""
+    """Return all recipes by name."""
     files = resources.files("rocktokens.recipes").iterdir()
     names = sorted(file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml"))
     return {name: Recipe(name, shipped(name)) for name in names if name not in PARTS}

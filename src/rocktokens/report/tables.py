@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from rocktokens.display.numbers import count, counted, decimal, fixed, level, percent, points, signed, signed_percent
-from rocktokens.display.table import WIDE, Cell, Column, Table, ends, flat, number, text, verdict
+from rocktokens.display.table import WIDE, Column, Table, ends, flat, number, text, verdict
 from rocktokens.display.text import printable, visible
 from rocktokens.knockout.records import Ban, KnockoutSweep, Role
 from rocktokens.studies.records import Arm, Comparison, Kind, StudyResult
@@ -90,10 +90,11 @@ def arm_table(study: StudyResult) -> Table:
 
 def comparison_table(study: StudyResult) -> Table:
     """Make the table of comparisons: a verdict for every pair of arms and way to compare."""
+    shown = {**dict.fromkeys(COMPARED, points), "steps_to_accuracy": lambda steps: signed(steps, 0)}
     columns: list[Column[Comparison]] = [
         Column("pair", lambda own: text(f"{own.first} vs {own.second}")),
         Column("compared at", lambda own: text(COMPARED[own.kind])),
-        Column("difference", _difference),
+        Column("difference", lambda own: number(own.difference, shown[own.kind], own.interval)),
         Column("verdict", lambda own: verdict(own.verdict)),
         Column("remark", lambda own: text(_remark(own))),
     ]
@@ -104,11 +105,6 @@ def comparison_table(study: StudyResult) -> Table:
         "together."
     )
     return Table.of("comparisons", columns, study.comparisons, title, (), records)
-
-
-def _difference(own: Comparison) -> Cell:
-    show = (lambda value: signed(value, 0)) if own.kind == "steps_to_accuracy" else points
-    return number(own.difference, show, own.interval)
 
 
 def _remark(own: Comparison) -> str:
@@ -148,7 +144,7 @@ def runs_table(runs: Sequence["RunView"]) -> Table:
 
 
 def _run_record(run: "RunView", first: "RunView") -> dict[str, Any]:
-    tokens, summary = run.rocks.tokens if run.rocks else None, run.summary or {}
+    tokens, summary = (run.rocks.tokens, run.rocks.summary) if run.rocks else (None, {})
     return {
         "run": printable(run.name),
         "rocks": None if tokens is None else len(tokens),

@@ -8,50 +8,31 @@
 
 import math
 from dataclasses import asdict
-from typing import Any
 
 import altair as alt
 import pandas as pd
 
 from rocktokens.display.numbers import counted
 from rocktokens.display.text import visible
+from rocktokens.report.charts import theme
 from rocktokens.report.charts.funnel import funnel
 from rocktokens.report.charts.funnel_layout import RARE, ROCK
-from rocktokens.report.charts.theme import (
-    BLUE,
-    DASHED,
-    DOTTED,
-    GREEN,
-    GREY,
-    INK,
-    LINE_LEGEND,
-    SOLID,
-    VERMILLION,
-    WIDTH,
-    Chart,
-    Figure,
-    Records,
-    by_name,
-    finished,
-    finite,
-    inline,
-    inlined,
-    plain,
-    scale_of,
-    sentence_chart,
-)
 from rocktokens.rocks.records import FindRecord
 
 CURVES = {
-    "coverage": ("coverage, selection half", VERMILLION, SOLID),
-    "coverage_held_out": ("coverage, held-out half", BLUE, DASHED),
-    "stability": ("stability (mean Jaccard)", GREEN, DOTTED),
+    "coverage": ("coverage, selection half", (theme.VERMILLION, theme.SOLID)),
+    "coverage_held_out": ("coverage, held-out half", (theme.BLUE, theme.DASHED)),
+    "stability": ("stability (mean Jaccard)", (theme.GREEN, theme.DOTTED)),
 }
 CUTOFF_HEIGHT = 300
-GROUP_LINES = {ROCK: (VERMILLION, SOLID), RARE: (BLUE, DASHED), "random": (GREY, DOTTED)}
+GROUP_LINES = {
+    ROCK: (theme.VERMILLION, theme.SOLID),
+    RARE: (theme.BLUE, theme.DASHED),
+    "random": (theme.GREY, theme.DOTTED),
+}
 
 
-def find_charts(run: str, found: FindRecord) -> dict[str, Figure]:
+def find_charts(run: str, found: FindRecord) -> dict[str, theme.Figure]:
     """Make the figures of ``rocktokens find``."""
     where = f"{run}, checkpoint {found.criterion['reference']}"
     selected = f"{where}, prompts that selected the rocks"
@@ -60,32 +41,30 @@ def find_charts(run: str, found: FindRecord) -> dict[str, Figure]:
         {**own, "text": visible(own["text"])}
         for own in (dict(zip(types, row, strict=True)) for row in zip(*types.values(), strict=True))
     ]
-    curve, losses = plain(found.cutoff.curve), plain(found.trajectory)
-    settings = [
-        {"parameter": own.parameter, "value": own.value, "default": own.default, "jaccard": own.jaccard}
-        for own in found.sensitivity
-    ]
-    return by_name(
-        Figure(
+    curve, losses = ([asdict(own) for own in records] for records in (found.cutoff.curve, found.trajectory))
+    columns = ("parameter", "value", "default", "jaccard")
+    settings = [{name: getattr(own, name) for name in columns} for own in found.sensitivity]
+    return theme.by_name(
+        theme.Figure(
             "funnel",
             f"Scatter of {counted(len(named), 'token type')} by occurrences and mean kl; rocks lie top right.",
             # Objects, since pandas' own strings cannot hold every text that JSON can.
             funnel(pd.DataFrame(types, dtype=object), selected),
             named,
         ),
-        Figure(
+        theme.Figure(
             "cutoff",
             f"Lines over K: share of the kl in the top K, and how well the set repeats. K = {found.cutoff.k} is taken.",
             cutoff_chart(curve, found.cutoff.k, where),
             curve,
         ),
-        Figure(
+        theme.Figure(
             "loss",
             "Lines over the checkpoints: mean kl of rocks, rare high-kl types and random types, with bands.",
             loss_chart(losses, f"{run}, same tokens at every checkpoint, 95 % intervals"),
             losses,
         ),
-        Figure(
+        theme.Figure(
             "sensitivity",
             "Lines, a panel per setting: Jaccard of the rock set with the one found, as the setting moves.",
             sensitivity_chart(settings, selected),
@@ -94,118 +73,92 @@ def find_charts(run: str, found: FindRecord) -> dict[str, Figure]:
     )
 
 
-def cutoff_chart(curve: Records, chosen: int | None = None, subtitle: str = "") -> Chart:
-    """Draw coverage of the kl and stability of the set against K.
-
-    Args:
-        curve: records with k, coverage, coverage_held_out, stability, stability_low, stability_high.
-        chosen: the K to mark.
-        subtitle: the run, checkpoint and prompts the numbers are of.
-    """
+def cutoff_chart(curve: theme.Records, chosen: int | None = None, subtitle: str = "") -> theme.Chart:
+    """Draw coverage of the kl and stability of the set against K, from ``CutoffPoint`` records; mark the chosen K."""
     title = "How many rocks: what the top K cover, and how well the set repeats"
-    lines = finite(
-        [{"k": at["k"], "curve": label, "share": at.get(key)} for at in curve for key, (label, _, _) in CURVES.items()],
+    lines = theme.finite(
+        [{"k": at["k"], "curve": label, "share": at.get(key)} for at in curve for key, (label, _) in CURVES.items()],
         ("k", "share"),
     )
     if not lines:
-        return sentence_chart("There is no K to compare.", title, subtitle)
+        return theme.sentence_chart("There is no K to compare.", title, subtitle)
     k = alt.X("k:Q", title="K: how many types are called rocks (log scale)", scale=alt.Scale(type="log", nice=False))
-    drawn = _in_order(lines, "curve")
-    names, colors, dashes = zip(*(style for style in CURVES.values() if style[0] in drawn), strict=True)
-    band = inline(finite(curve, ("k", "stability_low", "stability_high"))).mark_area(color=GREEN, opacity=0.18)
-    line = inline(lines).mark_line(strokeWidth=2.5, point=len(curve) < 30)
+    band = theme.inline(theme.finite(curve, ("k", "stability_low", "stability_high"))).mark_area(
+        color=theme.GREEN, opacity=0.18
+    )
+    line = theme.inline(lines).mark_line(strokeWidth=2.5, point=len(curve) < 30)
     layers = [
         band.encode(x=k, y=_unit_share("stability_low"), y2="stability_high:Q"),
-        line.encode(
-            x=k,
-            y=_unit_share("share"),
-            color=alt.Color("curve:N", scale=scale_of(names, colors), legend=LINE_LEGEND),
-            strokeDash=alt.StrokeDash("curve:N", scale=scale_of(names, dashes)),
-        ),
+        line.encode(x=k, y=_unit_share("share"), **theme.by_dash(lines, "curve", dict(CURVES.values()))),
         *_chosen_k(chosen, lines),
     ]
     notes = [subtitle, "Band: spread of the stability over random subsets of the prompts."]
-    return finished(alt.layer(*layers).properties(width=WIDTH, height=CUTOFF_HEIGHT), title, notes)
+    return theme.finished(alt.layer(*layers).properties(width=theme.WIDTH, height=CUTOFF_HEIGHT), title, notes)
 
 
-def loss_chart(records: Records, subtitle: str = "") -> Chart:
-    """Draw the mean kl of groups of types over the checkpoints, one panel for each half of the prompts.
-
-    Args:
-        records: checkpoint, group ("rock", "rare high-kl" or "random"), half, mean_kl, low and high of its interval.
-        subtitle: the run and what the interval is.
-    """
+def loss_chart(records: theme.Records, subtitle: str = "") -> theme.Chart:
+    """Draw the mean kl of groups of types over the checkpoints, from ``GroupMean`` records, a panel per half."""
     title = "What training did to the loss: mean kl of rocks and of other types"
-    points = finite(records, ("checkpoint", "mean_kl"))
+    points = theme.finite(records, ("checkpoint", "mean_kl"))
     if not points:
-        return sentence_chart("There is no checkpoint with a kl to show.", title, subtitle)
-    groups = _in_order(points, "group")
-    colors, dashes = zip(*(GROUP_LINES.get(group, (INK, SOLID)) for group in groups), strict=True)
-    color = alt.Color("group:N", scale=scale_of(groups, colors), legend=LINE_LEGEND)
-    dash = alt.StrokeDash("group:N", scale=scale_of(groups, dashes))
+        return theme.sentence_chart("There is no checkpoint with a kl to show.", title, subtitle)
+    look = theme.by_dash(points, "group", GROUP_LINES)
     checkpoint = alt.X("checkpoint:Q", title="checkpoint (training step)", scale=alt.Scale(zero=False))
     mean_kl = alt.Y("mean_kl:Q", title="mean kl (nats)", scale=alt.Scale(zero=True))
-    base = alt.Chart().encode(x=checkpoint, color=color)
+    base = alt.Chart().encode(x=checkpoint, color=look["color"])
     layers = alt.layer(
         base.mark_area(opacity=0.18).encode(y="low:Q", y2="high:Q"),
-        base.mark_line(strokeWidth=2.5, point=alt.OverlayMarkDef(size=40)).encode(y=mean_kl, strokeDash=dash),
-        data=inlined(points),
+        base.mark_line(strokeWidth=2.5, point=alt.OverlayMarkDef(size=40)).encode(y=mean_kl, **look),
+        data=theme.inlined(points),
     ).properties(width=300, height=260)
-    panels = layers.facet(column=alt.Column("half:N", title=None, sort=_in_order(points, "half")))
-    return finished(panels, title, [subtitle])
+    panels = layers.facet(column=alt.Column("half:N", title=None, sort=theme.in_order(points, "half")))
+    return theme.finished(panels, title, [subtitle])
 
 
-def sensitivity_chart(records: Records, subtitle: str = "") -> Chart:
+def sensitivity_chart(records: theme.Records, subtitle: str = "") -> theme.Chart:
     """Draw how much of the rock set stays as one parameter moves and the others keep their defaults.
 
-    Args:
-        records: parameter, value (a number or a word), default (whether it is the default), jaccard with the rock set.
-        subtitle: the run, checkpoint and prompts the numbers are of.
+    Records: parameter, value (a number or a word), default (whether it is), jaccard with the rock set.
     """
     title = "How far the rocks depend on the settings: Jaccard with the rocks found"
-    points = [{**point, "value": _setting(point["value"])} for point in finite(records, ("jaccard",))]
+    points = theme.finite(records, ("jaccard",))
     if not points:
-        return sentence_chart("No parameter was moved.", title, subtitle)
+        return theme.sentence_chart("No parameter was moved.", title, subtitle)
+    for point in points:
+        value = point["value"]
+        point["value"] = f"{value:g}" if isinstance(value, float) else str(value)
     base = alt.Chart().encode(
         x=alt.X("value:O", title=None, sort=None, axis=alt.Axis(labelAngle=0, labelOverlap="greedy")),
         y=_unit_share("jaccard", title="Jaccard"),
     )
     is_default = alt.datum["default"]
     layers = alt.layer(
-        base.mark_line(color=BLUE, strokeWidth=2),
-        base.mark_point(color=BLUE, fill="white", size=50, opacity=1),
+        base.mark_line(color=theme.BLUE, strokeWidth=2),
+        base.mark_point(color=theme.BLUE, fill="white", size=50, opacity=1),
         base.transform_filter(is_default).mark_point(
-            color=VERMILLION, fill=VERMILLION, shape="diamond", size=110, opacity=1
+            color=theme.VERMILLION, fill=theme.VERMILLION, shape="diamond", size=110, opacity=1
         ),
-        data=inlined(points),
+        data=theme.inlined(points),
     ).properties(width=190, height=150)
-    facet = alt.Facet("parameter:N", title=None, sort=_in_order(points, "parameter"))
+    facet = alt.Facet("parameter:N", title=None, sort=theme.in_order(points, "parameter"))
     panels = layers.facet(facet, columns=3).resolve_scale(x="independent").resolve_axis(y="independent")
-    return finished(
+    return theme.finished(
         panels, title, [subtitle, "Diamond: the value that was used. 1 is the same set, 0 no rock in common."]
     )
 
 
-def _chosen_k(chosen: int | None, curve: Records) -> list[alt.Chart]:
+def _chosen_k(chosen: int | None, curve: theme.Records) -> list[alt.Chart]:
     if chosen is None:
         return []
     ends = min(at["k"] for at in curve), max(at["k"] for at in curve)
     align, dx = ("left", 5) if chosen**2 <= math.prod(ends) else ("right", -5)
-    at = inline([{"k": chosen, "label": f"K = {chosen:,}"}])
-    text = at.mark_text(color=INK, fontWeight="bold", align=align, dx=dx, baseline="bottom", dy=-4)
+    at = theme.inline([{"k": chosen, "label": f"K = {chosen:,}"}])
+    text = at.mark_text(color=theme.INK, fontWeight="bold", align=align, dx=dx, baseline="bottom", dy=-4)
     return [
-        at.mark_rule(color=INK, strokeDash=[4, 3]).encode(x="k:Q"),
+        at.mark_rule(color=theme.INK, strokeDash=[4, 3]).encode(x="k:Q"),
         text.encode(x="k:Q", y=alt.value(CUTOFF_HEIGHT), text="label:N"),
     ]
 
 
 def _unit_share(field: str, title: str = "share of the kl, Jaccard") -> alt.Y:
     return alt.Y(f"{field}:Q", title=title, scale=alt.Scale(domain=[0, 1]), axis=alt.Axis(tickCount=5))
-
-
-def _in_order(records: Records, name: str) -> list[Any]:
-    return list(dict.fromkeys(record[name] for record in records))
-
-
-def _setting(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -15,6 +15,7 @@ import pandas as pd
 from rich.cells import cell_len
 
 from rocktokens.display.text import visible
+from rocktokens.report.charts import theme
 from rocktokens.report.charts.funnel_layout import (
     GROUPS,
     OTHER,
@@ -28,20 +29,6 @@ from rocktokens.report.charts.funnel_layout import (
     place_labels,
     thin,
 )
-from rocktokens.report.charts.theme import (
-    BLUE,
-    FAINT,
-    GREY,
-    INK,
-    VERMILLION,
-    WIDTH,
-    Chart,
-    finished,
-    finite,
-    inline,
-    scale_of,
-    sentence_chart,
-)
 
 EQUAL_SCORE = "Grey lines: equal score (occurrences × mean kl), in nats."
 LABELS = 12
@@ -53,24 +40,21 @@ LABEL_GAP, LABEL_HEIGHT, LABEL_CELL = 7.0, 13.0, 6.0
 """Pixels: kept free around a point, height of a label, width of one of its characters."""
 
 
-def funnel(types: pd.DataFrame, subtitle: str = "") -> Chart:
+def funnel(types: pd.DataFrame, subtitle: str = "") -> theme.Chart:
     """Draw every type used, by occurrences and mean kl; rocks and rare high-kl types stand out.
 
-    Args:
-        types: columns token_id, text, category, freq, mean_kl, group ("rock", "rare high-kl" or "other"), rank (missing
-            for types that are not rocks).
-        subtitle: the run, checkpoint and prompts the numbers are of.
+    Columns: token_id, text, category, freq, mean_kl, group (one of ``GROUPS``), rank (missing where it is no rock).
     """
     title = "Where the loss is left: rocks are frequent types with a high mean kl"
     placed = drawable(types)
     if not len(placed):
-        return sentence_chart("There is no type with a kl to show.", title, subtitle)
+        return theme.sentence_chart("There is no type with a kl to show.", title, subtitle)
     shown = thin(placed)
     frame = Frame.around(placed, margin=0.08)
     lines = equal_scores(placed, frame)
     layers = [*_score_lines(lines, frame), *_labels(placed.of(ROCK), frame), _points(shown, frame)]
     notes = [subtitle, _counts(len(types), placed, shown), EQUAL_SCORE if lines else ""]
-    return finished(alt.layer(*layers).properties(width=WIDTH, height=HEIGHT), title, notes)
+    return theme.finished(alt.layer(*layers).properties(width=theme.WIDTH, height=HEIGHT), title, notes)
 
 
 def _points(points: Points, frame: Frame) -> alt.Chart:
@@ -79,14 +63,18 @@ def _points(points: Points, frame: Frame) -> alt.Chart:
     legend = alt.Legend(title=None, orient="bottom", symbolOpacity=1, symbolSize=70)
     sizes, opacities = [75, 45, 16 if is_crowded else 32], [0.95, 0.75, 0.45 if is_crowded else 0.75]
     return (
-        inline(_type_records(points))
+        theme.inline(_type_records(points))
         .mark_point(filled=True)
         .encode(
             **_position(frame),
-            color=alt.Color("group:N", scale=scale_of(groups, [VERMILLION, BLUE, GREY]), legend=legend),
-            shape=alt.Shape("group:N", scale=scale_of(groups, ["diamond", "triangle-up", "circle"]), legend=legend),
-            size=alt.Size("group:N", scale=scale_of(groups, sizes), legend=None),
-            opacity=alt.Opacity("group:N", scale=scale_of(groups, opacities), legend=None),
+            color=alt.Color(
+                "group:N", scale=theme.scale_of(groups, [theme.VERMILLION, theme.BLUE, theme.GREY]), legend=legend
+            ),
+            shape=alt.Shape(
+                "group:N", scale=theme.scale_of(groups, ["diamond", "triangle-up", "circle"]), legend=legend
+            ),
+            size=alt.Size("group:N", scale=theme.scale_of(groups, sizes), legend=None),
+            opacity=alt.Opacity("group:N", scale=theme.scale_of(groups, opacities), legend=None),
             tooltip=[
                 alt.Tooltip("text:N", title="token"),
                 alt.Tooltip("token_id:Q", title="id"),
@@ -112,7 +100,7 @@ def _type_records(points: Points) -> list[dict[str, Any]]:
         "group": [GROUPS[layer] for layer in points.layer],
         "rank": points.rank.tolist(),
     }
-    return finite([dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)])
+    return theme.finite([dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)])
 
 
 def _texts(points: Points) -> list[str]:
@@ -123,10 +111,10 @@ def _labels(rocks: Points, frame: Frame) -> list[alt.Chart]:
     """Name the first rocks, with a line to the point where a name had to move away from it."""
     ranked = rocks.take(np.arange(len(rocks))[::-1])
     x, y = frame.place(ranked.freq, ranked.mean_kl)
-    pixels = list(zip((x * WIDTH).tolist(), (y * HEIGHT).tolist(), strict=True))
+    pixels = list(zip((x * theme.WIDTH).tolist(), (y * HEIGHT).tolist(), strict=True))
     texts = _texts(ranked)[:LABELS]
     sizes = [(LABEL_CELL * cell_len(text), LABEL_HEIGHT) for text in texts]
-    boxes = place_labels(pixels, sizes, Box(0, WIDTH, 0, HEIGHT), LABEL_GAP)
+    boxes = place_labels(pixels, sizes, Box(0, theme.WIDTH, 0, HEIGHT), LABEL_GAP)
     placed = [(text, pixel, box) for text, pixel, box in zip(texts, pixels, boxes, strict=False) if box]
     names = [{"label": text, **_at(frame, box.centre)} for text, _, box in placed]
     leaders = [
@@ -134,8 +122,8 @@ def _labels(rocks: Points, frame: Frame) -> list[alt.Chart]:
         for _, pixel, box in placed
         if math.dist(pixel, box.nearest(pixel)) > 1.5 * LABEL_GAP
     ]
-    rule = inline(leaders).mark_rule(color=FAINT, strokeWidth=0.7)
-    name = inline(names).mark_text(fontSize=11, color=INK)
+    rule = theme.inline(leaders).mark_rule(color=theme.FAINT, strokeWidth=0.7)
+    name = theme.inline(names).mark_text(fontSize=11, color=theme.INK)
     return [
         rule.encode(**_position(frame), x2="freq_end:Q", y2="mean_kl_end:Q"),
         name.encode(**_position(frame), text="label:N"),
@@ -143,7 +131,7 @@ def _labels(rocks: Points, frame: Frame) -> list[alt.Chart]:
 
 
 def _at(frame: Frame, pixel: Point, ending: str = "") -> dict[str, float]:
-    freq, mean_kl = frame.at(pixel[0] / WIDTH, pixel[1] / HEIGHT)
+    freq, mean_kl = frame.at(pixel[0] / theme.WIDTH, pixel[1] / HEIGHT)
     return {f"freq{ending}": freq, f"mean_kl{ending}": mean_kl}
 
 
@@ -155,8 +143,8 @@ def _score_lines(lines: dict[float, list[Point]], frame: Frame) -> list[alt.Char
         {"label": f"{score:,.0f}" if score >= 1 else f"{score:g}", "freq": line[0][0], "mean_kl": line[0][1]}
         for score, line in lines.items()
     ]
-    line = inline(path).mark_line(color="#c8c8c8", strokeWidth=1)
-    text = inline(starts).mark_text(color=FAINT, fontSize=10, align="left", baseline="top", dx=5, dy=2)
+    line = theme.inline(path).mark_line(color="#c8c8c8", strokeWidth=1)
+    text = theme.inline(starts).mark_text(color=theme.FAINT, fontSize=10, align="left", baseline="top", dx=5, dy=2)
     return [line.encode(**_position(frame), detail="score:N"), text.encode(**_position(frame), text="label:N")]
 
 
@@ -164,18 +152,15 @@ def _position(frame: Frame) -> dict[str, Any]:
     """Make the axes of the funnel."""
     freq = alt.Scale(type="log", domain=[10**frame.left, 10**frame.right], nice=False)
     mean_kl = alt.Scale(domain=[frame.bottom, frame.top], nice=False)
-    counts = alt.Axis(grid=False, format="~s", values=_counts_to_name(frame) or alt.Undefined)
-    return {
-        "x": alt.X("freq:Q", title="occurrences (log scale)", scale=freq, axis=counts),
-        "y": alt.Y("mean_kl:Q", title="mean kl (nats)", scale=mean_kl),
-    }
-
-
-def _counts_to_name(frame: Frame) -> list[int]:
-    """Choose the counts the axis names: 1, 2, 5, 10, …, only powers of ten where the window is wide."""
+    # The counts the axis names: 1, 2, 5, 10, …, only powers of ten where the window is wide.
     steps = (1, 2, 5) if frame.right - frame.left <= 4 else (1,)
     counts = (step * 10**power for power in range(20) for step in steps)
-    return [count for count in counts if frame.left <= math.log10(count) <= frame.right]
+    named = [count for count in counts if frame.left <= math.log10(count) <= frame.right]
+    counted = alt.Axis(grid=False, format="~s", values=named or alt.Undefined)
+    return {
+        "x": alt.X("freq:Q", title="occurrences (log scale)", scale=freq, axis=counted),
+        "y": alt.Y("mean_kl:Q", title="mean kl (nats)", scale=mean_kl),
+    }
 
 
 def _counts(n_types: int, placed: Points, shown: Points) -> str:

@@ -10,7 +10,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import pandas as pd
@@ -61,7 +61,8 @@ def drawable(types: pd.DataFrame) -> Points:
     """Choose the types that have a place: others, then rare high-kl types, then rocks with the first rank last."""
     if not len(types):
         return Points(*(np.array([]) for _ in fields(Points)))
-    freq, mean_kl, rank = (_numbers(types[name]) for name in ("freq", "mean_kl", "rank"))
+    columns = ("freq", "mean_kl", "rank")
+    freq, mean_kl, rank = (types[name].astype("Float64").to_numpy(float, na_value=np.nan) for name in columns)
     layers = {group: layer for layer, group in enumerate(GROUPS)}
     points = Points(
         token_id=np.asarray(types["token_id"]),
@@ -75,10 +76,6 @@ def drawable(types: pd.DataFrame) -> Points:
     placed = points.take(np.isfinite(freq) & (freq >= 1) & np.isfinite(mean_kl))
     last = np.where(np.isnan(placed.rank), np.inf, placed.rank)
     return placed.take(np.lexsort((placed.token_id, -last, placed.layer)))
-
-
-def _numbers(column: Any) -> np.ndarray:
-    return column.astype("Float64").to_numpy(float, na_value=np.nan)
 
 
 @dataclass(frozen=True, slots=True)

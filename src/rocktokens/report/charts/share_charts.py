@@ -12,23 +12,7 @@ import altair as alt
 
 from rocktokens.display.numbers import percent, with_interval
 from rocktokens.display.text import visible
-from rocktokens.report.charts.theme import (
-    FAINT,
-    GREY,
-    INK,
-    VERMILLION,
-    WIDTH,
-    Chart,
-    Figure,
-    Records,
-    by_name,
-    finished,
-    finite,
-    inline,
-    inlined,
-    scale_of,
-    sentence_chart,
-)
+from rocktokens.report.charts import theme
 from rocktokens.rocks.records import CategoryShares, FindRecord
 from rocktokens.types import RockSet, RockToken
 
@@ -42,25 +26,26 @@ SHARES = {
 CATEGORY_SHARES = {"token_share": "of the tokens", "kl_share": "of the kl", "grad_share": "of the logit-gradient norm"}
 ROCKS, OTHERS = "rocks", "other types"
 ROW = 30
-_CATEGORY_AXIS = alt.Axis(labelLimit=0, ticks=False, labelExpr="replace(datum.label, '_', ' ')")
 
 
-def share_charts(rocks: RockSet, run: str) -> dict[str, Figure]:
+def share_charts(rocks: RockSet, run: str) -> dict[str, theme.Figure]:
     """Show how much of everything the rocks are."""
     records = share_records(rocks.summary)
     where = f"{run}, checkpoint {rocks.criterion['reference']}, {rocks.summary['measured_on']}"
     shown = ", ".join(f"{percent(own['share'])} of the {own['of']}" for own in records if own["share"] is not None)
-    return by_name(Figure("shares", f"Bars of the rocks' shares: {shown}.", shares_chart(records, where), records))
+    return theme.by_name(
+        theme.Figure("shares", f"Bars of the rocks' shares: {shown}.", shares_chart(records, where), records)
+    )
 
 
-def category_charts(found: FindRecord, run: str) -> dict[str, Figure]:
+def category_charts(found: FindRecord, run: str) -> dict[str, theme.Figure]:
     """Show what kind of tokens the rocks are."""
     records = category_records(found.categories)
     shows = (
         "Bars by category of token: share of the tokens, of the kl and of the gradient norm, rocks and others stacked."
     )
     chart = categories_chart(records, f"{run}, checkpoint {found.criterion['reference']}")
-    return by_name(Figure("categories", shows, chart, records))
+    return theme.by_name(theme.Figure("categories", shows, chart, records))
 
 
 def share_records(summary: dict[str, Any]) -> list[dict[str, Any]]:
@@ -73,29 +58,14 @@ def share_records(summary: dict[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-def shares_chart(records: Records, subtitle: str = "") -> Chart:
-    """Draw bars with intervals and their numbers.
-
-    Args:
-        records: of, share, low, high.
-        subtitle: the run, checkpoint and prompts the numbers are of.
-    """
-    title = "How much of everything the rocks are"
-    bars = [{**bar, "label": _label(bar)} for bar in finite(records, ("share",))]
-    if not bars:
-        return sentence_chart("There is no share to show.", title, subtitle)
-    of = alt.Y("of:N", title=None, sort=[bar["of"] for bar in bars], axis=alt.Axis(labelLimit=0, ticks=False))
-    ticks = alt.Axis(format="%", tickCount=5)
-    share = alt.X("share:Q", title=None, axis=ticks, scale=alt.Scale(domain=[0, 1]))
-    base = inline(bars).encode(y=of)
-    layers = [
-        base.mark_bar(color=VERMILLION, height=alt.RelativeBandSize(0.55)).encode(x=share),
-        base.mark_rule(color=INK, strokeWidth=1.5).encode(x=alt.X("low:Q", title=None), x2="high:Q"),
-        base.mark_text(align="left", color=INK, fontSize=12).encode(x=alt.value(WIDTH + 10), text="label:N"),
-    ]
-    drawn = alt.layer(*layers).properties(width=WIDTH, height=ROW * len(bars))
-    has_intervals = any(bar["low"] is not None for bar in bars)
-    return finished(drawn, title, [subtitle, "Black: 95 % intervals over prompts." if has_intervals else ""])
+def shares_chart(records: theme.Records, subtitle: str = "") -> theme.Chart:
+    """Draw shares as bars with intervals and their numbers; records: of, share, low, high."""
+    bars = theme.finite(records, ("share",))
+    for bar in bars:
+        ends = bar["low"], bar["high"]
+        bar["label"] = with_interval(bar["share"], None if None in ends else ends)
+    share = alt.X("share:Q", title=None, axis=alt.Axis(format="%", tickCount=5), scale=alt.Scale(domain=[0, 1]))
+    return _bars_chart("How much of everything the rocks are", subtitle, bars, "of", share)
 
 
 def score_records(tokens: Sequence[RockToken]) -> list[dict[str, Any]]:
@@ -107,28 +77,30 @@ def score_records(tokens: Sequence[RockToken]) -> list[dict[str, Any]]:
     return found
 
 
-def scores_chart(records: Records, subtitle: str = "") -> Chart:
-    """Draw bars of summed kl with intervals, one per rock.
+def scores_chart(records: theme.Records, subtitle: str = "") -> theme.Chart:
+    """Draw the summed kl of each rock as bars with intervals; records: token, score, low, high."""
+    score = alt.X("score:Q", title="R: occurrences × mean kl (nats), on the prompts that selected the rocks")
+    bars = theme.finite(records, ("score",))
+    return _bars_chart("How much loss each rock holds", subtitle, bars, "token", score)
 
-    Args:
-        records: token, score, low, high.
-        subtitle: the run and checkpoint the numbers are of.
-    """
-    title = "How much loss each rock holds"
-    bars = finite(records, ("score",))
+
+def _bars_chart(title: str, subtitle: str, bars: theme.Records, name: str, value: alt.X) -> theme.Chart:
+    """Draw a bar per record with its interval, and beside it the label where records have one."""
     if not bars:
-        return sentence_chart("There is no rock to show.", title, subtitle)
-    token = alt.Y("token:N", title=None, sort=[bar["token"] for bar in bars], axis=alt.Axis(labelLimit=0, ticks=False))
-    base = inline(bars).encode(y=token)
+        what = {"of": "share", "token": "rock"}[name]
+        return theme.sentence_chart(f"There is no {what} to show.", title, subtitle)
+    own = alt.Y(f"{name}:N", title=None, sort=theme.in_order(bars, name), axis=alt.Axis(labelLimit=0, ticks=False))
+    base = theme.inline(bars).encode(y=own)
     layers = [
-        base.mark_bar(color=VERMILLION, height=alt.RelativeBandSize(0.55)).encode(
-            x=alt.X("score:Q", title="R: occurrences × mean kl (nats), on the prompts that selected the rocks")
-        ),
-        base.mark_rule(color=INK, strokeWidth=1.5).encode(x=alt.X("low:Q"), x2="high:Q"),
+        base.mark_bar(color=theme.VERMILLION, height=alt.RelativeBandSize(0.55)).encode(x=value),
+        base.mark_rule(color=theme.INK, strokeWidth=1.5).encode(x=alt.X("low:Q"), x2="high:Q"),
     ]
-    drawn = alt.layer(*layers).properties(width=WIDTH, height=ROW * len(bars))
+    if "label" in bars[0]:
+        text = base.mark_text(align="left", color=theme.INK, fontSize=12)
+        layers.append(text.encode(x=alt.value(theme.WIDTH + 10), text="label:N"))
+    drawn = alt.layer(*layers).properties(width=theme.WIDTH, height=ROW * len(bars))
     has_intervals = any(bar["low"] is not None for bar in bars)
-    return finished(drawn, title, [subtitle, "Black: 95 % intervals over prompts." if has_intervals else ""])
+    return theme.finished(drawn, title, [subtitle, "Black: 95 % intervals over prompts." if has_intervals else ""])
 
 
 def category_records(categories: Sequence[CategoryShares]) -> list[dict[str, Any]]:
@@ -143,37 +115,28 @@ def category_records(categories: Sequence[CategoryShares]) -> list[dict[str, Any
     return found
 
 
-def categories_chart(records: Records, subtitle: str = "") -> Chart:
-    """Draw stacked bars by category, a panel per share.
-
-    Args:
-        records: category, of, types ("rocks" or "other types"), share.
-        subtitle: the run, checkpoint and prompts the numbers are of.
-    """
+def categories_chart(records: theme.Records, subtitle: str = "") -> theme.Chart:
+    """Draw stacked bars by category, a panel per share; see ``category_records``."""
     title = "What kind of tokens the rocks are"
-    bars = finite(records, ("share",))
+    bars = theme.finite(records, ("share",))
     if not bars:
-        return sentence_chart("There is no category to show.", title, subtitle)
-    categories, panels = (list(dict.fromkeys(bar[name] for bar in bars)) for name in ("category", "of"))
-    chart = (
+        return theme.sentence_chart("There is no category to show.", title, subtitle)
+    categories, scale = (
+        theme.in_order(bars, "category"),
+        theme.scale_of((ROCKS, OTHERS), (theme.VERMILLION, theme.GREY)),
+    )
+    axis = alt.Axis(labelLimit=0, ticks=False, labelExpr="replace(datum.label, '_', ' ')")
+    drawn = (
         alt.Chart()
         .mark_bar(height=alt.RelativeBandSize(0.65))
-        .encode(
-            x=alt.X("share:Q", title=None, axis=alt.Axis(format="%", tickCount=4), stack="zero"),
-            y=alt.Y("category:N", title=None, sort=categories, axis=_CATEGORY_AXIS),
-            color=alt.Color(
-                "types:N",
-                scale=scale_of((ROCKS, OTHERS), (VERMILLION, GREY)),
-                legend=alt.Legend(title=None, orient="bottom", symbolOpacity=1),
-            ),
-            order=alt.Order("types:N", sort="descending"),
-        )
-        .properties(width=WIDTH // 3, height=24 * len(categories))
+        .properties(width=theme.WIDTH // 3, height=24 * len(categories))
     )
-    facet = alt.Facet("of:N", title=None, sort=panels, header=alt.Header(labelAnchor="start", labelColor=FAINT))
-    return finished(alt.layer(chart, data=inlined(bars)).facet(facet, columns=3), title, [subtitle])
-
-
-def _label(bar: dict[str, Any]) -> str:
-    ends = None if bar["low"] is None or bar["high"] is None else (bar["low"], bar["high"])
-    return with_interval(bar["share"], ends)
+    chart = drawn.encode(
+        x=alt.X("share:Q", title=None, axis=alt.Axis(format="%", tickCount=4), stack="zero"),
+        y=alt.Y("category:N", title=None, sort=categories, axis=axis),
+        color=alt.Color("types:N", scale=scale, legend=theme.LEGEND),
+        order=alt.Order("types:N", sort="descending"),
+    )
+    header = alt.Header(labelAnchor="start", labelColor=theme.FAINT)
+    facet = alt.Facet("of:N", title=None, sort=theme.in_order(bars, "of"), header=header)
+    return theme.finished(alt.layer(chart, data=theme.inlined(bars)).facet(facet, columns=3), title, [subtitle])

@@ -11,57 +11,33 @@ import altair as alt
 
 from rocktokens.display.numbers import counted, level
 from rocktokens.display.text import printable
-from rocktokens.report.charts.theme import (
-    BLUE,
-    DASHED,
-    GREEN,
-    GREY,
-    INK,
-    LINE_LEGEND,
-    SOLID,
-    VERMILLION,
-    Chart,
-    Figure,
-    Records,
-    by_name,
-    finished,
-    finite,
-    inlined,
-    scale_of,
-    sentence_chart,
-)
+from rocktokens.report.charts import theme
+from rocktokens.report.tables import COMPARED
 from rocktokens.studies.records import StudyResult
 
 THIS_ARM, BASELINE = "this arm", "baseline"
-PANELS = {
-    "equal_steps": ("equal steps", 100, "points"),
-    "equal_tokens": ("equal tokens", 100, "points"),
-    "equal_seconds": ("equal time", 100, "points"),
-    "steps_to_accuracy": ("steps to accuracy", 1, "steps"),
-}
-"""Title, scale and unit of each kind of comparison."""
 VERDICT_LOOKS = {
-    "better": (GREEN, "triangle-up"),
-    "worse": (VERMILLION, "triangle-down"),
-    "equivalent": (BLUE, "square"),
-    "undecided": (GREY, "circle"),
+    "better": (theme.GREEN, "triangle-up"),
+    "worse": (theme.VERMILLION, "triangle-down"),
+    "equivalent": (theme.BLUE, "square"),
+    "undecided": (theme.GREY, "circle"),
 }
 PANEL_WIDTH, PANEL_HEIGHT = 220, 190
 
 
-def study_charts(study: StudyResult, name: str) -> dict[str, Figure]:
+def study_charts(study: StudyResult, name: str) -> dict[str, theme.Figure]:
     """Make the figures of ``rocktokens study``."""
     sizes = f"{counted(len(study.seeds), 'seed')}, {counted(study.n_prompts, 'prompt')}"
     where, interval_level = f"{name}, {sizes}, denominator {study.denominator}", level(study.alpha)
     (means, runs), comparisons = curve_records(study), comparison_records(study)
-    return by_name(
-        Figure(
+    return theme.by_name(
+        theme.Figure(
             "study_curves",
             "Lines over training steps: accuracy of each arm beside the baseline, with bands.",
             curves_chart(means, runs, f"{where}; the baseline is {study.baseline}", interval_level),
             [*({**point, "run": None} for point in means), *runs],
         ),
-        Figure(
+        theme.Figure(
             "study_comparisons",
             "Differences of all pairs of arms with their intervals, a panel for each way to compare.",
             comparisons_chart(comparisons, where, interval_level),
@@ -103,12 +79,12 @@ def comparison_records(study: StudyResult) -> list[dict[str, Any]]:
     for own in study.comparisons:
         if own.interval is None or own.difference is None:
             continue
-        title, scale, unit = PANELS[own.kind]
+        scale, unit = (1, "steps") if own.kind == "steps_to_accuracy" else (100, "points")
         low, high = (scale * end for end in own.interval)
         found.append(
             {
                 "pair": printable(f"{own.first} vs {own.second}"),
-                "panel": f"{title} ({unit})",
+                "panel": f"{COMPARED[own.kind]} ({unit})",
                 "difference": scale * own.difference,
                 "low": low,
                 "high": high,
@@ -120,65 +96,43 @@ def comparison_records(study: StudyResult) -> list[dict[str, Any]]:
     return found
 
 
-def curves_chart(means: Records, runs: Records, subtitle: str = "", interval_level: str = "95 %") -> Chart:
-    """Draw accuracy over training, each arm beside the baseline.
-
-    Args:
-        means: panel, line ("this arm" or "baseline"), step, accuracy, low, high.
-        runs: panel, line, run (what tells runs of a panel apart), step, accuracy.
-        subtitle: the study, its seeds and prompts.
-        interval_level: of the bands.
-    """
+def curves_chart(
+    means: theme.Records, runs: theme.Records, subtitle: str = "", interval_level: str = "95 %"
+) -> theme.Chart:
+    """Draw accuracy over training, each arm beside the baseline; see ``curve_records``."""
     title = "Accuracy as the arms train, each beside the baseline"
-    points = finite(means, ("step", "accuracy"))
+    points = theme.finite(means, ("step", "accuracy"))
     if not points:
-        return sentence_chart("No run was evaluated.", title, subtitle)
-    lines = [line for line in (THIS_ARM, BASELINE) if any(point["line"] == line for point in points)]
-    colors, dashes = zip(
-        *({THIS_ARM: (VERMILLION, SOLID), BASELINE: (INK, DASHED)}[line] for line in lines), strict=True
+        return theme.sentence_chart("No run was evaluated.", title, subtitle)
+    look = theme.by_dash(
+        points, "line", {THIS_ARM: (theme.VERMILLION, theme.SOLID), BASELINE: (theme.INK, theme.DASHED)}
     )
-    base = alt.Chart().encode(
-        x=alt.X("step:Q", title="training step"),
-        color=alt.Color("line:N", scale=scale_of(lines, colors), legend=LINE_LEGEND),
-    )
+    base = alt.Chart().encode(x=alt.X("step:Q", title="training step"), color=look["color"])
     accuracy = alt.Y("accuracy:Q", title="accuracy", axis=alt.Axis(format="%"), scale=alt.Scale(zero=False))
-    dash = alt.StrokeDash("line:N", scale=scale_of(lines, dashes))
     is_mean = alt.datum["run"] == None  # noqa: E711 (an expression of the chart)
     mean, run = base.transform_filter(is_mean), base.transform_filter(~is_mean)
     layers = alt.layer(
         run.mark_line(strokeWidth=0.7, opacity=0.45).encode(y=accuracy, detail="run:N"),
         mean.mark_area(opacity=0.18).encode(y=alt.Y("low:Q", title="accuracy"), y2="high:Q"),
-        mean.mark_line(strokeWidth=2.5, point=alt.OverlayMarkDef(size=30)).encode(y=accuracy, strokeDash=dash),
-        data=inlined([*({**point, "run": None} for point in points), *finite(runs, ("step", "accuracy"))]),
+        mean.mark_line(strokeWidth=2.5, point=alt.OverlayMarkDef(size=30)).encode(y=accuracy, **look),
+        data=theme.inlined([*({**point, "run": None} for point in points), *theme.finite(runs, ("step", "accuracy"))]),
     ).properties(width=PANEL_WIDTH, height=PANEL_HEIGHT)
-    order = list(dict.fromkeys(point["panel"] for point in points))
-    panels = layers.facet(alt.Facet("panel:N", title=None, sort=order), columns=3)
+    panels = layers.facet(alt.Facet("panel:N", title=None, sort=theme.in_order(points, "panel")), columns=3)
     note = f"Bands: {interval_level} intervals over seeds and prompts. Thin lines: single runs."
-    return finished(panels, title, [subtitle, note])
+    return theme.finished(panels, title, [subtitle, note])
 
 
-def comparisons_chart(records: Records, subtitle: str = "", interval_level: str = "95 %") -> Chart:
-    """Draw the differences of all pairs with their intervals, a row per pair, a panel per kind.
-
-    Args:
-        records: as ``comparison_records`` makes them.
-        subtitle: the study, its seeds and prompts.
-        interval_level: of the intervals, for all pairs of a panel together.
-    """
+def comparisons_chart(records: theme.Records, subtitle: str = "", interval_level: str = "95 %") -> theme.Chart:
+    """Draw the differences of all pairs with their intervals, a row per pair, a panel per kind."""
     title = "Who is better: first arm minus second"
-    points = finite(records, ("difference", "low", "high"))
+    points = theme.finite(records, ("difference", "low", "high"))
     if not points:
-        return sentence_chart("No arms were compared.", title, subtitle)
-    verdicts = [name for name in VERDICT_LOOKS if any(point["verdict"] == name for point in points)]
-    colors, shapes = zip(*(VERDICT_LOOKS[name] for name in verdicts), strict=True)
-    pairs = list(dict.fromkeys(point["pair"] for point in points))
-    legend = alt.Legend(title=None, orient="bottom", symbolOpacity=1)
-    base = alt.Chart().encode(
-        y=alt.Y("pair:N", title=None, sort=pairs, axis=alt.Axis(labelLimit=0)),
-        color=alt.Color("verdict:N", scale=scale_of(verdicts, colors), legend=legend),
-    )
+        return theme.sentence_chart("No arms were compared.", title, subtitle)
+    look, pairs = theme.by_shape(points, "verdict", VERDICT_LOOKS), theme.in_order(points, "pair")
+    pair = alt.Y("pair:N", title=None, sort=pairs, axis=alt.Axis(labelLimit=0))
+    base = alt.Chart().encode(y=pair, color=look["color"])
     layers = alt.layer(
-        alt.Chart().mark_rule(color=INK, strokeDash=[4, 3]).encode(x=alt.datum(0)),
+        alt.Chart().mark_rule(color=theme.INK, strokeDash=[4, 3]).encode(x=alt.datum(0)),
         base.mark_rule(strokeWidth=2).encode(x=alt.X("low:Q", title=None), x2="high:Q"),
         *(
             base.transform_filter(alt.datum[end] != None)  # noqa: E711 (an expression of the chart)
@@ -188,16 +142,16 @@ def comparisons_chart(records: Records, subtitle: str = "", interval_level: str 
         ),
         base.mark_point(filled=True, size=90, opacity=1).encode(
             x="difference:Q",
-            shape=alt.Shape("verdict:N", scale=scale_of(verdicts, shapes), legend=legend),
+            shape=look["shape"],
             tooltip=["pair:N", "panel:N", "difference:Q", "low:Q", "high:Q", "verdict:N"],
         ),
-        data=inlined(points),
+        data=theme.inlined(points),
     ).properties(width=PANEL_WIDTH * 4 // 3, height=40 + 26 * len(pairs))
-    kinds = list(dict.fromkeys(point["panel"] for point in points))
-    panels = layers.facet(alt.Facet("panel:N", title=None, sort=kinds), columns=2).resolve_scale(x="independent")
+    panel = alt.Facet("panel:N", title=None, sort=theme.in_order(points, "panel"))
+    panels = layers.facet(panel, columns=2).resolve_scale(x="independent")
     notes = [
         f"Lines: {interval_level} intervals for all pairs of a panel together; without an end where they go beyond "
         "what is possible.",
         "Fewer steps to an accuracy are better; an arm whose runs never reach it is not shown there.",
     ]
-    return finished(panels, title, [subtitle, *notes])
+    return theme.finished(panels, title, [subtitle, *notes])

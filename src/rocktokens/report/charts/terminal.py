@@ -58,10 +58,8 @@ class Fitted:
 def funnel_text(types: pd.DataFrame, width: int = 72, height: int = 18) -> RenderableType:
     """Show every type used, by occurrences (log scale, to the right) and mean kl (upwards).
 
-    Args:
-        types: columns token_id, freq, mean_kl, group ("rock", "rare high-kl" or "other"), rank.
-        width: characters across, axis included; at most 100, and less where the output is narrower.
-        height: lines of the plot, without axis and legend.
+    ``types`` are those of ``funnel``; ``width`` counts the axis and is less where the output is narrower, ``height``
+    is without axis and legend.
     """
     placed = drawable(types)
     if not len(placed):
@@ -71,19 +69,12 @@ def funnel_text(types: pd.DataFrame, width: int = 72, height: int = 18) -> Rende
 
 
 def curve_text(curve: Sequence[dict[str, Any]], chosen: int | None = None) -> RenderableType:
-    """Show coverage of the kl and stability of the set for some of the K.
-
-    Args:
-        curve: records with k, coverage, coverage_held_out, stability, stability_low, stability_high.
-        chosen: the K to mark.
-    """
+    """Show coverage of the kl and stability of the set for some of the K, from ``CutoffPoint`` records."""
     points = sorted(finite(curve, ("k",)), key=lambda point: point["k"])
     if not points:
         return Text("There is no K to compare.")
-    how = (
-        "Coverage: share of all kl that the top K hold. Stability: mean Jaccard of the top K on random subsets of the "
-    )
-    how += "prompts, and its spread." + ("" if chosen is None else f" ► K = {chosen:,} is taken.")
+    how = "Coverage: share of all kl that the top K hold. Stability: mean Jaccard of the top K on random subsets of "
+    how += "the prompts, and its spread." + ("" if chosen is None else f" ► K = {chosen:,} is taken.")
     return Fitted(lambda width: Group(_curve(_spread(points, chosen), chosen, width), Text(how)))
 
 

@@ -1,11 +1,11 @@
-"""What all charts share: colours, dashes, inlined data, and the frame of title and notes.
+"""What all charts share: colours, shapes and dashes, inlined data, and the frame of title and notes.
 
 Colours are those of Okabe and Ito, told apart with any colour vision: https://jfly.uni-koeln.de/color/
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import altair as alt
@@ -35,6 +35,7 @@ SOLID, DASHED, DOTTED = [1, 0], [7, 3], [2, 2]
 WIDTH = 640
 FONT = "Liberation Sans, Arial, Helvetica, sans-serif"
 """All but the last have the same widths: a browser then needs the room for a text that was left for it."""
+LEGEND = alt.Legend(title=None, orient="bottom", symbolOpacity=1)
 LINE_LEGEND = alt.Legend(
     title=None,
     orient="bottom",
@@ -44,6 +45,8 @@ LINE_LEGEND = alt.Legend(
     symbolStrokeWidth=2.5,
     labelLimit=0,
 )
+Looks = Mapping[str, tuple[str, Any]]
+"""Colour, and shape or dash, of each group, in the order of the legend."""
 
 
 def by_name(*figures: Figure) -> dict[str, Figure]:
@@ -73,14 +76,38 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def plain(records: Sequence[Any]) -> list[dict[str, Any]]:
-    """Turn typed records into the data of a chart."""
-    return [asdict(record) for record in records]
+def in_order(records: Records, field: str) -> list[Any]:
+    """Return the values of a field, first seen first."""
+    return list(dict.fromkeys(record[field] for record in records))
 
 
 def scale_of(domain: Sequence[str], values: Sequence[Any]) -> alt.Scale:
     """Give each name a colour, dash, shape or size."""
     return alt.Scale(type="ordinal", domain=list(domain), range=list(values))
+
+
+def by_shape(records: Records, field: str, looks: Looks) -> dict[str, Any]:
+    """Encode the groups that occur in a field by colour and shape."""
+    names, colors, shapes = _present(records, field, looks)
+    return {
+        "color": alt.Color(f"{field}:N", scale=scale_of(names, colors), legend=LEGEND),
+        "shape": alt.Shape(f"{field}:N", scale=scale_of(names, shapes), legend=LEGEND),
+    }
+
+
+def by_dash(records: Records, field: str, looks: Looks) -> dict[str, Any]:
+    """Encode the groups that occur in a field by colour and dash."""
+    names, colors, dashes = _present(records, field, looks)
+    return {
+        "color": alt.Color(f"{field}:N", scale=scale_of(names, colors), legend=LINE_LEGEND),
+        "strokeDash": alt.StrokeDash(f"{field}:N", scale=scale_of(names, dashes)),
+    }
+
+
+def _present(records: Records, field: str, looks: Looks) -> list[tuple[Any, ...]]:
+    """Return the names of the groups that occur, their colours, and their shapes or dashes."""
+    present = set(in_order(records, field))
+    return list(zip(*((name, *look) for name, look in looks.items() if name in present), strict=True))
 
 
 def sentence_chart(sentence: str, title: str, subtitle: str) -> Chart:

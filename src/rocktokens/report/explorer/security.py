@@ -5,7 +5,7 @@
 2. Only GET and HEAD.
 3. The first segment of the path is a secret, compared in constant time.
 4. Every answer carries the headers that keep it out of frames, caches, referrers, other sites and content sniffing,
-   and a Content-Security-Policy (see ``csp``).
+   and a Content-Security-Policy (see ``report.csp``).
 """
 
 import secrets
@@ -42,10 +42,7 @@ def new_token() -> str:
 class Guard:
     """Refuses what must not reach the application, and puts the headers on all that leaves it.
 
-    Args:
-        app: what answers the requests that pass.
-        token: the secret first segment of every path.
-        hosts: the names and addresses this server may be called by, without the port.
+    ``token`` is the secret first segment of every path; ``hosts`` are what this server may be called, without the port.
     """
 
     def __init__(self, app: ASGIApp, token: str, hosts: Collection[str] = LOOPBACK) -> None:

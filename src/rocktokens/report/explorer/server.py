@@ -1,8 +1,8 @@
 """The explorer's server: one page and the JSON it asks for, read-only, over the same views as the report.
 
 1. The page is one document; its scripts and styles are inlined and allowed by their hash (csp.py).
-2. A route has a query, the model of everything a client may say there, path and search alike, checked by type and
-   range, and a view that answers it. Runs are named by their index: no path of a client reaches the file system.
+2. A route is a method of ``Answers``; its parameters are everything a client may say there, path and search alike,
+   checked by type and range. Runs are named by their index: no path of a client reaches the file system.
 3. What goes wrong is one sentence of JSON, never a traceback.
 4. What the first list and the first search need is read from the start on, in a thread.
 """
@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError, validate_call
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -32,9 +32,9 @@ from rocktokens.report.csp import asset, page_policy
 from rocktokens.report.explorer.security import CSP, LOOPBACK, NO_FRAMES, Guard, refused
 from rocktokens.report.views.knockout_pairs import knockout_pairs, knockouts
 from rocktokens.report.views.live import live
-from rocktokens.report.views.rollout_list import SORTS, Filters, compare, rollouts, warm
-from rocktokens.report.views.run_view import RunView, to_json
-from rocktokens.report.views.strips import MAX_TOKEN_TEXT, rollout_strip
+from rocktokens.report.views.rollout_list import SORTS, Filters, rollouts, warm
+from rocktokens.report.views.run_view import MAX_TOKEN_TEXT, RunView, to_json
+from rocktokens.report.views.strips import rollout_strip
 from rocktokens.report.views.type_card import history, type_card
 from rocktokens.types import Category
 
@@ -56,124 +56,94 @@ SHOWN = 40
 """Characters of what a client said that a sentence repeats."""
 _log = logging.getLogger(__name__)
 
-Runs = Sequence[RunView]
 Index = Annotated[int, Field(ge=0, lt=2**31)]
 RolloutId = Annotated[int, Field(ge=0, lt=2**63)]
 Nats = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
 
 
-class Query(BaseModel):
-    """What a client may say on one route: nothing that is not named here."""
+class Answers:
+    """Answers to what clients ask; the types of the parameters say what a client may say."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    def __init__(self, runs: Sequence[RunView]) -> None:
+        self._runs = runs
 
+    def _run(self, index: int) -> RunView:
+        if index >= len(self._runs):
+            raise RocktokensError(f"run {index} is not open: the runs are numbered from 0 to {len(self._runs) - 1}")
+        return self._runs[index]
 
-class RunQuery(Query):
-    """Something of one run."""
+    def runs(self) -> Any:
+        """List the runs, with their rocks."""
+        return [_overview(run) for run in self._runs]
 
-    run: Index
+    def compare(
+        self, *, run_a: Index, run_b: Index, checkpoint_a: Index, checkpoint_b: Index, rollout: RolloutId
+    ) -> Any:
+        """Show the rollouts of one number at two checkpoints, of one run or of two."""
+        sides = ((run_a, checkpoint_a), (run_b, checkpoint_b))
+        return [rollout_strip(self._run(run), rollout, checkpoint) for run, checkpoint in sides]
 
+    def rollouts(
+        self,
+        *,
+        run: Index,
+        checkpoint: Index | None = None,
+        rock: bool | None = None,
+        token_id: Index | None = None,
+        category: Category | None = None,
+        kl_low: Nats | None = None,
+        kl_high: Nats | None = None,
+        text: Annotated[str, Field(max_length=200)] | None = None,
+        correct: bool | None = None,
+        banned: bool | None = None,
+        sort: Annotated[str, Field(pattern=rf"^-?({'|'.join(SORTS)})$")] = SORTS[0],
+        page: Index = 0,
+    ) -> Any:
+        """List a page of the rollouts that pass the filters."""
+        filters = Filters(checkpoint, rock, token_id, category, kl_low, kl_high, text, correct, banned, sort)
+        return rollouts(self._run(run), filters, page)
 
-class RolloutsQuery(RunQuery):
-    """A page of the rollouts that pass the filters."""
+    def strip(self, *, run: Index, rollout: RolloutId, checkpoint: Index | None = None) -> Any:
+        """Show one rollout, token by token."""
+        return rollout_strip(self._run(run), rollout, checkpoint)
 
-    checkpoint: Index | None = None
-    rock: bool | None = None
-    token_id: Index | None = None
-    category: Category | None = None
-    kl_low: Nats | None = None
-    kl_high: Nats | None = None
-    text: Annotated[str, Field(max_length=200)] | None = None
-    correct: bool | None = None
-    banned: bool | None = None
-    sort: Annotated[str, Field(pattern=rf"^-?({'|'.join(SORTS)})$")] = "rollout_id"
-    page: Index = 0
+    def history(self, *, run: Index, rollout: RolloutId, position: Index) -> Any:
+        """Follow the kl of one occurrence through the checkpoints."""
+        return history(self._run(run), rollout, position)
 
+    def type_card(self, *, run: Index, token_id: Index) -> Any:
+        """Show what is known of one type, and where it occurs."""
+        return type_card(self._run(run), token_id)
 
-class StripQuery(RunQuery):
-    """One rollout, token by token."""
+    def bans(self, *, run: Index) -> Any:
+        """List the bans, and α of their intervals."""
+        sweep = self._run(run).knockout
+        return {"alpha": sweep and sweep.settings["alpha"], "bans": knockouts(self._run(run))}
 
-    rollout: RolloutId
-    checkpoint: Index | None = None
+    def pairs(self, *, run: Index, token_id: Index, page: Index = 0) -> Any:
+        """Show a page of the answers without and with the ban of a type."""
+        return knockout_pairs(self._run(run), token_id, page)
 
-
-class HistoryQuery(RunQuery):
-    """The kl of one occurrence at every checkpoint."""
-
-    rollout: RolloutId
-    position: Index
-
-
-class TypeQuery(RunQuery):
-    """What is known of one type, and where it occurs."""
-
-    token_id: Index
-
-
-class PairsQuery(RunQuery):
-    """A page of the answers without and with the ban of a type."""
-
-    token_id: Index
-    page: Index = 0
-
-
-class CompareQuery(Query):
-    """One rollout at two checkpoints, of one run or of two."""
-
-    run_a: Index
-    run_b: Index
-    checkpoint_a: Index
-    checkpoint_b: Index
-    rollout: RolloutId
-
-
-def _rollouts(runs: Runs, asked: RolloutsQuery) -> Any:
-    filters = Filters(**asked.model_dump(exclude={"run", "page"}))
-    return rollouts(_run(runs, asked.run), filters, asked.page)
+    def live(self, *, run: Index) -> Any:
+        """Show where training stands."""
+        return live(self._run(run))
 
 
-def _compare(runs: Runs, asked: CompareQuery) -> Any:
-    run_a, run_b = _run(runs, asked.run_a), _run(runs, asked.run_b)
-    return compare(run_a, asked.checkpoint_a, run_b, asked.checkpoint_b, asked.rollout)
-
-
-Answer = Callable[[Runs, Any], Any]
-ANSWERS: dict[str, tuple[type[Query], Answer]] = {
-    "/api/runs": (Query, lambda runs, _: [_overview(run) for run in runs]),
-    "/api/compare": (CompareQuery, _compare),
-    "/api/runs/{run}/rollouts": (RolloutsQuery, _rollouts),
-    "/api/runs/{run}/rollouts/{rollout}": (
-        StripQuery,
-        lambda runs, asked: rollout_strip(_run(runs, asked.run), asked.rollout, asked.checkpoint),
-    ),
-    "/api/runs/{run}/rollouts/{rollout}/positions/{position}": (
-        HistoryQuery,
-        lambda runs, asked: history(_run(runs, asked.run), asked.rollout, asked.position),
-    ),
-    "/api/runs/{run}/types/{token_id}": (
-        TypeQuery,
-        lambda runs, asked: type_card(_run(runs, asked.run), asked.token_id),
-    ),
-    "/api/runs/{run}/knockouts": (RunQuery, lambda runs, asked: _bans(_run(runs, asked.run))),
-    "/api/runs/{run}/knockouts/{token_id}": (
-        PairsQuery,
-        lambda runs, asked: knockout_pairs(_run(runs, asked.run), asked.token_id, asked.page),
-    ),
-    "/api/runs/{run}/live": (RunQuery, lambda runs, asked: live(_run(runs, asked.run))),
-}
-"""What a client may ask for: the path, what it may say, and the view that answers."""
-
-
-def make_app(runs: Runs, token: str, hosts: Collection[str] = LOOPBACK) -> Starlette:
-    """Make the explorer of these runs.
-
-    Args:
-        runs: what it shows; a client names them by their index.
-        token: the secret first segment of every path.
-        hosts: the names and addresses it may be called by.
-    """
-    routes = [Route("/", _page)]
-    routes += [Route(path, _endpoint(query, answer, runs)) for path, (query, answer) in ANSWERS.items()]
+def make_app(runs: Sequence[RunView], token: str, hosts: Collection[str] = LOOPBACK) -> Starlette:
+    """Make the explorer of these runs; see ``Guard`` for the rest."""
+    answers = Answers(runs)
+    asked = {
+        "/api/runs": answers.runs,
+        "/api/compare": answers.compare,
+        "/api/runs/{run}/rollouts": answers.rollouts,
+        "/api/runs/{run}/rollouts/{rollout}": answers.strip,
+        "/api/runs/{run}/rollouts/{rollout}/positions/{position}": answers.history,
+        "/api/runs/{run}/types/{token_id}": answers.type_card,
+        "/api/runs/{run}/knockouts": answers.bans,
+        "/api/runs/{run}/knockouts/{token_id}": answers.pairs,
+        "/api/runs/{run}/live": answers.live,
+    }
+    routes = [Route("/", _page), *(Route(path, _endpoint(answer)) for path, answer in asked.items())]
     app = Starlette(
         routes=[Mount(f"/{token}", routes=routes)],
         middleware=[Middleware(Guard, token=token, hosts=hosts)],
@@ -185,7 +155,7 @@ def make_app(runs: Runs, token: str, hosts: Collection[str] = LOOPBACK) -> Starl
 
 
 @asynccontextmanager
-async def _warming(runs: Runs) -> AsyncIterator[None]:
+async def _warming(runs: Sequence[RunView]) -> AsyncIterator[None]:
     """Warm the runs, one after the other, for as long as the application lives."""
     ended = threading.Event()
 
@@ -201,26 +171,26 @@ async def _warming(runs: Runs) -> AsyncIterator[None]:
     await run_in_threadpool(thread.join)
 
 
-def _endpoint(query: type[Query], answer: Answer, runs: Runs) -> Callable[[Request], Awaitable[Response]]:
-    def body_of(record: dict[str, str]) -> str:
-        return to_json(answer(runs, query.model_validate(record)))
+def _endpoint(answer: Callable[..., Any]) -> Callable[[Request], Awaitable[Response]]:
+    checked = validate_call(answer)
 
     async def endpoint(request: Request) -> Response:
         try:
-            body = await run_in_threadpool(body_of, _record(request))
+            said = _said(request)
+            body = await run_in_threadpool(lambda: to_json(checked(**said)))
         except ValidationError as error:
             return refused(400, _sentence(error))
         except RocktokensError as error:
             return refused(404, str(error))
         except Exception:
-            _log.exception("no answer to %s", query.__name__)
+            _log.exception("no answer to %s", answer.__name__)
             return refused(500, "the explorer failed to answer: its terminal says why")
         return Response(body, media_type="application/json")
 
     return endpoint
 
 
-def _record(request: Request) -> dict[str, str]:
+def _said(request: Request) -> dict[str, str]:
     """Return what the client said, by name; a name given twice is refused."""
     said = [*request.path_params.items(), *request.query_params.multi_items()]
     [(name, times)] = Counter(name for name, _ in said).most_common(1) or [("", 0)]
@@ -233,22 +203,11 @@ def _sentence(error: ValidationError) -> str:
     problem = error.errors(include_url=False, include_context=False)[0]
     name, value = str(problem["loc"][0])[:SHOWN], repr(problem["input"])
     shown = value if len(value) <= SHOWN else f"{value[:SHOWN]}…"
-    if problem["type"] == "extra_forbidden":
+    if problem["type"] == "unexpected_keyword_argument":
         return f"{name} is not a parameter here: leave it out"
-    if problem["type"] == "missing":
+    if problem["type"] == "missing_keyword_only_argument":
         return f"{name} is missing: give it"
     return f"{name} = {shown} is not valid: {problem['msg'][:1].lower()}{problem['msg'][1:]}"
-
-
-def _run(runs: Runs, index: int) -> RunView:
-    if index >= len(runs):
-        raise RocktokensError(f"run {index} is not open: the runs are numbered from 0 to {len(runs) - 1}")
-    return runs[index]
-
-
-def _bans(run: RunView) -> dict[str, Any]:
-    """List the bans, and α of their intervals."""
-    return {"alpha": run.knockout and run.knockout.settings["alpha"], "bans": knockouts(run)}
 
 
 def _overview(run: RunView) -> dict[str, Any]:
@@ -257,7 +216,7 @@ def _overview(run: RunView) -> dict[str, Any]:
         "name": run.name,
         "checkpoints": run.checkpoints,
         "reference": run.reference,
-        "summary": run.summary,
+        "summary": run.rocks and run.rocks.summary,
         "table": run.rocks and rock_table(run.rocks),
         "rocks": [replace(rock, text=legible(rock.text, MAX_TOKEN_TEXT)) for rock in rocks],
     }

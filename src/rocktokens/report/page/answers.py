@@ -10,7 +10,7 @@ Each starts with its conclusion; numbers with their intervals follow, and the fi
 not run, the answer says so and names the command that runs it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -29,9 +29,9 @@ from rocktokens.display.numbers import (
 from rocktokens.display.rocks import movement_sentence
 from rocktokens.display.text import printable, visible
 from rocktokens.knockout.records import Ban, Knockout, KnockoutSweep
-from rocktokens.report.tables import ban_name, detectable
+from rocktokens.report.tables import KINDS, ban_name, detectable
 from rocktokens.rocks.cutoff import BAND
-from rocktokens.rocks.records import Cutoff, FindRecord, SensitivityRow
+from rocktokens.rocks.records import FindRecord
 from rocktokens.studies.records import Arm, Comparison, StudyResult
 from rocktokens.types import KEPT, SURE, RockSet
 
@@ -118,13 +118,13 @@ def sure(rocks: RockSet, found: FindRecord | None) -> str:
             f"in at least {percent(SURE, 0)} of resamples of the prompts."
         )
     if found:
-        parts += [*_stability(rocks, found.cutoff), *_sensitivity(found.sensitivity)]
+        parts += _stability(rocks, found)
     return " ".join(parts) or "Not known: the prompts were too few to resample."
 
 
-def _stability(rocks: RockSet, cutoff: Cutoff) -> Iterator[str]:
-    """Say that no cut-off was found where one was wanted, and how far halves of the prompts agree with the set."""
-    crossing = cutoff.auto
+def _stability(rocks: RockSet, found: FindRecord) -> Iterator[str]:
+    """Say that no cut-off was found where one was wanted, how far halves of the prompts agree, what matters most."""
+    cutoff, crossing = found.cutoff, found.cutoff.auto
     if rocks.criterion["k"] == "auto" and crossing is not None and not crossing.crossed:
         yield "No cut-off was found: K is all types with a score, so it takes little to stay a rock."
     for point in cutoff.curve:
@@ -134,18 +134,13 @@ def _stability(rocks: RockSet, cutoff: Cutoff) -> Iterator[str]:
                 f"{decimal(point.stability, 2)} (Jaccard; {percent(BAND[1] - BAND[0], 0)} of halves between "
                 f"{decimal(point.stability_low, 2)} and {decimal(point.stability_high, 2)})."
             )
-
-
-def _sensitivity(sensitivity: Sequence[SensitivityRow]) -> list[str]:
-    """Name the setting that changes the set most."""
-    others = [own for own in sensitivity if not own.default and own.jaccard is not None]
-    if not others:
-        return []
-    most = min(others, key=lambda own: own.jaccard or 0.0)
-    return [
-        f"The setting that changes the set most is {most.parameter} = {most.value} (Jaccard "
-        f"{decimal(most.jaccard, 2)})."
-    ]
+    others = [own for own in found.sensitivity if not own.default and own.jaccard is not None]
+    if others:
+        most = min(others, key=lambda own: own.jaccard or 0.0)
+        yield (
+            f"The setting that changes the set most is {most.parameter} = {most.value} (Jaccard "
+            f"{decimal(most.jaccard, 2)})."
+        )
 
 
 def moved(rocks: RockSet) -> str:
@@ -197,12 +192,13 @@ def matter(sweep: KnockoutSweep, rocks: RockSet) -> str:
     baseline, alpha = sweep.baseline, sweep.settings["alpha"]
     right = with_interval(baseline["accuracy"], baseline["interval"])
     answers = counted(baseline["n_prompts"] * baseline["num_samples"], "answer")
-    parts = [
-        *(_alone_parts(alone, sweep.settings) if alone else ["No rock was banned by itself."]),
-        *([_placebo_part(placebos, alpha)] if alone else []),
-        *([_sets_part(sets, alpha)] if sets else []),
-        f"Without a ban, {right} of {answers} are right (95 % interval).",
-    ]
+    parts = ["No rock was banned by itself."]
+    if alone:
+        parts = [*_alone_parts(alone, sweep.settings), _placebo_part(placebos, alpha)]
+    if sets:
+        said = [f"{ban_name(own.ban)} {_change(own)}, {own.verdict}" for own in sets]
+        parts.append(f"Banned together (points, {level(alpha)} intervals): {'; '.join(said)}.")
+    parts.append(f"Without a ban, {right} of {answers} are right (95 % interval).")
     if alone and len(alone) < len(rock_ids):
         parts.append(f"{len(alone)} of {counted(len(rock_ids), 'rock')} {'was' if len(alone) == 1 else 'were'} banned.")
     return " ".join(parts)
@@ -217,9 +213,7 @@ def _is_about(ban: Ban, rock_ids: set[int]) -> bool:
 
 def _alone_parts(alone: list[Knockout], settings: dict[str, Any]) -> Iterator[str]:
     alpha = settings["alpha"]
-    by_verdict = {
-        kind: [own for own in alone if own.verdict == kind] for kind in ("pillar", "stumbling", "neutral", "undecided")
-    }
+    by_verdict = {kind: [own for own in alone if own.verdict == kind] for kind in KINDS}
     claimed = [
         f"{len(own)} {verbs[len(own) != 1]} accuracy ({kind}; {_corrected(own, alpha)} for the number of bans"
         f"{_largest(own, alpha)})"
@@ -258,11 +252,6 @@ def _placebo_part(placebos: list[Knockout], alpha: float) -> str:
     correction = f" ({_corrected(pillars, alpha)})" if pillars else ""
     verb = "costs" if len(pillars) == 1 else "cost"
     return f"Of {counted(len(placebos), 'placebo')} as frequent, {len(pillars)} {verb} accuracy{correction}."
-
-
-def _sets_part(sets: list[Knockout], alpha: float) -> str:
-    said = [f"{ban_name(own.ban)} {_change(own)}, {own.verdict}" for own in sets]
-    return f"Banned together (points, {level(alpha)} intervals): {'; '.join(said)}."
 
 
 def _change(own: Knockout) -> str:

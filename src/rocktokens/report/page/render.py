@@ -38,12 +38,6 @@ ROOM = 20
 """Pixels."""
 RESULT_FILES = ("rocks.json", "find.json", "gradients.json", "knockout.json", "evaluations.json")
 STUDY_FACTS = ("baseline", "seeds", "n_prompts", "alpha", "margin", "denominator")
-VERDICTS = frozenset(
-    (
-        *("pillar", "stumbling", "neutral", "undecided", "untested", "better", "worse", "equivalent", "unreached"),
-        *("supported", "contradicted", "inconclusive"),
-    )
-)
 METHOD = (
     "kl: divergence of the student from the teacher over the whole vocabulary, in nats, at each sampled token. "
     "Gradients are those of the kl in the logits unless stated otherwise.",
@@ -91,7 +85,7 @@ class Part:
 def report_html(runs: Sequence[RunView]) -> str:
     """Render the whole page."""
     require_content(runs)
-    parts = [_whole_part(run, f"run-{number}") for number, run in enumerate(runs, start=1)]
+    parts = [_part(run, f"run-{number}") for number, run in enumerate(runs, start=1)]
     comparison = runs_table(runs) if len(runs) > 1 else None
     files = {file: content for part in parts for file, content in _files(part).items()}
     if comparison:
@@ -109,7 +103,6 @@ def report_html(runs: Sequence[RunView]) -> str:
         comparison=comparison,
         marks=MARKS_LEGEND,
         method=METHOD,
-        verdicts=VERDICTS,
         version=metadata.version("rocktokens"),
     )
 
@@ -142,42 +135,31 @@ def _template() -> Any:
     return environment.from_string(asset("report.html"))
 
 
-def _whole_part(run: RunView, part_id: str) -> Part:
+def _part(run: RunView, part_id: str) -> Part:
     try:
-        return _part(run, part_id)
+        made, answers, facts = sections(run), five_answers(run), _facts(run)
     except KeyError as error:
         raise RocktokensError(
             f"a result file of {run.path} lacks the field {error}, which the report needs: run the command that wrote "
             "it again"
         ) from error
-
-
-def _part(run: RunView, part_id: str) -> Part:
-    made = sections(run)
     shown = [section for section in made if section.is_there]
+    missing: dict[str, list[str]] = {}
+    for section in made:
+        if not section.is_there:
+            missing.setdefault(section.verb, []).append(section.title)
+    figures = [figure for section in shown for figure in section.figures]
     return Part(
         id=part_id,
         name=printable(run.name),
-        answers=five_answers(run),
+        answers=answers,
         sections=shown,
-        missing=_missing(made),
-        images={
-            figure.name: _image(figure, f"{part_id}-figure-{figure.name}")
-            for section in shown
-            for figure in section.figures
-        },
+        missing={verb: listed(titles) for verb, titles in missing.items()},
+        images={figure.name: _image(figure, f"{part_id}-figure-{figure.name}") for figure in figures},
         strips=[rollout_strip(run, own).first(STRIP_TOKENS) for own in interesting_rollouts(run, STRIPS)],
-        facts=_facts(run),
+        facts=facts,
         config=legible(run.config_text),
     )
-
-
-def _missing(made: Sequence[Section]) -> dict[str, str]:
-    by_verb: dict[str, list[str]] = {}
-    for section in made:
-        if not section.is_there:
-            by_verb.setdefault(section.verb, []).append(section.title)
-    return {verb: listed(titles) for verb, titles in by_verb.items()}
 
 
 def _image(figure: Figure, image_id: str) -> Image:
@@ -218,30 +200,22 @@ def _facts(run: RunView) -> dict[str, dict[str, str]]:
     models = {name: manifest.get(name) or replay.get(name) for name in ("student", "teacher")}
     source = run.rocks.source if run.rocks else {}
     files, steps = manifest["files"], replay.get("checkpoints", {})
-    known = {name: manifest[name] for name in ("command", "seed", "started", "num_processes") if name in manifest}
-    return {
-        "The run": _texts({**models, **known}),
-        "What makes a rock": _texts(run.rocks.criterion if run.rocks else {}),
-        "Knock-out": _texts(_scalars(run.knockout.settings) if run.knockout else {}),
-        "Gradients": _texts(asdict(run.gradients.settings) if run.gradients else {}),
-        "Study": _texts({name: getattr(run.study, name) for name in STUDY_FACTS} if run.study else {}),
-        "Versions": _texts(manifest.get("versions", {})),
-        "SHA-256": _texts(
-            {
-                "tokenizer": manifest.get("tokenizer_sha256"),
-                "trace parts": source.get("manifest_sha256"),
-                **{f"checkpoint {step}": steps[step] for step in sorted(steps, key=int)},
-                **{name: files[name]["sha256"] for name in RESULT_FILES if name in files},
-            }
-        ),
+    banning = run.knockout.settings if run.knockout else {}
+    known = {
+        "The run": {**models, **{name: manifest.get(name) for name in ("command", "seed", "started", "num_processes")}},
+        "What makes a rock": run.rocks.criterion if run.rocks else {},
+        "Knock-out": {name: value for name, value in banning.items() if not isinstance(value, dict | list)},
+        "Gradients": asdict(run.gradients.settings) if run.gradients else {},
+        "Study": {name: getattr(run.study, name) for name in STUDY_FACTS} if run.study else {},
+        "Versions": manifest.get("versions", {}),
+        "SHA-256": {
+            "tokenizer": manifest.get("tokenizer_sha256"),
+            "trace parts": source.get("manifest_sha256"),
+            **{f"checkpoint {step}": steps[step] for step in sorted(steps, key=int)},
+            **{name: files[name]["sha256"] for name in RESULT_FILES if name in files},
+        },
     }
-
-
-def _scalars(record: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in record.items() if not isinstance(value, dict | list)}
-
-
-def _texts(facts: dict[str, Any]) -> dict[str, str]:
-    """Return the facts that are known, as text."""
-    known = {name: value for name, value in facts.items() if value is not None and value != ""}
-    return {name.replace("_", " "): printable(str(value)) for name, value in known.items()}
+    return {
+        title: {name.replace("_", " "): printable(str(fact)) for name, fact in facts.items() if fact not in (None, "")}
+        for title, facts in known.items()
+    }

@@ -14,8 +14,7 @@ from rocktokens.display.text import legible
 from rocktokens.errors import RocktokensError
 from rocktokens.knockout.records import Knockout
 from rocktokens.report.views.rollout_list import PAGE_SIZE, page_of
-from rocktokens.report.views.run_view import KnockoutAnswers, RunView
-from rocktokens.report.views.strips import MAX_TOKEN_TEXT
+from rocktokens.report.views.run_view import MAX_TOKEN_TEXT, KnockoutAnswers, RunView
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,10 +133,7 @@ def _pair(run: RunView, answers: KnockoutAnswers, ids: tuple[int, ...], place: i
 
 
 def _tokens(run: RunView, token_ids: np.ndarray, banned: tuple[int, ...]) -> tuple[KnockoutToken, ...]:
-    return tuple(
-        KnockoutToken(token_id, legible(run.text_of(token_id), MAX_TOKEN_TEXT), token_id in banned)
-        for token_id in token_ids.tolist()
-    )
+    return tuple(KnockoutToken(token_id, run.text_of(token_id), token_id in banned) for token_id in token_ids.tolist())
 
 
 def _first_difference(first: np.ndarray, second: np.ndarray) -> int | None:

@@ -6,11 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from rocktokens.display.text import legible
 from rocktokens.policies.online_rocks import freezes
-from rocktokens.report.views.log_tail import LogLine
 from rocktokens.report.views.run_view import RunView
-from rocktokens.report.views.strips import MAX_TOKEN_TEXT
 
 MAX_POINTS = 500
 """Of a curve: more than a screen can tell apart."""
@@ -53,16 +50,17 @@ def live(run: RunView) -> LiveView:
     """Show what the log says now."""
     log = [line for line in run.logs if isinstance(line.get("step"), int)]
     kept = np.unique(np.linspace(0, len(log) - 1, min(len(log), MAX_POINTS)).round().astype(int)) if log else []
-    thinned = [log[place] for place in kept]
-    names = dict.fromkeys(name for line in thinned for name, value in line.items() if _is_number(value))
+    numbers = [{name: value for name, value in log[place].items() if _is_number(value)} for place in kept]
+    steps = tuple(line["step"] for line in numbers)
+    names = dict.fromkeys(name for line in numbers for name in line if name != "step")
     frozen = [own for own in freezes(log) if own.until is None]
     return LiveView(
         run=run.name,
         step=log[-1]["step"] if log else None,
         max_steps=_max_steps(run),
-        curves=tuple(_curve(name, thinned) for name in names if name != "step"),
+        curves=tuple(LogCurve(name, steps, tuple(line.get(name) for line in numbers)) for name in names),
         rocks=tuple(
-            LiveRock(own.token_id, legible(run.text_of(own.token_id), MAX_TOKEN_TEXT), own.frozen)
+            LiveRock(own.token_id, run.text_of(own.token_id), own.frozen)
             for own in sorted(frozen, key=lambda own: (own.frozen, own.token_id))
         ),
     )
@@ -73,11 +71,6 @@ def _max_steps(run: RunView) -> int | None:
         return int(tomllib.loads(run.config_text)["training"]["max_steps"])
     except (tomllib.TOMLDecodeError, KeyError, TypeError, ValueError):
         return None
-
-
-def _curve(name: str, log: list[LogLine]) -> LogCurve:
-    values = (line.get(name) for line in log)
-    return LogCurve(name, tuple(line["step"] for line in log), tuple(v if _is_number(v) else None for v in values))
 
 
 def _is_number(value: Any) -> bool:

@@ -1,9 +1,6 @@
-"""The rollouts of a run: those that match filters, sorted, a page at a time; and one rollout seen twice.
+"""The rollouts of a run: those that match filters, sorted, a page at a time.
 
-1. ``rollouts``: a filter on tokens (rock, token, category, kl) is met by a rollout that holds one token which meets all
-   of them.
-2. ``compare``: one rollout at two checkpoints, or in two runs.
-
+A filter on tokens (rock, token, category, kl) is met by a rollout that holds one token which meets all of them.
 Values from outside are compared with arrays; none becomes part of a query.
 """
 
@@ -17,7 +14,7 @@ import numpy as np
 from rocktokens.display.text import legible
 from rocktokens.errors import RocktokensError
 from rocktokens.report.views.run_view import RunView
-from rocktokens.report.views.strips import Strip, rollout_strip, shortest
+from rocktokens.report.views.strips import shortest
 from rocktokens.report.views.token_index import TokenIndex
 from rocktokens.rocks.categories import CATEGORIES
 
@@ -114,13 +111,6 @@ def warm(run: RunView, is_wanted: Callable[[], bool] = lambda: True) -> None:
     for place in places:
         if is_wanted():
             run.correct(index, place)
-
-
-def compare(
-    run_a: RunView, checkpoint_a: int | None, run_b: RunView, checkpoint_b: int | None, rollout_id: int
-) -> tuple[Strip, Strip]:
-    """Show one rollout at two checkpoints of a run, or the rollouts of one number in two runs."""
-    return rollout_strip(run_a, rollout_id, checkpoint_a), rollout_strip(run_b, rollout_id, checkpoint_b)
 
 
 def _require_sensible(filters: Filters) -> None:

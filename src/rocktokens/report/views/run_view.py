@@ -19,6 +19,7 @@ from typing import Any, Self
 import numpy as np
 import pyarrow as pa
 
+from rocktokens.display.text import legible
 from rocktokens.errors import RocktokensError
 from rocktokens.evaluation.records import EvaluationRecord, Ledger
 from rocktokens.gradients.records import GradientsRecord
@@ -34,6 +35,9 @@ from rocktokens.run_dir import RunDir
 from rocktokens.studies.records import StudyResult
 from rocktokens.traces.store import TraceStore
 from rocktokens.types import RockSet, Rollout
+
+MAX_TOKEN_TEXT = 64
+"""Characters of a token that a page shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +85,6 @@ class RunView:
     # Records
 
     @property
-    def summary(self) -> dict[str, Any] | None:
-        """The summary of rocks.json."""
-        return self.rocks.summary if self.rocks else None
-
-    @property
     def logs(self) -> list[LogLine]:
         """The log lines there are now, one per training step."""
         with self._lock:
@@ -97,11 +96,6 @@ class RunView:
         return {token.id: token.rank for token in self.rocks.tokens} if self.rocks else {}
 
     # Traces
-
-    @property
-    def store(self) -> TraceStore | None:
-        """The replayed traces, None where there are none."""
-        return self._traces if self.checkpoints else None
 
     @cached_property
     def checkpoints(self) -> list[int]:
@@ -141,12 +135,8 @@ class RunView:
     # Texts
 
     def text_of(self, token_id: int) -> str:
-        """Return the text of a token as it is: hostile until ``display.text`` has made it safe."""
-        return self._traces.vocabulary.text(token_id)
-
-    def category_of(self, token_id: int) -> str | None:
-        """Return the category of a token; None where there is no tokenizer."""
-        return self.categories_of([token_id]).get(token_id)
+        """Return the text of a token, made safe to show and cut where it is long."""
+        return legible(self._traces.vocabulary.text(token_id), MAX_TOKEN_TEXT)
 
     def categories_of(self, token_ids: Iterable[int]) -> dict[int, str]:
         """Return categories by id; empty where there is no tokenizer."""

@@ -1,12 +1,13 @@
 """Token strips: one rollout with everything a checkpoint says of each of its tokens.
 
-Texts are made legible here (``display.text``): spaces, tabs and line ends as they are, every other character that
+Texts are legible (``display.text``): spaces, tabs and line ends as they are, every other character that
 cannot be seen written as its code point, long ones cut. Scores are the float32 numbers of the trace in their shortest
 form; a token that was not scored has None.
 """
 
 import math
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import chain, zip_longest
 from typing import Any
 
@@ -17,11 +18,8 @@ from rocktokens.display.strip import Piece, strip_html
 from rocktokens.display.text import legible, visible
 from rocktokens.errors import RocktokensError
 from rocktokens.report.views.run_view import RunView
-from rocktokens.report.views.token_index import TokenIndex
 
-MAX_TOKEN_TEXT = 64
 SCORES = ("kl", "logp_student", "logp_teacher", "entropy_student", "entropy_teacher", "grad_norm", "weight")
-TOPS = ("student_top", "teacher_top")
 Likely = tuple[int, str, float | None]
 """Id, text and log-probability."""
 
@@ -116,69 +114,41 @@ def interesting_rollouts(run: RunView, count: int) -> list[int]:
     for place in range(len(index.rollout_ids_R)):
         places_of[run.correct(index, place)].append(place)
     richness_R = index.n_rocks_R / index.lengths_R if run.rocks else np.nan_to_num(index.mean_kl_R)
-    ranked = [_longer_half(index, places, richness_R) for places in places_of.values() if places]
+    ranked = []
+    for places in filter(None, places_of.values()):
+        median = np.median(index.lengths_R[places])
+        longer = [place for place in places if index.lengths_R[place] >= median]
+        ranked.append(sorted(longer, key=lambda place: (-richness_R[place], place)))
     in_turn = chain.from_iterable(zip_longest(*ranked))
     chosen = [place for place in in_turn if place is not None][:count]
     return index.rollout_ids_R[chosen].tolist()
 
 
-def _longer_half(index: TokenIndex, places: list[int], richness_R: np.ndarray) -> list[int]:
-    """Return the places of rollouts of at least median length, the richest first."""
-    median = np.median(index.lengths_R[places])
-    return sorted(
-        (place for place in places if index.lengths_R[place] >= median), key=lambda place: (-richness_R[place], place)
-    )
-
-
 def _scoring_checkpoint(run: RunView, rollout_id: int) -> int:
     """Return the reference, or the last checkpoint with this rollout where each checkpoint wrote its own."""
     for step in (run.checkpoint(None), *reversed(run.checkpoints)):
-        if _holds(run.index(step), rollout_id):
+        if rollout_id in run.index(step).rollout_ids_R:
             return step
     raise RocktokensError(f"rollout {rollout_id} is not in the traces of {run.path}: it is in none of its checkpoints")
 
 
-def _holds(index: TokenIndex, rollout_id: int) -> bool:
-    return bool(np.isin(rollout_id, index.rollout_ids_R))
-
-
 def _tokens(run: RunView, rows: pa.Table) -> tuple[StripToken, ...]:
-    token_ids = rows["token_id"].to_pylist()
-    texts = _Texts(run)
-    categories = run.categories_of(token_ids)
-    scores = [{name: shortest(row[name]) for name in SCORES} for row in rows.select(SCORES).to_pylist()]
-    columns = (rows["position"].to_pylist(), token_ids, scores, *(_tops(rows, name, texts) for name in TOPS))
+    text_of = cache(run.text_of)
+    categories = run.categories_of(rows["token_id"].to_pylist())
+
+    def likely(top: list[dict[str, Any]] | None) -> tuple[Likely, ...] | None:
+        return None if top is None else tuple((own["id"], text_of(own["id"]), shortest(own["logp"])) for own in top)
+
     return tuple(
         StripToken(
-            position=position,
-            token_id=token_id,
-            text=texts[token_id],
-            rock_rank=run.rock_ranks.get(token_id),
-            category=categories.get(token_id),
-            student_top=student_top,
-            teacher_top=teacher_top,
-            **own,
+            position=row["position"],
+            token_id=row["token_id"],
+            text=text_of(row["token_id"]),
+            rock_rank=run.rock_ranks.get(row["token_id"]),
+            category=categories.get(row["token_id"]),
+            student_top=likely(row.get("student_top")),
+            teacher_top=likely(row.get("teacher_top")),
+            **{name: shortest(row[name]) for name in SCORES},
         )
-        for position, token_id, own, student_top, teacher_top in zip(*columns, strict=True)
+        for row in rows.to_pylist()
     )
-
-
-class _Texts(dict[int, str]):
-    """Legible texts by id, each made once."""
-
-    def __init__(self, run: RunView) -> None:
-        self._run = run
-
-    def __missing__(self, token_id: int) -> str:
-        self[token_id] = legible(self._run.text_of(token_id), MAX_TOKEN_TEXT)
-        return self[token_id]
-
-
-def _tops(rows: pa.Table, name: str, texts: _Texts) -> list[tuple[Likely, ...] | None]:
-    if name not in rows.column_names:
-        return [None] * rows.num_rows
-    return [_likely(top, texts) for top in rows[name].to_pylist()]
-
-
-def _likely(top: list[dict[str, Any]] | None, texts: _Texts) -> tuple[Likely, ...] | None:
-    return None if top is None else tuple((own["id"], texts[own["id"]], shortest(own["logp"])) for own in top)

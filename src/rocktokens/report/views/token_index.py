@@ -51,6 +51,8 @@ class TokenIndex:
         rollout_ids_R, starts_R = np.unique(tokens["rollout_id"].to_numpy(), return_index=True)
         token_ids_T, kl_T = tokens["token_id"].to_numpy(), tokens["kl"].to_numpy()
         is_rock_T = np.isin(token_ids_T, rock_ids)
+        scored_R = _counts(~np.isnan(kl_T), starts_R)
+        sums_R = np.add.reduceat(np.nan_to_num(kl_T), starts_R, dtype=np.float64)
         return cls(
             checkpoint,
             rollout_ids_R,
@@ -61,7 +63,7 @@ class TokenIndex:
             kl_T,
             is_rock_T,
             lengths_R=np.diff(starts_R, append=len(token_ids_T)),
-            mean_kl_R=_means(kl_T, starts_R),
+            mean_kl_R=np.divide(sums_R, scored_R, out=np.full(len(sums_R), np.nan), where=scored_R > 0),
             max_kl_R=np.fmax.reduceat(kl_T, starts_R),
             n_rocks_R=_counts(is_rock_T, starts_R),
         )
@@ -90,10 +92,3 @@ class TokenIndex:
 
 def _counts(chosen_T: np.ndarray, starts_R: np.ndarray) -> np.ndarray:
     return np.add.reduceat(chosen_T, starts_R, dtype=np.int64)
-
-
-def _means(values_T: np.ndarray, starts_R: np.ndarray) -> np.ndarray:
-    """Average what is not NaN."""
-    counts_R = _counts(~np.isnan(values_T), starts_R)
-    sums_R = np.add.reduceat(np.nan_to_num(values_T), starts_R, dtype=np.float64)
-    return np.divide(sums_R, counts_R, out=np.full(len(sums_R), np.nan), where=counts_R > 0)

@@ -17,7 +17,7 @@ import pyarrow as pa
 from rocktokens.display.text import legible
 from rocktokens.report.views.knockout_pairs import KnockoutRow, knockouts
 from rocktokens.report.views.run_view import RunView
-from rocktokens.report.views.strips import MAX_TOKEN_TEXT, shortest
+from rocktokens.report.views.strips import shortest
 from rocktokens.report.views.token_index import TokenIndex
 from rocktokens.traces.store import TraceStore
 from rocktokens.types import RockToken
@@ -60,13 +60,8 @@ class TypeCard:
 
 def history(run: RunView, rollout_id: int, position: int) -> list[tuple[int, float | None]]:
     """List checkpoint and kl of one occurrence, at the checkpoints that scored it, oldest first."""
-
-    def ask(store: TraceStore, step: int) -> pa.Table:
-        rows = store.table(step)
-        return rows.filter(rows.rollout_id == rollout_id, rows.position == position).select("kl").to_pyarrow()
-
-    found = [(step, run.query(lambda store, step=step: ask(store, step))) for step in run.checkpoints]
-    return [(step, shortest(rows["kl"][0].as_py())) for step, rows in found if rows.num_rows]
+    found = [(step, _kl(run, step, rollout_id=rollout_id, position=position)) for step in run.checkpoints]
+    return [(step, shortest(kl[0].as_py())) for step, kl in found if len(kl)]
 
 
 def type_card(run: RunView, token_id: int) -> TypeCard:
@@ -74,11 +69,11 @@ def type_card(run: RunView, token_id: int) -> TypeCard:
     index = run.index()
     places_T = np.flatnonzero(index.token_ids_T == token_id)
     rocks = run.rocks.tokens if run.rocks else []
-    text = legible(run.text_of(token_id), MAX_TOKEN_TEXT)
+    text = run.text_of(token_id)
     return TypeCard(
         token_id=token_id,
         text=text,
-        category=run.category_of(token_id),
+        category=run.categories_of([token_id]).get(token_id),
         checkpoint=index.checkpoint,
         n_occurrences=len(places_T),
         n_rollouts=len(np.unique(_rollouts_of(index, places_T))),
@@ -96,14 +91,19 @@ def _rollouts_of(index: TokenIndex, places_T: np.ndarray) -> np.ndarray:
 
 def _mean_kl(run: RunView, step: int, token_id: int) -> tuple[float | None, int]:
     """Average over the scored occurrences, and count all occurrences; the same on any number of threads."""
+    kl = _kl(run, step, token_id=token_id)
+    scored = kl.drop_null().to_numpy()
+    return math.fsum(scored) / len(scored) if len(scored) else None, len(kl)
+
+
+def _kl(run: RunView, step: int, **wanted: int) -> pa.ChunkedArray:
+    """Read the kl of the tokens of a checkpoint whose columns have these values."""
 
     def ask(store: TraceStore) -> pa.Table:
         rows = store.table(step)
-        return rows.filter(rows.token_id == token_id).select("kl").to_pyarrow()
+        return rows.filter(*(rows[name] == value for name, value in wanted.items())).select("kl").to_pyarrow()
 
-    kl = run.query(ask)["kl"]
-    scored = kl.drop_null().to_numpy()
-    return math.fsum(scored) / len(scored) if len(scored) else None, len(kl)
+    return run.query(ask)["kl"]
 
 
 def _occurrences(run: RunView, index: TokenIndex, places_T: np.ndarray) -> Iterable[Occurrence]:
