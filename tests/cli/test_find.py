@@ -13,7 +13,7 @@ from rocktokens.cli.demo import movement_table, print_answer
 from rocktokens.demo import Movement, measure_movement
 from rocktokens.evaluation.records import EvaluationRecord
 from rocktokens.rocks.find import find_rocks
-from rocktokens.rocks.split import split_prompts
+from rocktokens.rocks.sums import split_prompts
 from rocktokens.run_dir import RunDir, derive_seed
 from rocktokens.traces.store import TraceStore
 from rocktokens.types import KEPT, RockSet

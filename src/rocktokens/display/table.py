@@ -9,7 +9,6 @@
 
 import csv
 import io
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
@@ -162,7 +161,7 @@ def csv_text(records: Iterable[Mapping[str, Any]]) -> str:
     buffer = io.StringIO()
     writer = csv.writer(buffer)
     writer.writerow(map(for_csv, columns))
-    writer.writerows([for_csv(_finite(row.get(name))) for name in columns] for row in rows)
+    writer.writerows([for_csv(row.get(name)) for name in columns] for row in rows)
     return buffer.getvalue()
 
 
@@ -175,7 +174,3 @@ def flat(record: Mapping[str, Any]) -> dict[str, Any]:
         else:
             found[name] = value
     return found
-
-
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value

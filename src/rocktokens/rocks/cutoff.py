@@ -48,10 +48,8 @@ class CutoffCurve:
         """Return the curve on a grid of K, with the given K among them."""
         last = len(self.coverage)
         ks = cutoff_grid(last) | ({k} if k is not None and 1 <= k <= last else set())
-        curves = {field.name: getattr(self, field.name) for field in fields(self)}
-        return [
-            CutoffPoint(at, **{name: _number(curve[at - 1]) for name, curve in curves.items()}) for at in sorted(ks)
-        ]
+        curves = [getattr(self, field.name) for field in fields(self)]
+        return [CutoffPoint(at, *(_number(curve[at - 1]) for curve in curves)) for at in sorted(ks)]
 
 
 def coverage(order_N: np.ndarray, kl_totals_U: np.ndarray) -> np.ndarray:
@@ -71,23 +69,27 @@ def cutoff_curve(
 ) -> CutoffCurve:
     """Compute coverage and stability of a ranking at every K.
 
-    Args:
-        selection: the prompts the ranking comes from.
-        measuring: other prompts, with the same columns, for the held-out coverage.
-        selector: the score that ranks.
-        rules: its ``k`` is not used.
-        fraction: share of the clusters in a subset.
-        draws: number of subsets.
-        seed: of the subsets.
+    ``measuring`` are other prompts, with the same columns, for the held-out coverage; ``k`` of the rules is not used.
+    Stability is over ``draws`` subsets of a ``fraction`` of the clusters.
     """
     if measuring is not None and not np.array_equal(measuring.token_ids, selection.token_ids):
         raise ValueError("the two halves must have the same columns")
     selection = selection.by_type()
-    score_U, order_N = _full_ranking(selection, selector, rules)
-    order_N = order_N[score_U[order_N] > 0]
-    held_out = np.full(len(order_N), np.nan) if measuring is None else coverage(order_N, measuring.totals("kl"))
-    curves = _stability_curves(selection, selector, rules, len(order_N), fraction, draws, seed)
-    return CutoffCurve(coverage(order_N, selection.totals("kl")), held_out, **curves)
+    score_U, order = _full_ranking(selection, selector, rules)
+    order_N = order[score_U[order] > 0]
+    undefined_N = np.full(len(order_N), np.nan)
+    held_out = undefined_N if measuring is None else coverage(order_N, measuring.totals("kl"))
+    stability = [undefined_N] * 3
+    weights_BC = subset_weights(selection.n_clusters, fraction, draws, seed)
+    if len(weights_BC) and len(order_N):
+        jaccard_BN = np.array(
+            [
+                _jaccard_by_k(order, _rank_all(score_U, freq_U, rules), len(order_N))
+                for score_U, freq_U in replicates(selection, selector, weights_BC)
+            ]
+        )
+        stability = [jaccard_BN.mean(axis=0), *np.quantile(jaccard_BN, BAND, axis=0)]
+    return CutoffCurve(coverage(order_N, selection.totals("kl")), held_out, *stability)
 
 
 def auto_k(curve: CutoffCurve) -> Crossing:
@@ -144,13 +146,14 @@ def compare_selectors(
 ) -> list[SelectorAgreement]:
     """Say what each selector is worth on this sample."""
     sample = sample.by_type()
-    available = {name: selector for name, selector in SELECTORS.items() if _is_available(name, sample)}
+    needs = {"joint": sample.kl_before, "context": sample.kept}
+    available = {name: selector for name, selector in SELECTORS.items() if needs.get(name, sample.kl) is not None}
     top = {name: _full_ranking(sample, selector, rules)[1][: rules.k] for name, selector in available.items()}
     return [
         SelectorAgreement(
             selector=name,
             **split_half(sample, selector, rules, draws, seed, fraction),
-            coverage=_last(coverage(top[name], sample.totals("kl"))),
+            coverage=_number(coverage(top[name], sample.totals("kl"))[-1]) if len(top[name]) else None,
             jaccard_with={other: jaccard(top[name], top[other]) for other in available if other != name},
         )
         for name, selector in available.items()
@@ -208,30 +211,9 @@ def spearman(first: np.ndarray, second: np.ndarray) -> float | None:
 
 def cutoff_grid(last: int) -> set[int]:
     """List every K up to 50, then about geometric steps, up to the last."""
-    steps = np.geomspace(EVERY_K_UP_TO, max(last, EVERY_K_UP_TO), _grid_steps(last))
+    count = 2 + max(int(np.log(max(last, 1) / EVERY_K_UP_TO) / np.log(GRID_RATIO)), 0)
+    steps = np.geomspace(EVERY_K_UP_TO, max(last, EVERY_K_UP_TO), count)
     return {*range(1, min(last, EVERY_K_UP_TO) + 1), *(int(step) for step in np.rint(steps) if step <= last)}
-
-
-def _grid_steps(last: int) -> int:
-    return 2 + max(int(np.log(max(last, 1) / EVERY_K_UP_TO) / np.log(GRID_RATIO)), 0)
-
-
-def _stability_curves(
-    sample: Sample, selector: Selector, rules: Rules, last: int, fraction: float, draws: int, seed: int
-) -> dict[str, np.ndarray]:
-    """Mean and band of the Jaccard index at K = 1..last, by the names they have in a record."""
-    weights_BC = subset_weights(sample.n_clusters, fraction, draws, seed)
-    names = ("stability", "stability_low", "stability_high")
-    if not len(weights_BC) or not last:
-        return {name: np.full(last, np.nan) for name in names}
-    _, order = _full_ranking(sample, selector, rules)
-    jaccard_BN = np.array(
-        [
-            _jaccard_by_k(order, _rank_all(score_U, freq_U, rules), last)
-            for score_U, freq_U in replicates(sample, selector, weights_BC)
-        ]
-    )
-    return dict(zip(names, (jaccard_BN.mean(axis=0), *np.quantile(jaccard_BN, BAND, axis=0)), strict=True))
 
 
 def _jaccard_by_k(first: np.ndarray, second: np.ndarray, last: int) -> np.ndarray:
@@ -265,11 +247,6 @@ def _rank_all(score_U: np.ndarray, freq_U: np.ndarray, rules: Rules) -> np.ndarr
     return rank_types(score_U, freq_U, replace(rules, k=len(score_U)))
 
 
-def _is_available(name: str, sample: Sample) -> bool:
-    needs = {"joint": sample.kl_before, "context": sample.kept}
-    return name not in needs or needs[name] is not None
-
-
 def _subset_size(n_clusters: int, fraction: float) -> int:
     return min(max(int(fraction * n_clusters + 0.5), 1), max(n_clusters - 1, 1))
 
@@ -277,10 +254,6 @@ def _subset_size(n_clusters: int, fraction: float) -> int:
 def _mean(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return float(np.mean(known)) if known else None
-
-
-def _last(values: np.ndarray) -> float | None:
-    return _number(values[-1]) if len(values) else None
 
 
 def _number(value: float) -> float | None:
