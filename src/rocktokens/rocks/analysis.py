@@ -18,6 +18,7 @@ Shape legend: U types, N rows.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -43,7 +44,6 @@ from rocktokens.rocks.persistence import (
 from rocktokens.rocks.records import (
     CategoryShares,
     ControlMatch,
-    Crossing,
     Cutoff,
     FindRecord,
     FunnelColumns,
@@ -85,6 +85,9 @@ def analyse(store: TraceStore, result: SearchResult, rocks: RockSet) -> FindReco
     sums, criterion = result.sums, result.criterion
     selection, selector, rules = sums.selection, criterion.selector, criterion.rules(max(result.k, 1))
     seed = derive_seed(criterion.seed, "analysis")
+    crossing = None
+    with suppress(RocktokensError):  # where coverage meets stability is not always defined
+        crossing = auto_k(result.curve)
     groups = type_groups(selection, result.columns, criterion.min_freq, seed)
     token_ids = selection.token_ids
     categories = store_categories(store, token_ids)
@@ -94,7 +97,7 @@ def analyse(store: TraceStore, result: SearchResult, rocks: RockSet) -> FindReco
         funnel=_funnel(store, result, groups, categories),
         persistence=persistence_report(sums, groups, result.persistent, seed),
         trajectory=_trajectory(store, result, groups, seed),
-        cutoff=Cutoff(result.k, _crossing(result), result.curve.points(result.k)),
+        cutoff=Cutoff(result.k, crossing, result.curve.points(result.k)),
         sample_size=sample_size_curve(selection, selector, rules, seed=seed),
         selectors=compare_selectors(selection, rules, seed=seed),
         sensitivity=sensitivity_table(store, result),
@@ -159,11 +162,7 @@ def category_table(
 ) -> list[CategoryShares]:
     """Measure what each category holds of a sample, and what its rocks do, all as shares of the whole.
 
-    Args:
-        token_ids_U: ascending ids of the types that are described; every type of the sample is one of them.
-        categories: their categories.
-        sample: the prompts the table speaks of.
-        is_rock_U: which of the types are rocks.
+    The types, with ascending ids and their categories, are at least those of the sample.
 
     Returns:
         A record for each category that occurs, in the order of ``CATEGORIES``; types without an occurrence in the
@@ -196,15 +195,9 @@ def position_profile(
     max_rollouts: int = 4096,
     seed: int = 0,
 ) -> PositionProfile:
-    """Measure where rocks sit in the responses, beside where all tokens do.
+    """Measure where rocks sit in the responses to some prompts, or all, beside where all tokens do.
 
-    Args:
-        store: replay traces of a run.
-        checkpoint: whose kl is averaged.
-        rock_ids: the types that are rocks.
-        prompt_ids: the prompts to look at; default all.
-        max_rollouts: above this many, a random sample of that many rollouts is read.
-        seed: of that sample.
+    Of more than ``max_rollouts`` a random sample is read; ``checkpoint`` is the one whose kl is averaged.
     """
     if max_rollouts < 1:
         raise RocktokensError(f"max_rollouts = {max_rollouts} is not valid: give at least 1")
@@ -270,14 +263,6 @@ def _trajectory(store: TraceStore, result: SearchResult, groups: Groups, seed: i
                 ends = share_intervals(sample, chosen, paired=False, seed=seed)["mean_kl_rocks"] or (None, None)
                 means.append(GroupMean(checkpoint, half, group, sample.mean_kl(chosen), *ends))
     return means
-
-
-def _crossing(result: SearchResult) -> Crossing | None:
-    """Return where coverage meets stability; None where that is not defined."""
-    try:
-        return auto_k(result.curve)
-    except RocktokensError:
-        return None
 
 
 def _ranking_rows(result: SearchResult) -> Iterator[Row]:

@@ -48,7 +48,7 @@ class Agreement:
     jaccard_by_chance: float | None
     """Of random sets of these sizes."""
     jaccard_within: list[float | None]
-    """Of two halves of the prompts of each run alone."""
+    """Of two halves of the prompts of each run alone; which contexts recur is taken as found."""
     spearman: float | None
     n_types_in_both: int
     n_rocks: list[int]
@@ -105,7 +105,15 @@ def compare_results(stores: tuple[TraceStore, TraceStore], results: tuple[Search
     return Agreement(
         jaccard=jaccard(*ids),
         jaccard_by_chance=_chance(len(ids[0]), len(ids[1]), len(shared)),
-        jaccard_within=[_within(result) for result in results],
+        jaccard_within=[
+            split_half(
+                result.sums.selection,
+                result.criterion.selector,
+                result.criterion.rules(max(result.k, 1)),
+                seed=derive_seed(result.criterion.seed, "compare"),
+            )["jaccard_halves"]
+            for result in results
+        ],
         spearman=spearman(*(np.array([side[v] for v in shared]) for side in scores)),
         n_types_in_both=len(shared),
         n_rocks=[len(side) for side in ids],
@@ -129,13 +137,6 @@ def _chance(first: int, second: int, types: int) -> float | None:
     shared = first * second / types if types else 0.0
     union = first + second - shared
     return shared / union if union > 0 and types >= max(first, second) else None
-
-
-def _within(result: SearchResult) -> float | None:
-    """Mean Jaccard index of the rocks of two halves of one run's prompts; which contexts recur is taken as found."""
-    criterion, seed = result.criterion, derive_seed(result.criterion.seed, "compare")
-    rules = criterion.rules(max(result.k, 1))
-    return split_half(result.sums.selection, criterion.selector, rules, seed=seed)["jaccard_halves"]
 
 
 def _moved(store: TraceStore, results: tuple[SearchResult, SearchResult], union: np.ndarray) -> list[MovedType]:

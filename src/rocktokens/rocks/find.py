@@ -14,7 +14,7 @@ Paper: https://arxiv.org/abs/2605.09253
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from rocktokens.rocks.categories import store_categories
 from rocktokens.rocks.encoders import Encoder, context_encoder
 from rocktokens.rocks.records import FindRecord
 from rocktokens.rocks.search import Criterion, SearchResult, search
-from rocktokens.rocks.selectors import Sample, selector_of
+from rocktokens.rocks.selectors import selector_of
 from rocktokens.rocks.sums import HELD_OUT, NOT_SPLIT, occurrences, resolve_checkpoints, rollout_shares, type_sums
 from rocktokens.rocks.uncertainty import score_uncertainty, share_intervals
 from rocktokens.run_dir import RunDir, derive_seed
@@ -58,15 +58,14 @@ class FindOptions:
     threads: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+EVERYWHERE = FindOptions()
+
+
+class Found(NamedTuple):
     """What ``find_run`` left in the run: rocks.json and find.json."""
 
     rocks: RockSet
     analysis: FindRecord
-
-
-EVERYWHERE = FindOptions()
 
 
 def find_rocks(
@@ -322,15 +321,9 @@ def _summary(store: TraceStore, result: SearchResult) -> dict[str, Any]:
         "mean_kl_rocks": sample.mean_kl(is_rock),
         "mean_kl_rest": sample.mean_kl(~is_rock),
         "paired": sums.paired,
-        "kl_change_rocks": _kl_change(sample, is_rock, sums.paired),
-        "kl_change_rest": _kl_change(sample, ~is_rock, sums.paired),
+        "kl_change_rocks": sample.kl_change(is_rock) if sums.paired else None,
+        "kl_change_rest": sample.kl_change(~is_rock) if sums.paired else None,
         "tau_pre_nats": result.thresholds.pre,
         "tau_post_nats": result.thresholds.post,
         "intervals": {name: None if ends is None else list(ends) for name, ends in intervals.items()},
     }
-
-
-def _kl_change(sample: Sample, chosen: np.ndarray, paired: bool) -> float | None:
-    """Relative change of the summed kl from baseline to reference; None unless both scored the same occurrences."""
-    start = int(sample.totals("kl_before")[chosen].sum()) if paired else 0
-    return (int(sample.totals("kl")[chosen].sum()) - start) / start if start > 0 else None

@@ -71,6 +71,11 @@ class Sample:
         freq, kl = (int(self.totals(name)[chosen_U].sum()) for name in ("freq", "kl"))
         return kl / (freq * ONE) if freq else None
 
+    def kl_change(self, chosen_U: np.ndarray) -> float | None:
+        """The relative change of the summed kl of the chosen types from baseline to reference."""
+        kl, before = (int(self.totals(name)[chosen_U].sum()) for name in ("kl", "kl_before"))
+        return (kl - before) / before if before > 0 else None
+
     def _each(self, change: Callable[[Any], Any]) -> Self:
         names = ("freq", "kl", "grad_norm", "kl_before", "kept")
         matrices = {name: getattr(self, name) for name in names}

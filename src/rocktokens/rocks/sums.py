@@ -94,12 +94,9 @@ def type_sums(rows: ir.Table) -> TypeSums:
 
 
 def cluster_sums(rows: ir.Table, clusters: pa.Table, names: Sequence[str] = SUMS) -> pa.Table:
-    """Sum by (cluster, token_id), in no particular order.
+    """Sum by (cluster, token_id), in no particular order; occurrences of prompts without a cluster are left out.
 
-    Args:
-        rows: occurrences.
-        clusters: columns prompt_id and cluster; occurrences of other prompts are left out.
-        names: which of the sums of ``TypeSums``; each takes memory per cell.
+    ``clusters`` has columns prompt_id and cluster, ``names`` are those of ``TypeSums``: each takes memory per cell.
     """
     _require_summable(rows)
     joined: Any = rows.inner_join(ibis.memtable(clusters), "prompt_id")

@@ -74,20 +74,18 @@ def score_uncertainty(
     A probability estimated from B replicates has a Monte-Carlo standard error of sqrt(p(1 − p)/B): with 1,000 of them
     at most 1.6 percentage points.
 
-    Args:
-        sample: the prompts the rocks were selected on.
-        selector: the score that ranks.
-        rules: applied again in every replicate, so a type may fall below ``min_freq`` or out of the excluded ones.
-        draws: number of replicates.
-        seed: of the replicates.
-        level: nominal coverage of the intervals.
-        scored: the score that gets an interval, R by default, whatever ranks.
+    The rules are applied again in every replicate, so a type may fall below ``min_freq`` or out of the excluded ones.
+    ``selector`` is the score that ranks, ``scored`` the one that gets an interval, R by default.
     """
     counts_BC = bootstrap_counts(sample.n_clusters, draws, seed)
     columns = candidates(sample, selector, rules)
     part = sample.columns(columns).by_type()
     low, high = np.full((2, len(sample.token_ids)), np.nan)
-    low[columns], high[columns] = _score_intervals(part, scored, counts_BC, level)
+    width = max(bootstrap.BLOCK_CELLS // draws, 1)  # types at a time
+    for start in range(0, len(columns), width):
+        some = np.arange(start, min(start + width, len(columns)))
+        scores_BU = scored(part.columns(some), counts_BC)
+        low[columns[some]], high[columns[some]] = np.quantile(scores_BU, interval_ends(level), axis=0)
     inside = np.zeros(len(sample.token_ids), dtype=np.int64)
     for score_U, freq_U in replicates(part, selector, counts_BC):
         first = rank_types(score_U, freq_U, rules)
@@ -196,11 +194,3 @@ def _drawn(sample: Sample, chosen_U: np.ndarray, counts_BC: np.ndarray) -> dict[
     matrices = {name: getattr(sample, name) for name in names if getattr(sample, name) is not None}
     weights_BC, chosen = counts_BC.astype(np.float64), chosen_U.astype(np.int64)
     return {name: weights_BC @ (matrix @ chosen).astype(np.float64) for name, matrix in matrices.items()}
-
-
-def _score_intervals(sample: Sample, scored: Selector, counts_BC: np.ndarray, level: float) -> np.ndarray:
-    """float64 (2, U): both ends of the interval of a score, column block by column block."""
-    width = max(bootstrap.BLOCK_CELLS // len(counts_BC), 1)
-    starts = range(0, len(sample.token_ids), width)
-    parts = (sample.columns(np.arange(start, min(start + width, len(sample.token_ids)))) for start in starts)
-    return np.hstack([np.quantile(scored(part, counts_BC), interval_ends(level), axis=0) for part in parts])
