@@ -242,13 +242,13 @@ def write_atomically(target: Path, write: Callable[[Path], Any]) -> None:
 
 
 def file_sha256(path: Path) -> str:
-    """Hex SHA-256 of a file's bytes."""
+    """Return the hex SHA-256 of a file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def derive_seed(seed: int, *labels: str | int) -> int:
-    """A 63-bit seed for one use of the run's seed, so that no two uses share random numbers."""
+    """Derive a 63-bit seed for one use of the run's seed, so that no two uses share random numbers."""
     message = json.dumps([seed, *labels]).encode()
     return int.from_bytes(hashlib.blake2b(message, digest_size=8).digest(), "big") >> 1
 
@@ -262,7 +262,7 @@ def _fsync(path: Path) -> None:
 
 
 def package_versions(packages: Iterable[str] = RECORDED_PACKAGES) -> dict[str, str]:
-    """Python's version and those of the packages that are installed."""
+    """Return Python's version and those of the packages that are installed."""
     versions = {"python": platform.python_version()}
     for package in packages:
         with suppress(metadata.PackageNotFoundError):

@@ -355,7 +355,7 @@ def load_record(cls: type[R], path: str | Path, name: str, maker: str, schema_ve
 
 
 def read_record(path: str | Path, name: str, maker: str, schema_version: int) -> dict[str, Any]:
-    """The JSON object in a file, without its schema version; one sentence where it is not such a file."""
+    """Read the JSON object in a file, without its schema version; one sentence where it is not such a file."""
     path = Path(path)
     try:
         record = json.loads(path.read_text(encoding="utf-8"))

@@ -266,7 +266,7 @@ def _trajectory(store: TraceStore, result: SearchResult, groups: Groups, seed: i
 
 
 def _ranking_rows(result: SearchResult) -> Iterator[Row]:
-    """Other ways to rank over the same sums."""
+    """Try other ways to rank over the same sums."""
     criterion, sample = result.criterion, result.sums.selection
     others: dict[str, Any] = {"exclude_top_freq": 0 if criterion.exclude_top_freq else AUTHORS_EXCLUDE}
     if sample.kl_before is not None:
@@ -284,7 +284,7 @@ def _ranking_rows(result: SearchResult) -> Iterator[Row]:
 
 
 def _consistency_rows(result: SearchResult) -> Iterator[Row]:
-    """Other γ and η over the same counts of neighbours."""
+    """Try other γ and η over the same counts of neighbours."""
     criterion, context, persistent = result.criterion, result.context, result.persistent
     if context is None or persistent is None:
         return
@@ -298,7 +298,7 @@ def _consistency_rows(result: SearchResult) -> Iterator[Row]:
 
 
 def _threshold_rows(store: TraceStore, result: SearchResult) -> Iterator[Row]:
-    """Other τ: other persistent occurrences."""
+    """Try other τ: other persistent occurrences."""
     criterion = result.criterion
     if criterion.tau_nats is not None or result.encoder is None:
         return
@@ -310,7 +310,7 @@ def _threshold_rows(store: TraceStore, result: SearchResult) -> Iterator[Row]:
 
 
 def _window_rows(result: SearchResult) -> Iterator[Row]:
-    """Contexts of other widths around the same occurrences."""
+    """Try contexts of other widths around the same occurrences."""
     encoder, width, persistent = result.encoder, result.criterion.window, result.persistent
     if not isinstance(encoder, EmbeddingEncoder) or persistent is None:
         return
@@ -322,7 +322,7 @@ def _window_rows(result: SearchResult) -> Iterator[Row]:
 def _compared(
     result: SearchResult, criterion: Criterion, persistent: Occurrences, encoder: Encoder | None
 ) -> tuple[np.ndarray, bool]:
-    """The first types when contexts are compared again, within fewer pairs, and whether all of them were."""
+    """Take the first types with contexts compared again, within fewer pairs; and say whether all were compared."""
     assert encoder is not None, "there are persistent occurrences in stage context only, which has an encoder"
     criterion = replace(criterion, max_pairs=max(criterion.max_pairs // SHARE_OF_PAIRS, 2))
     sample = result.sums.selection

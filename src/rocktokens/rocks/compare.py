@@ -85,10 +85,8 @@ def compare_runs(
     opened = [open_search(run, section, seed, at) for run, at in sides]
     for store, criterion in opened:
         resolve_checkpoints(store, criterion.reference, criterion.baseline)
-    (store_a, result_a), (store_b, result_b) = (
-        (store, search_traces(store, criterion, section.encoder, progress=progress)) for store, criterion in opened
-    )
-    agreement = compare_results((store_a, store_b), (result_a, result_b))
+    a, b = (search_traces(store, criterion, section.encoder, progress=progress) for store, criterion in opened)
+    agreement = compare_results((opened[0][0], opened[1][0]), (a, b))
     return RunComparison(*names, {**section.model_dump(), "seed": seed}, agreement)
 
 
@@ -148,7 +146,7 @@ def _moved(store: TraceStore, results: tuple[SearchResult, SearchResult], union:
 
 
 def _side(result: SearchResult, union: np.ndarray) -> list[tuple[int | None, float, float]]:
-    """Rank, share of the kl and share of the tokens of some types in one search."""
+    """Return rank, share of the kl and share of the tokens of some types in one search."""
     sample = result.sums.selection
     column_of = {token_id: column for column, token_id in enumerate(sample.token_ids.tolist())}
     rank_of = {column: rank for rank, column in enumerate(result.columns.tolist(), start=1)}

@@ -150,7 +150,7 @@ def context_consistency(
 def judged_sizes(persistent_U: np.ndarray, max_pairs: int) -> np.ndarray:
     """Choose how many occurrences of a type to compare, int64 (U,): m is n, or what the cap allows; 0 where n < 2.
 
-    ``max_pairs`` bounds Σ m(m − 1), unless there are so many types that even m = 2 is too much.
+    ``max_pairs`` bounds Σ m(m − 1), unless even m = 2 for every type exceeds it.
     """
     if max_pairs < 2:
         raise RocktokensError(f"max_pairs = {max_pairs} is not valid: give a whole number of at least 2")
@@ -189,7 +189,7 @@ def neighbour_counts(vectors_ND: np.ndarray, gammas: Sequence[float], block: int
 
 
 def _chosen(persistent_U: np.ndarray, judged_U: np.ndarray, token_ids_U: np.ndarray, seed: int) -> np.ndarray:
-    """int64 (M,): indices of the occurrences to judge, ascending."""
+    """Choose the occurrences to judge, int64 (M,): their indices, ascending."""
     chosen_N = np.repeat(judged_U == persistent_U, persistent_U)
     starts_U = np.cumsum(persistent_U) - persistent_U
     for u in np.flatnonzero((judged_U > 0) & (judged_U < persistent_U)):
@@ -213,7 +213,7 @@ def _require_above_zero(name: str, value: float) -> None:
 
 
 def _similar(cosines_AB: np.ndarray, left_AD: np.ndarray, right_BD: np.ndarray, gamma: float) -> np.ndarray:
-    """Which pairs reach the threshold, bool (A, B), given their float32 cosines."""
+    """Decide which pairs reach the threshold, bool (A, B), given their float32 cosines."""
     band = (left_AD.shape[1] + 4) * FLOAT32_UNIT  # two more units: the bounds are themselves rounded to float32
     similar_AB = cosines_AB >= gamma + band
     near_AB = (cosines_AB >= gamma - band) ^ similar_AB

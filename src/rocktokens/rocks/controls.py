@@ -182,7 +182,7 @@ def _require_draws(draws: int, seed: int) -> None:
 
 
 def _reference(store: TraceStore, rocks: RockSet) -> int:
-    """The checkpoint the rocks were found at, if they belong to this store and there are any."""
+    """Return the checkpoint the rocks were found at, if they belong to this store and there are any."""
     rocks.require_tokenizer(store.tokenizer_sha256)
     if not rocks.tokens:
         raise RocktokensError("rocks holds no tokens, so there is nothing to match: find rocks with a k of at least 1")
@@ -193,7 +193,7 @@ def _reference(store: TraceStore, rocks: RockSet) -> int:
 
 
 def _draws(market: Market, tolerance: float, draws: int, seed: int) -> list[np.ndarray]:
-    """Partners (K,) by draw; one for which no fitting total is found falls back on the closest match."""
+    """Draw partners (K,) several times; one for which no fitting total is found falls back on the closest match."""
 
     def drawn(draw: int) -> np.ndarray:
         return draw_partners(market, float(draw > 0), np.random.Generator(np.random.PCG64([seed, draw])))
@@ -233,7 +233,7 @@ def _require_partners(market: Market, rocks: RockSet, tolerance: float) -> None:
 
 
 def _blocks_of_rollouts(rows: ir.Table) -> Iterator[pa.Table]:
-    """The rows in order of rollout and position, some whole rollouts at a time."""
+    """Yield the rows in order of rollout and position, some whole rollouts at a time."""
     rollout_id: Any = rows.rollout_id
     counts = rows.group_by("rollout_id").agg(rows=rows.count()).order_by("rollout_id").to_pyarrow()
     block_R = np.cumsum(counts["rows"].to_numpy()) // ROWS_PER_BLOCK
@@ -244,7 +244,7 @@ def _blocks_of_rollouts(rows: ir.Table) -> Iterator[pa.Table]:
 
 
 def make_market(token_ids: np.ndarray, freq: np.ndarray, rock_ids: np.ndarray, tolerance: float) -> Market:
-    """The rocks and everything else that was counted; a rock that was not has frequency 0."""
+    """Set the rocks beside everything else that was counted; a rock that was not has frequency 0."""
     count_of = dict(zip(token_ids.tolist(), freq.tolist(), strict=True))
     rock_freq = [count_of.get(token_id, 0) for token_id in rock_ids.tolist()]
     candidates = np.flatnonzero(~np.isin(token_ids, rock_ids))
@@ -258,7 +258,7 @@ def make_market(token_ids: np.ndarray, freq: np.ndarray, rock_ids: np.ndarray, t
 
 
 def most_partners(market: Market) -> np.ndarray:
-    """Candidates (K,) that give as many rocks as possible a partner, the closest such; NO_PARTNER for the others."""
+    """Give as many rocks as possible a partner, candidates (K,), the closest such; NO_PARTNER for the others."""
     prices = _prices(market, np.zeros(len(market.freq)), jitter=0.0)
     rocks_E, candidates_E = _worth_considering(market, prices)
     costs_E = prices(rocks_E, candidates_E)
@@ -272,7 +272,7 @@ def most_partners(market: Market) -> np.ndarray:
 
 
 def draw_partners(market: Market, jitter: float, rng: np.random.Generator) -> np.ndarray:
-    """Candidates (K,), one for every rock: the cheapest whose total fits, or the cheapest of all where none is found.
+    """Choose a candidate for every rock (K,): the cheapest whose total fits, or the cheapest of all if none is found.
 
     Every rock can have a partner. With ``jitter`` 0 the match is the closest there is and prices only decide ties.
     """
@@ -288,7 +288,7 @@ def _share_of(count: int, share: float) -> int:
 
 
 def _prices(market: Market, noise_C: np.ndarray, jitter: float) -> Prices:
-    """A pair costs its absolute gap, and a random price of the candidate: noise from 0 to 1 times the highest price.
+    """Price a pair by its absolute gap and a random price of the candidate: noise from 0 to 1 times the highest price.
 
     That is ``jitter`` as a share of the allowed gap; at 0 all prices together stay below one occurrence.
     """
@@ -301,7 +301,7 @@ def _prices(market: Market, noise_C: np.ndarray, jitter: float) -> Prices:
 
 
 def _worth_considering(market: Market, prices: Prices) -> tuple[np.ndarray, np.ndarray]:
-    """Of K rocks none needs more than its K cheapest candidates: the others take at most K − 1 of them."""
+    """Keep the K cheapest candidates of each of K rocks: the other rocks take at most K − 1 of them."""
     count = len(market.rock_freq)
 
     def choose(rock: int, candidates: np.ndarray) -> np.ndarray:
@@ -313,7 +313,7 @@ def _worth_considering(market: Market, prices: Prices) -> tuple[np.ndarray, np.n
 
 
 def _cheapest(rocks_E: np.ndarray, candidates_E: np.ndarray, costs_E: np.ndarray) -> np.ndarray:
-    """The candidate of every rock in the assignment of all rocks that costs least (K,)."""
+    """Assign a candidate to every rock (K,) so that the whole costs least."""
     # To the solver a zero is no pair. All rocks are assigned, so a constant on every cost changes nothing.
     weights = csr_array((costs_E + 1, (rocks_E, candidates_E)))
     return min_weight_full_bipartite_matching(weights)[1]

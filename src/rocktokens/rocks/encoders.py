@@ -115,7 +115,7 @@ def embedding_encoder(rows: ir.Table, embeddings_VD: np.ndarray, window: int) ->
 
 
 def context_windows(rows: ir.Table, rollout_ids_N: np.ndarray, positions_N: np.ndarray, window: int) -> np.ndarray:
-    """Fetch the response tokens around each occurrence, without the occurrence itself; they come in any order.
+    """Fetch the response tokens around each occurrence, without the occurrence itself, given in any order.
 
     Returns:
         int32 (N, W): ids at t − window … t + window, −1 before the start and after the end of the response.
@@ -157,8 +157,11 @@ def read_embeddings(folder: Path) -> np.ndarray:
     from safetensors import SafetensorError
 
     try:
-        if (folder / ADAPTER).is_file():
-            folder = _base_of(folder)
+        if (folder / ADAPTER).is_file():  # its base model holds them, if the adapter left them as they are
+            changed = [name for file in folder.glob("adapter_model*.safetensors") for name in _tensor_names(file)]
+            if any(map(_is_embedding, changed)):
+                raise ValueError("its adapter changes them")
+            folder = Path(json.loads((folder / ADAPTER).read_text(encoding="utf-8"))["base_model_name_or_path"])
         return _embeddings_in(folder)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         raise RocktokensError(
@@ -241,14 +244,6 @@ def _tensor_files(folder: Path) -> dict[str, Path]:
     if not files:
         raise ValueError("it has no model*.safetensors" if folder.is_dir() else "it is not a directory")
     return {name: file for file in files for name in _tensor_names(file)}
-
-
-def _base_of(adapter: Path) -> Path:
-    """The base model of a LoRA adapter, which must have left the embeddings as they are."""
-    changed = [name for file in adapter.glob("adapter_model*.safetensors") for name in _tensor_names(file)]
-    if any(map(_is_embedding, changed)):
-        raise ValueError("its adapter changes them")
-    return Path(json.loads((adapter / ADAPTER).read_text(encoding="utf-8"))["base_model_name_or_path"])
 
 
 def _is_embedding(name: str) -> bool:

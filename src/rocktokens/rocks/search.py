@@ -36,16 +36,8 @@ from rocktokens.run_dir import derive_seed
 from rocktokens.traces.store import TraceStore
 
 STAGES = ("context", "score")
-WHOLE = {
-    "reference": 0,
-    "baseline": 0,
-    "k": 1,
-    "min_freq": 1,
-    "exclude_top_freq": 0,
-    "window": 1,
-    "max_pairs": 2,
-    "seed": 0,
-}
+FROM_ZERO = ("reference", "baseline", "exclude_top_freq", "seed")
+WHOLE = {**dict.fromkeys(FROM_ZERO, 0), "k": 1, "min_freq": 1, "window": 1, "max_pairs": 2}
 """Parameters that are whole numbers, with the least they may be."""
 NUMBERS: dict[str, tuple[Callable[[float], bool], str]] = {
     "gamma": (lambda value: 0 < value <= 1, "a number above 0, up to 1"),
@@ -254,7 +246,7 @@ def compares_all(selection: Sample, persistent: Occurrences, context: ContextRes
 
 
 def with_kept(sample: Sample, persistent: Occurrences, context: ContextResult, gamma: float, eta: float) -> Sample:
-    """The sample, told how many occurrences of each type and cluster were kept."""
+    """Add to a sample how many occurrences of each type and cluster were kept."""
     kept = context.kept(gamma, eta)
     columns, clusters = context.columns[kept], persistent.clusters[context.occurrences[kept]]
     each = context.scales[columns]
@@ -263,7 +255,7 @@ def with_kept(sample: Sample, persistent: Occurrences, context: ContextResult, g
 
 
 def score_types(sample: Sample, selector: Selector) -> np.ndarray:
-    """float64 (U,): the score of every type on the whole sample."""
+    """Score every type on the whole sample, float64 (U,)."""
     return selector(sample, np.ones((1, sample.n_clusters)))[0]
 
 

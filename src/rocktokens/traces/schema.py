@@ -50,7 +50,7 @@ def trace_table(
     weights: np.ndarray | None = None,
     tops: Mapping[str, tuple[np.ndarray, np.ndarray]] | None = None,
 ) -> pa.Table:
-    """Rows of scored rollouts, in the order given.
+    """Lay scored rollouts out as rows, in the order given.
 
     Args:
         rollouts: the rollouts whose response tokens were scored.
@@ -90,7 +90,7 @@ def trace_table(
 
 
 def validate_table(table: pa.Table) -> pa.Table:
-    """The table in the schema's column order and types, or one sentence that says what is wrong with it."""
+    """Return the table in the schema's column order and types, or say in one sentence what is wrong with it."""
     chosen = _chosen_fields(table.column_names)
     columns = [_cast(table.column(column.name), column) for column in chosen]
     valid = pa.Table.from_arrays(columns, schema=_schema(chosen))

@@ -1,4 +1,4 @@
-"""Reads the trace parts of a run through ibis, on an embedded DuckDB or on Spark.
+"""Read the trace parts of a run through ibis, on an embedded DuckDB or on Spark.
 
 1. The manifest says which parts exist; stray files do not, and a listed part that is missing or cut short is an error.
 2. Every part's footer is checked (schema version, row count) when its checkpoint is first asked for.
