@@ -9,6 +9,7 @@
 
 import csv
 import io
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
@@ -161,7 +162,9 @@ def csv_text(records: Iterable[Mapping[str, Any]]) -> str:
     buffer = io.StringIO()
     writer = csv.writer(buffer)
     writer.writerow(map(for_csv, columns))
-    writer.writerows([for_csv(row.get(name)) for name in columns] for row in rows)
+    for row in rows:
+        values = (row.get(name) for name in columns)
+        writer.writerow(None if isinstance(v, float) and not math.isfinite(v) else for_csv(v) for v in values)
     return buffer.getvalue()
 
 

@@ -16,7 +16,6 @@ Media, each with characters of its own that act:
    so does every place where a spreadsheet that separates by semicolons or tabs would see a cell begin like one.
 """
 
-import math
 import re
 import unicodedata
 from bisect import bisect_right
@@ -71,9 +70,9 @@ def for_html(text: str) -> str:
 
 
 def for_csv(value: Any) -> Any:
-    """Return a cell that no spreadsheet evaluates; numbers stay numbers, and what is not finite is empty."""
+    """Return a cell that no spreadsheet evaluates; numbers stay numbers."""
     if not isinstance(value, str):
-        return None if isinstance(value, float) and not math.isfinite(value) else value
+        return value
     inert = _FORMULA_START.sub(r"\1'", value[:MAX_CELL])
     return printable(inert) + ("…" if len(value) > MAX_CELL else "")
 
