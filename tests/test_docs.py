@@ -101,10 +101,10 @@ def unknown_commands(text: str) -> list[str]:
     context = group.context_class(group)
     unknown = []
     for match in (match for part in shell_texts(text) for match in _COMMAND.finditer(part)):
-        verb = group.get_command(context, match["verb"])
-        if verb is None:
+        if group.get_command(context, match["verb"]) is None:
             unknown.append(match["verb"])
             continue
+        verb = group.resolve_command(context, [match["verb"]])[1]  # the list has names only; this imports the command
         options = {option for param in verb.params for option in (*param.opts, *param.secondary_opts)} | {"--help"}
         unknown.extend(f"{match['verb']} {flag}" for flag in _FLAG.findall(match["rest"]) if flag not in options)
     return unknown
