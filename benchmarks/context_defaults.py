@@ -29,7 +29,7 @@ from rocktokens.rocks.encoders import Encoder, embedding_encoder, traced_embeddi
 from rocktokens.rocks.persistence import Persistent, find_thresholds, persistent_occurrences
 from rocktokens.rocks.search import Criterion, compare_contexts, score_types, with_kept
 from rocktokens.rocks.selectors import rank_types, selector_of
-from rocktokens.rocks.split import PromptSplit, PromptSums, gather
+from rocktokens.rocks.sums import PromptSplit, PromptSums, gather
 from rocktokens.run_dir import RunDir
 from rocktokens.traces.store import TraceStore
 

@@ -29,12 +29,11 @@ from typing import Any
 import numpy as np
 
 from printing import machine, print_table, whole
-from rocktokens.rocks.analysis import analyse
+from rocktokens.rocks.analysis import analyse, other_gammas
 from rocktokens.rocks.contexts import context_consistency
 from rocktokens.rocks.encoders import encode_windows
 from rocktokens.rocks.find import find_rocks, rock_set, search_traces
 from rocktokens.rocks.search import Criterion
-from rocktokens.rocks.sensitivity import other_gammas
 from rocktokens.run_dir import file_sha256
 from rocktokens.traces.store import TraceStore
 from synthetic_trace import PHRASE, TYPES, tokens, write_trace
@@ -170,8 +169,8 @@ def analysis_work(trace: str, threads: int) -> Work:
     def work() -> Measured:
         store, criterion = TraceStore(trace, threads=threads), Criterion(k=K)
         gammas = other_gammas(criterion.gamma)
-        result, encoders = search_traces(store, criterion, embeddings=embeddings_VD, gammas=gammas)
-        analysis = analyse(store, result, rock_set(store, result), encoders)
+        result = search_traces(store, criterion, embeddings=embeddings_VD, gammas=gammas)
+        analysis = analyse(store, result, rock_set(store, result))
         return {"parts": sorted(analysis.to_record())}
 
     return work

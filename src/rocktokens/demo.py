@@ -149,9 +149,8 @@ def measure_movement(directory: RunDir, rocks: RockSet) -> "tuple[Movement, pd.D
 
     The types are measured on the prompts that did not select the rocks, where there are any.
     """
-    from rocktokens.rocks.aggregate import prompts_of
     from rocktokens.rocks.find import type_table
-    from rocktokens.rocks.split import split_prompts
+    from rocktokens.rocks.sums import prompts_of, split_prompts
     from rocktokens.traces.store import TraceStore
 
     kl = [json.loads(line)["kl"] for line in directory.logs.read_text(encoding="utf-8").splitlines()]

@@ -97,7 +97,7 @@ def _is_found(run: RunDir, config: Config) -> bool:
     """Return whether rocks.json and find.json are of this criterion and of the traces that are there."""
     from rocktokens.rocks.records import FindRecord
     from rocktokens.rocks.search import Criterion
-    from rocktokens.rocks.split import resolve_checkpoints
+    from rocktokens.rocks.sums import resolve_checkpoints
     from rocktokens.traces.store import TraceStore
 
     store = TraceStore(run)

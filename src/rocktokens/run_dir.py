@@ -57,38 +57,18 @@ class RunDir:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-
-    # Paths
-
-    @property
-    def config(self) -> Path:
+        self.config = self.path / "config.toml"
         """The config the run was started with, defaults written out."""
-        return self.path / "config.toml"
-
-    @property
-    def rocks(self) -> Path:
+        self.rocks = self.path / "rocks.json"
         """The rocks found."""
-        return self.path / "rocks.json"
-
-    @property
-    def evaluations(self) -> Path:
+        self.evaluations = self.path / "evaluations.json"
         """Accuracies measured so far."""
-        return self.path / "evaluations.json"
-
-    @property
-    def knockout(self) -> Path:
+        self.knockout = self.path / "knockout.json"
         """What bans did to accuracy, in the last sweep."""
-        return self.path / "knockout.json"
-
-    @property
-    def gradients(self) -> Path:
+        self.gradients = self.path / "gradients.json"
         """Where the gradient goes, in logit and in parameter space."""
-        return self.path / "gradients.json"
-
-    @property
-    def logs(self) -> Path:
+        self.logs = self.path / "logs.jsonl"
         """One JSON object per training step."""
-        return self.path / "logs.jsonl"
 
     def checkpoint(self, step: int) -> Path:
         """The directory of the student at a training step, loadable by ``from_pretrained``."""
@@ -150,7 +130,9 @@ class RunDir:
 
     def record_start(self, command: str, **facts: Any) -> None:
         """Note who wrote here, with which versions and seeds."""
-        self.update_manifest(command=command, started=_now(), machine=_machine(), versions=package_versions(), **facts)
+        started = datetime.now(UTC).isoformat(timespec="seconds")
+        machine = {"system": platform.system(), "machine": platform.machine(), "cpus": os.cpu_count()}
+        self.update_manifest(command=command, started=started, machine=machine, versions=package_versions(), **facts)
 
     def commit(self, relative: str, write: Callable[[Path], Any], rows: int = 0) -> FileEntry:
         """Let ``write`` fill a temporary file, then make it part of the run, or leave no trace of the attempt."""
@@ -197,12 +179,9 @@ class RunDir:
         with self.lock(), _one_change:
             manifest = self.manifest()
             yield manifest
-            self._write_manifest(manifest)
-
-    def _write_manifest(self, manifest: dict[str, Any]) -> None:
-        # Lines by a separator: ``indent`` leaves json's fast encoder, and a long run lists thousands of files.
-        text = json.dumps(manifest, separators=(",\n", ": "), sort_keys=True, ensure_ascii=False)
-        write_atomically(self.path / "manifest.json", lambda path: path.write_text(text + "\n", encoding="utf-8"))
+            # Lines by a separator: ``indent`` leaves json's fast encoder, and a long run lists thousands of files.
+            text = json.dumps(manifest, separators=(",\n", ": "), sort_keys=True, ensure_ascii=False)
+            write_atomically(self.path / "manifest.json", lambda path: path.write_text(text + "\n", encoding="utf-8"))
 
     # Lock
 
@@ -225,7 +204,16 @@ class RunDir:
 
     def _acquire(self) -> int:
         """The descriptor whose closing lets go of the lock."""
-        descriptor = self._open_lock()
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except (FileExistsError, NotADirectoryError):
+            raise RunDirError(f"{self.path} is a file, not a folder: give run.directory another name") from None
+        except OSError as error:
+            raise RunDirError(
+                f"{self.path} cannot be created or written ({(error.strerror or str(error)).lower()}): fix that, or "
+                "give another run.directory"
+            ) from None
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -238,18 +226,6 @@ class RunDir:
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         return descriptor
 
-    def _open_lock(self) -> int:
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            return os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except (FileExistsError, NotADirectoryError):
-            raise RunDirError(f"{self.path} is a file, not a folder: give run.directory another name") from None
-        except OSError as error:
-            raise RunDirError(
-                f"{self.path} cannot be created or written ({(error.strerror or str(error)).lower()}): mend that, or "
-                "give another run.directory"
-            ) from None
-
 
 def write_atomically(target: Path, write: Callable[[Path], Any]) -> None:
     """Let ``write`` fill a temporary file beside ``target``, flush it to the disk, and rename it into place."""
@@ -261,19 +237,18 @@ def write_atomically(target: Path, write: Callable[[Path], Any]) -> None:
         temporary.replace(target)
         _fsync(target.parent)
     except BaseException:
-        with suppress(FileNotFoundError):
-            temporary.unlink()
+        temporary.unlink(missing_ok=True)
         raise
 
 
 def file_sha256(path: Path) -> str:
-    """Hex SHA-256 of a file's bytes."""
+    """Return the hex SHA-256 of a file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def derive_seed(seed: int, *labels: str | int) -> int:
-    """A 63-bit seed for one use of the run's seed, so that no two uses share random numbers."""
+    """Derive a 63-bit seed for one use of the run's seed, so that no two uses share random numbers."""
     message = json.dumps([seed, *labels]).encode()
     return int.from_bytes(hashlib.blake2b(message, digest_size=8).digest(), "big") >> 1
 
@@ -286,16 +261,8 @@ def _fsync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def _machine() -> dict[str, Any]:
-    return {"system": platform.system(), "machine": platform.machine(), "cpus": os.cpu_count()}
-
-
 def package_versions(packages: Iterable[str] = RECORDED_PACKAGES) -> dict[str, str]:
-    """Python's version and those of the packages that are installed."""
+    """Return Python's version and those of the packages that are installed."""
     versions = {"python": platform.python_version()}
     for package in packages:
         with suppress(metadata.PackageNotFoundError):

@@ -7,6 +7,7 @@ V vocabulary, D student width, E teacher width, K top-k.
 import json
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
@@ -29,14 +30,7 @@ ONE = 1 << 24
 """1 in fixed point: scores are summed as integers of this unit, the same for any order of the rows."""
 Verdict = Literal["untested", "pillar", "stumbling", "neutral", "undecided"]
 Category = Literal[
-    "latex_math",
-    "markdown_whitespace",
-    "discourse",
-    "digit",
-    "punctuation",
-    "function_word",
-    "content_word",
-    "other",
+    "latex_math", "markdown_whitespace", "discourse", "digit", "punctuation", "function_word", "content_word", "other"
 ]
 
 
@@ -76,7 +70,7 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True)
 class TokenScores:
-    """Per-token quantities (method 2), one entry per response token, numpy or torch alike, all (T,) float32.
+    """Per-token quantities (docs/method.md, section 2), numpy or torch alike, all (T,) float32 over response tokens.
 
     The first six are always there; the others are None unless they were asked for.
     """
@@ -209,15 +203,11 @@ class RockSet:
     def load(cls, path: str | Path) -> Self:
         """Read rocks.json; a newer schema or a damaged file is refused by name."""
         record = read_record(path, "rocks.json", "`rocktokens find`", ROCKS_SCHEMA_VERSION)
-        try:
+        with _fields_of(path, "rocks.json", "`rocktokens find`"):
             tokens = [_rock_token(entry) for entry in record.pop("tokens")]
             if not all(isinstance(record[name], dict) for name in ("criterion", "source", "summary")):
                 raise TypeError("criterion, source and summary are objects")
             return cls(tokens=tokens, **record)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise RocktokensError(
-                f"{path} lacks fields of rocks.json or has others ({error}): write it again with `rocktokens find`"
-            ) from None
 
     def to_frame(self) -> "pd.DataFrame":
         """The tokens as a pandas frame, one row each, in rank order."""
@@ -316,17 +306,13 @@ class ControlSet:
     def load(cls, path: str | Path) -> Self:
         """Read controls.json; a newer schema or a damaged file is refused by name."""
         record = read_record(path, "controls.json", "`match_controls`", CONTROLS_SCHEMA_VERSION)
-        try:
+        with _fields_of(path, "controls.json", "`match_controls`"):
             draws = [ControlDraw(**entry) for entry in record.pop("draws")]
             controls = cls(draws=draws, **record)
             aligned = [controls.rock_freq, *(column for draw in draws for column in (draw.ids, draw.freq))]
             if any(len(column) != len(controls.rock_ids) for column in aligned):
                 raise TypeError("lists of different lengths")
             return controls
-        except (KeyError, TypeError, AttributeError) as error:
-            raise RocktokensError(
-                f"{path} lacks fields of controls.json or has others ({error}): write it again with `match_controls`"
-            ) from None
 
 
 class Record:
@@ -351,12 +337,7 @@ def write_record(path: str | Path, record: dict[str, Any], indent: int | None = 
 def load_record(cls: type[R], path: str | Path, name: str, maker: str, schema_version: int) -> R:
     """Read a file as nested records, field by field; one sentence where a field is missing, unknown or mistyped.
 
-    Args:
-        cls: the record of the whole file, with a field ``schema_version``.
-        path: the file.
-        name: what such a file is called.
-        maker: the command that writes it.
-        schema_version: the version that this release reads.
+    ``cls`` has a field ``schema_version``, ``maker`` is the command that writes such a file.
     """
     from pydantic import TypeAdapter, ValidationError
 
@@ -374,7 +355,7 @@ def load_record(cls: type[R], path: str | Path, name: str, maker: str, schema_ve
 
 
 def read_record(path: str | Path, name: str, maker: str, schema_version: int) -> dict[str, Any]:
-    """The JSON object in a file, without its schema version; one sentence where it is not such a file."""
+    """Read the JSON object in a file, without its schema version; one sentence where it is not such a file."""
     path = Path(path)
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
@@ -395,11 +376,19 @@ def read_record(path: str | Path, name: str, maker: str, schema_version: int) ->
     return record
 
 
-_INTERVALS = ("score_interval", "delta_interval", "ccr_interval")
+@contextmanager
+def _fields_of(path: str | Path, name: str, maker: str) -> Iterator[None]:
+    """Say in one sentence which file lacks a field, or has one that does not belong there."""
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError) as error:
+        raise RocktokensError(
+            f"{path} lacks fields of {name} or has others ({error}): write it again with {maker}"
+        ) from None
 
 
 def _rock_token(entry: dict[str, Any]) -> RockToken:
-    intervals = {name: tuple(entry[name]) for name in _INTERVALS if entry.get(name)}
+    intervals = {name: tuple(value) for name, value in entry.items() if name.endswith("_interval") and value}
     token = RockToken(**{**entry, **intervals})
     if not math.isfinite(token.score):
         raise RocktokensError(f"rock {token.id} has score {token.score}: rocks.json is damaged, run `rocktokens find`")

@@ -1,4 +1,4 @@
-"""The windows of rock occurrences, and random windows like them (method 7).
+"""The windows of rock occurrences, and random windows like them (docs/method.md, section 7).
 
 1. The window of an occurrence is the maximal run of positions around it whose kl is at least ``min_kl``, cut off at
    ``max_each_side`` positions to either side. The occurrence is part of that run: one whose own kl is lower, or not
@@ -51,12 +51,7 @@ class WindowRule:
 def rock_windows(is_rock_T: Any, kl_T: Any, rollout_ids_T: Any, positions_T: Any, rule: WindowRule) -> Any:
     """Mark where a rock or its window is: bool (T,), numpy or torch as the input, on its device.
 
-    Args:
-        is_rock_T: bool, True at the rock occurrences.
-        kl_T: nats; NaN where it is not known.
-        rollout_ids_T: the rollout of each row.
-        positions_T: its position in the response.
-        rule: how far a window reaches.
+    ``is_rock_T`` is True at the rock occurrences; kl, in nats, is NaN where it is not known.
     """
     high_T = _reaches(kl_T, rule.min_kl)
     is_next = (rollout_ids_T[1:] == rollout_ids_T[:-1]) & (positions_T[1:] == positions_T[:-1] + 1)
@@ -72,13 +67,10 @@ def rock_windows(is_rock_T: Any, kl_T: Any, rollout_ids_T: Any, positions_T: Any
 def random_windows(marked_T: Any, rollout_ids_T: Any, seed: int | Sequence[int]) -> Any:
     """Mark as many positions in every rollout, in runs of the same lengths, at random places.
 
-    Args:
-        marked_T: bool, numpy or torch.
-        rollout_ids_T: the rollout of each row.
-        seed: one number or several, each 0 or more; with it a rollout's result depends on nothing but its own rows.
+    The seed is one number or several, each 0 or more; with it a rollout's result depends on nothing but its own rows.
 
     Returns:
-        bool (T,), of the kind and on the device of ``marked_T``.
+        bool (T,), numpy or torch as ``marked_T``, on its device.
     """
     if not isinstance(marked_T, np.ndarray):
         import torch
@@ -88,7 +80,8 @@ def random_windows(marked_T: Any, rollout_ids_T: Any, seed: int | Sequence[int])
     seeds = [seed] if isinstance(seed, int | np.integer) else list(seed)
     edges_T = np.zeros(len(marked_T) + 1, dtype=np.int8)
     for rollout_id, start, end in _rollouts(rollout_ids_T):
-        lengths = _run_lengths(marked_T[start:end])
+        steps = np.diff(marked_T[start:end].astype(np.int8), prepend=0, append=0)
+        lengths = np.flatnonzero(steps == -1) - np.flatnonzero(steps == 1)
         if lengths.size:
             rng = np.random.Generator(np.random.PCG64([*seeds, rollout_id % 2**64]))
             firsts, lasts = _place(lengths, end - start, rng)
@@ -116,11 +109,6 @@ def _rollouts(rollout_ids_T: np.ndarray) -> list[tuple[int, int, int]]:
         raise RocktokensError(f"the rows of rollout {ids[counts > 1][0]} are not together: order them by rollout")
     ends = np.append(starts[1:], len(rollout_ids_T))
     return list(zip(rollout_ids_T[starts].tolist(), starts.tolist(), ends.tolist(), strict=True))
-
-
-def _run_lengths(marked_T: np.ndarray) -> np.ndarray:
-    steps = np.diff(marked_T.astype(np.int8), prepend=0, append=0)
-    return np.flatnonzero(steps == -1) - np.flatnonzero(steps == 1)
 
 
 def _place(lengths: np.ndarray, size: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:

@@ -1,6 +1,7 @@
 """``find`` is the same wherever a run lies and refuses half a replay; what it says of rocks is of other prompts."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from rocktokens.cli.demo import movement_table, print_answer
 from rocktokens.demo import Movement, measure_movement
 from rocktokens.evaluation.records import EvaluationRecord
 from rocktokens.rocks.find import find_rocks
-from rocktokens.rocks.split import split_prompts
+from rocktokens.rocks.sums import split_prompts
 from rocktokens.run_dir import RunDir, derive_seed
 from rocktokens.traces.store import TraceStore
 from rocktokens.types import KEPT, RockSet
@@ -39,6 +40,11 @@ def test_the_prompts_are_split_by_the_seed_of_the_run(finished: FinishedRun, cop
 def test_the_library_call_gives_the_same_bytes(finished: FinishedRun, copy: Path, tmp_path: Path):
     find_rocks(TraceStore(copy)).save(tmp_path / "rocks.json")
     assert (tmp_path / "rocks.json").read_bytes() == (finished.path / "rocks.json").read_bytes()
+    text = (copy / "config.toml").read_text(encoding="utf-8")
+    RunDir(copy).commit_text("config.toml", re.sub(r"(\[find\]\n(?:.*\n)*?)k = .*\n", r'\1k = "auto"\n', text))
+    succeed("find", copy)
+    find_rocks(TraceStore(finished.path), k="auto").save(tmp_path / "rocks.json")
+    assert (tmp_path / "rocks.json").read_bytes() == (copy / "rocks.json").read_bytes()
     find_rocks(TraceStore(copy), k="auto", gamma=0.9).save(tmp_path / "rocks.json")
     succeed("find", copy, "--k", "auto", "--set", "find.gamma=0.9")
     assert (tmp_path / "rocks.json").read_bytes() == (copy / "rocks.json").read_bytes()

@@ -21,9 +21,8 @@ from rocktokens.gradients.records import NormRatio
 from rocktokens.gradients.type_gradients import describe_types, members
 from rocktokens.inference.bootstrap import bootstrap_counts
 from rocktokens.models.load import load_model
-from rocktokens.rocks.aggregate import prompts_of
 from rocktokens.rocks.selectors import Sample
-from rocktokens.rocks.split import split_prompts
+from rocktokens.rocks.sums import prompts_of, split_prompts
 from rocktokens.rollouts.store import read_rollouts
 from rocktokens.run_dir import RunDir, derive_seed
 from rocktokens.studies.worker import drop_optimizers

@@ -10,7 +10,7 @@ import pytest
 from command_line import snapshot
 
 from rocktokens.errors import ConfigError, ControlMatchError
-from rocktokens.rocks.aggregate import occurrences, type_sums
+from rocktokens.rocks.sums import occurrences, type_sums
 from rocktokens.run_dir import RunDir
 from rocktokens.studies.config import StudyConfig, make_study
 from rocktokens.studies.plan import plan_jobs, require_unchanged

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models
 from hostile_texts import HOSTILE, SURROGATES
 from rocktokens.knockout.journal import Decoded, RunJournal
 from rocktokens.knockout.records import Ban, BanChanges, Knockout, KnockoutSweep, Role
-from rocktokens.rocks.split import HELD_OUT
+from rocktokens.rocks.sums import HELD_OUT
 from rocktokens.rollouts.store import write_rollouts
 from rocktokens.run_dir import RunDir
 from rocktokens.traces.schema import trace_table

@@ -26,14 +26,13 @@ from trace_oracle import (
 )
 
 from rocktokens.errors import ControlMatchError
-from rocktokens.rocks.analysis import OTHER, analyse
+from rocktokens.rocks.analysis import OTHER, analyse, other_gammas, sensitivity_table
 from rocktokens.rocks.controls import match_controls
 from rocktokens.rocks.find import find_rocks, rock_set, search_traces
 from rocktokens.rocks.persistence import RANDOM, RARE, ROCK
 from rocktokens.rocks.records import FindRecord
 from rocktokens.rocks.search import Criterion
-from rocktokens.rocks.sensitivity import other_gammas, sensitivity_table
-from rocktokens.rocks.split import HELD_OUT, SELECTION
+from rocktokens.rocks.sums import HELD_OUT, SELECTION
 from rocktokens.traces.store import TraceStore
 
 ONE = 2**24
@@ -58,8 +57,8 @@ PARTS = {
 
 def analysis_of(store: TraceStore, **options: Any) -> FindRecord:
     criterion = Criterion(**options)
-    result, encoders = search_traces(store, criterion, embeddings=EMBEDDINGS, gammas=other_gammas(criterion.gamma))
-    found = analyse(store, result, rock_set(store, result), encoders)
+    result = search_traces(store, criterion, embeddings=EMBEDDINGS, gammas=other_gammas(criterion.gamma))
+    found = analyse(store, result, rock_set(store, result))
     assert found.to_record().keys() == PARTS
     with TemporaryDirectory() as folder:
         path = Path(folder) / "find.json"
@@ -199,8 +198,8 @@ def test_categories_and_positions_are_measured_on_the_held_out_half(analysis, ta
 
 def test_sensitivity_and_selectors_are_of_the_same_search(analysis, store):
     criterion = Criterion(**SETTINGS)
-    result, encoders = search_traces(store, criterion, embeddings=EMBEDDINGS, gammas=other_gammas(criterion.gamma))
-    table = sensitivity_table(store, result, encoders)
+    result = search_traces(store, criterion, embeddings=EMBEDDINGS, gammas=other_gammas(criterion.gamma))
+    table = sensitivity_table(store, result)
     assert analysis.sensitivity == table
     selectors = {record.selector: record for record in analysis.selectors}
     assert selectors.keys() == {"freq x mean", "mean", "joint", "lower bound", "context"}

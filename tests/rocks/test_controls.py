@@ -16,8 +16,7 @@ from trace_oracle import counted, occurrences_of, random_trace, rescored, with_c
 from rocktokens import ControlSet, match_controls
 from rocktokens.errors import ControlMatchError, RocktokensError, TokenizerMismatchError
 from rocktokens.rocks import controls as controls_module
-from rocktokens.rocks.controls import random_positions
-from rocktokens.rocks.matching import NO_PARTNER, Market, draw_partners, make_market, most_partners
+from rocktokens.rocks.controls import NO_PARTNER, Market, draw_partners, make_market, most_partners, random_positions
 from rocktokens.run_dir import RunDir
 from rocktokens.traces.store import TraceStore
 from rocktokens.types import RockSet, RockToken

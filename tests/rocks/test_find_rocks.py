@@ -30,7 +30,7 @@ from rocktokens.errors import RocktokensError
 from rocktokens.inference.bootstrap import bootstrap_counts
 from rocktokens.rocks.find import find_rocks, type_table
 from rocktokens.rocks.search import Criterion, search
-from rocktokens.rocks.split import HELD_OUT, NOT_SPLIT
+from rocktokens.rocks.sums import HELD_OUT, NOT_SPLIT
 from rocktokens.run_dir import RunDir, derive_seed
 from rocktokens.traces.store import TraceStore
 from rocktokens.types import RockSet

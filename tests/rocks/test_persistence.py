@@ -24,6 +24,7 @@ from trace_oracle import (
 )
 
 from rocktokens.errors import RocktokensError
+from rocktokens.rocks.analysis import persistence_report
 from rocktokens.rocks.persistence import (
     RANDOM,
     RARE,
@@ -32,14 +33,13 @@ from rocktokens.rocks.persistence import (
     Thresholds,
     find_thresholds,
     paired_occurrences,
-    persistence_report,
     persistent_at_each,
     persistent_occurrences,
     quantile_thresholds,
     type_groups,
 )
 from rocktokens.rocks.records import GroupChange
-from rocktokens.rocks.split import HELD_OUT, SELECTION, PromptSums, gather
+from rocktokens.rocks.sums import HELD_OUT, SELECTION, PromptSums, gather
 from rocktokens.traces.store import TraceStore
 
 ONE = 2**24

@@ -31,7 +31,7 @@ FOUND = FindRecord(
     source={"manifest_sha256": "0" * 64},
     funnel=FunnelColumns([7], ["\n “</script>"], ["markdown_whitespace"], [5], [0.5], [None], ["rock"], [1]),
     persistence=[
-        GroupChange("rock", "held-out half", 1, 5, 2, 0.5, 0.25, -0.25, (-0.5, 0.0), -0.5, None, 0.03, -1.0, 0.4)
+        GroupChange(5, 2, 0.5, 0.25, -0.25, (-0.5, 0.0), -0.5, None, 0.03, -1.0, "rock", "held-out half", 1, 0.4)
     ],
     trajectory=[GroupMean(0, "held-out half", "rock", 0.5, 0.25, 0.75), GroupMean(9, "x", "rock", None, None, None)],
     cutoff=Cutoff(1, Crossing(1, 0.5, 0.5, True), [CutoffPoint(1, 0.5, None, 0.5, 0.25, 1.0)]),

@@ -33,12 +33,13 @@ from trace_oracle import (
 )
 
 from rocktokens.rocks import search as selection
+from rocktokens.rocks.analysis import persistence_report
 from rocktokens.rocks.cutoff import subset_weights
 from rocktokens.rocks.encoders import embedding_encoder
 from rocktokens.rocks.find import find_rocks, search_traces
-from rocktokens.rocks.persistence import RARE, ROCK, persistence_report, type_groups
+from rocktokens.rocks.persistence import RARE, ROCK, type_groups
 from rocktokens.rocks.search import Criterion, SearchResult
-from rocktokens.rocks.split import HELD_OUT, SELECTION
+from rocktokens.rocks.sums import HELD_OUT, SELECTION
 from rocktokens.run_dir import derive_seed
 from rocktokens.traces.schema import validate_table
 from rocktokens.traces.store import TraceStore
@@ -117,7 +118,7 @@ def test_the_search_equals_the_oracle(tables, chosen, k, width, rows_per_part):
 
 def find(store: TraceStore, embeddings: np.ndarray, **chosen: Any) -> SearchResult:
     criterion = Criterion(**chosen)
-    return search_traces(store, criterion, embeddings=embeddings)[0]
+    return search_traces(store, criterion, embeddings=embeddings)
 
 
 def assert_same_rocks(rocks: RockSet, naive: NaiveSearch, stage: str, k: int) -> None:

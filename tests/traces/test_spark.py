@@ -17,8 +17,8 @@ from sample_traces import sample_table
 from trace_oracle import counted, occurrences_of, random_trace, rescored, summed, with_column, write_trace
 
 from rocktokens.errors import RocktokensError
-from rocktokens.rocks.aggregate import ONE, occurrences, prompts_of, type_sums
 from rocktokens.rocks.find import find_rocks
+from rocktokens.rocks.sums import ONE, occurrences, prompts_of, type_sums
 from rocktokens.traces.schema import KL_ROUNDING, MAX_SCORE
 from rocktokens.traces.store import TraceStore
 from rocktokens.traces.writer import TraceWriter

@@ -162,7 +162,9 @@ def csv_text(records: Iterable[Mapping[str, Any]]) -> str:
     buffer = io.StringIO()
     writer = csv.writer(buffer)
     writer.writerow(map(for_csv, columns))
-    writer.writerows([for_csv(_finite(row.get(name))) for name in columns] for row in rows)
+    for row in rows:
+        values = (row.get(name) for name in columns)
+        writer.writerow(None if isinstance(v, float) and not math.isfinite(v) else for_csv(v) for v in values)
     return buffer.getvalue()
 
 
@@ -175,7 +177,3 @@ def flat(record: Mapping[str, Any]) -> dict[str, Any]:
         else:
             found[name] = value
     return found
-
-
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value

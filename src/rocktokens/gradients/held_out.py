@@ -30,12 +30,10 @@ from rocktokens.gradients.records import (
 )
 from rocktokens.inference.bootstrap import bootstrap_counts, ratio_interval
 from rocktokens.rocks import persistence
-from rocktokens.rocks.aggregate import ONE, occurrences, type_sums
 from rocktokens.rocks.categories import store_categories
-from rocktokens.rocks.controls import match_controls
-from rocktokens.rocks.matching import NO_PARTNER, make_market, most_partners
+from rocktokens.rocks.controls import NO_PARTNER, make_market, match_controls, most_partners
 from rocktokens.rocks.selectors import Sample
-from rocktokens.rocks.split import HELD_OUT, NOT_SPLIT, PromptSums, gather
+from rocktokens.rocks.sums import HELD_OUT, NOT_SPLIT, ONE, PromptSums, gather, occurrences, type_sums
 from rocktokens.rocks.uncertainty import paired_tests, share_intervals
 from rocktokens.rollouts.store import read_rollouts
 from rocktokens.run_dir import RunDir, derive_seed

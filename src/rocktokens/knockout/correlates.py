@@ -1,7 +1,7 @@
 """Whether the effect of a ban is correlated with what the trace says of the type (docs/method.md, section 6).
 
 1. ``type_columns`` reads, for each type, its mean student entropy, the log of its frequency and its mean kl off the
-   occurrences of one checkpoint, by the exact sums of rocktokens.rocks.aggregate.
+   occurrences of one checkpoint, by the exact sums of rocktokens.rocks.sums.
 2. ``correlate`` gives Spearman's ρ of Δ with each column, over the types for which both are known. Ties share the mean
    of their ranks; most Δ are ties, at 0.
 3. Its interval is the percentile interval of a bootstrap that draws types with replacement and ranks each resample
@@ -21,7 +21,7 @@ import ibis.expr.types as ir
 import numpy as np
 
 from rocktokens.inference.bootstrap import prompt_draws
-from rocktokens.rocks.aggregate import ONE, TypeSums, occurrences, type_sums
+from rocktokens.rocks.sums import ONE, TypeSums, occurrences, type_sums
 from rocktokens.run_dir import derive_seed
 
 RESAMPLES = 10_000

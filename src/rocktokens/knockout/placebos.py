@@ -2,7 +2,7 @@
 
 1. Frequencies are counted in the free rollouts of the sweep itself: that is what a ban acts on.
 2. Matched: types that are no rocks, each as frequent as a rock, one to one for as many rocks as possible
-   (rocktokens.rocks.matching). A rock without a partner is named, and the sweep goes on without its placebo.
+   (rocktokens.rocks.controls). A rock without a partner is named, and the sweep goes on without its placebo.
 3. Never: ids that no free rollout holds. Banning one changes nothing, so Δ is 0 without decoding. The sweep still
    continues some free rollouts under each of them: whatever then differs is noise of the engine.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rocktokens.rocks.matching import NO_PARTNER, make_market, most_partners
+from rocktokens.rocks.controls import NO_PARTNER, make_market, most_partners
 from rocktokens.types import Rollout
 
 

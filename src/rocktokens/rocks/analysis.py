@@ -6,6 +6,10 @@ Each part answers a question a referee would ask: where the rocks stand among al
 positions), and whether there are types to compare them with (controls). Claims about the set are measured on prompts
 that did not select it, or say so.
 
+Sensitivity: around each of w, γ, η and τ other values are tried, one at a time, and beside them choices others have
+made: no context stage, the joint score, the five most frequent types left out. γ and η are read off counts the search
+already has; another τ or w compares contexts again, each within a sixteenth of the search's pairs.
+
 Positions: a token starts a line where it is the first of its response or the token *before* it ends with a newline;
 from there the tokens of the line are counted. Rows without a kl are not occurrences and fall in no bin, but they are
 part of the text: they end lines and count in the length of a response.
@@ -13,7 +17,10 @@ part of the text: they end lines and count in the length of a response.
 Shape legend: U types, N rows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, replace
+from typing import Any
 
 import ibis
 import ibis.expr.types as ir
@@ -21,31 +28,38 @@ import numpy as np
 import pyarrow as pa
 
 from rocktokens.errors import RocktokensError
-from rocktokens.rocks.aggregate import ONE
 from rocktokens.rocks.categories import CATEGORIES, store_categories
 from rocktokens.rocks.controls import match_controls
-from rocktokens.rocks.cutoff import auto_k, compare_selectors, sample_size_curve
-from rocktokens.rocks.encoders import Encoders
-from rocktokens.rocks.persistence import RARE, ROCK, persistence_report, type_groups
+from rocktokens.rocks.cutoff import auto_k, compare_selectors, jaccard, sample_size_curve
+from rocktokens.rocks.encoders import EmbeddingEncoder, Encoder
+from rocktokens.rocks.persistence import (
+    RARE,
+    ROCK,
+    Occurrences,
+    Persistent,
+    persistent_at_each,
+    quantile_thresholds,
+    type_groups,
+)
 from rocktokens.rocks.records import (
     CategoryShares,
     ControlMatch,
-    Crossing,
     Cutoff,
     FindRecord,
     FunnelColumns,
+    GroupChange,
     GroupMean,
     PositionBin,
     PositionProfile,
+    SensitivityRow,
 )
-from rocktokens.rocks.search import SearchResult
-from rocktokens.rocks.selectors import Sample
-from rocktokens.rocks.sensitivity import sensitivity_table
-from rocktokens.rocks.split import checkpoint_samples
-from rocktokens.rocks.uncertainty import share_intervals
+from rocktokens.rocks.search import Criterion, SearchResult, compare_contexts, compares_all, score_types, with_kept
+from rocktokens.rocks.selectors import Sample, rank_types
+from rocktokens.rocks.sums import PromptSums, checkpoint_samples
+from rocktokens.rocks.uncertainty import paired_tests, share_intervals
 from rocktokens.run_dir import derive_seed
 from rocktokens.traces.store import TraceStore
-from rocktokens.types import Category, RockSet
+from rocktokens.types import ONE, Category, RockSet
 
 OTHER = "other"
 Groups = dict[str, np.ndarray]
@@ -53,20 +67,27 @@ LINE_BINS = ("start of line", "elsewhere")
 SINCE_NEWLINE_BINS = {"0": 0, "1": 1, "2–4": 2, "5–9": 5, "10+": 10}
 """Tokens between a token and the start of its line, by the least of each bin."""
 DECILES = tuple(f"{10 * decile}–{10 * decile + 10} %" for decile in range(10))
+AUTHORS_EXCLUDE = 5
+GAMMA_STEPS = (-0.1, -0.05, 0.05, 0.1)
+ETA_FACTORS = (0.25, 0.5, 2.0, 4.0)
+TAU_STEPS = (-0.05, 0.05, 0.1)
+SHARE_OF_PAIRS = 16
+"""A sixteenth of the pairs is a quarter of the occurrences: looking those up is what takes time."""
+WINDOW_FACTORS = (0.4, 2.0)
+
+PARAMETERS = ("window", "gamma", "eta", "tau", "joint", "exclude_top_freq", "stage")
+Row = tuple[str, Any, np.ndarray, bool]
+"""Parameter, value, the rocks it gives as columns, and whether all contexts were compared."""
 
 
-def analyse(store: TraceStore, result: SearchResult, rocks: RockSet, encoders: Encoders) -> FindRecord:
-    """Look at what a search found from all sides.
-
-    Args:
-        store: the traces of the search.
-        result: the search.
-        rocks: what was found.
-        encoders: of contexts, as the search used them.
-    """
+def analyse(store: TraceStore, result: SearchResult, rocks: RockSet) -> FindRecord:
+    """Look at what a search found from all sides."""
     sums, criterion = result.sums, result.criterion
     selection, selector, rules = sums.selection, criterion.selector, criterion.rules(max(result.k, 1))
     seed = derive_seed(criterion.seed, "analysis")
+    crossing = None
+    with suppress(RocktokensError):  # where coverage meets stability is not always defined
+        crossing = auto_k(result.curve)
     groups = type_groups(selection, result.columns, criterion.min_freq, seed)
     token_ids = selection.token_ids
     categories = store_categories(store, token_ids)
@@ -76,14 +97,64 @@ def analyse(store: TraceStore, result: SearchResult, rocks: RockSet, encoders: E
         funnel=_funnel(store, result, groups, categories),
         persistence=persistence_report(sums, groups, result.persistent, seed),
         trajectory=_trajectory(store, result, groups, seed),
-        cutoff=Cutoff(result.k, _crossing(result), result.curve.points(result.k)),
+        cutoff=Cutoff(result.k, crossing, result.curve.points(result.k)),
         sample_size=sample_size_curve(selection, selector, rules, seed=seed),
         selectors=compare_selectors(selection, rules, seed=seed),
-        sensitivity=sensitivity_table(store, result, encoders),
+        sensitivity=sensitivity_table(store, result),
         categories=category_table(token_ids, categories, sums.measuring, result.is_rock),
         positions=position_profile(store, sums.reference, rocks.ids, sums.prompts.measuring, seed=seed),
         controls=_controls(store, rocks),
     )
+
+
+def persistence_report(sums: PromptSums, groups: Groups, persistent: Persistent | None, seed: int) -> list[GroupChange]:
+    """Measure by group and half how the kl changed over the same occurrences; nothing without paired checkpoints."""
+    if not sums.paired:
+        return []
+    size = len(sums.selection.token_ids)
+    counts = [] if persistent is None else [persistent.counts(size), persistent.held_out_counts]
+    records = []
+    for index, (half, sample) in enumerate(sums.halves.items()):
+        for group, columns in groups.items():
+            change = paired_tests(sample, np.isin(np.arange(size), columns), seed=seed)
+            hard = int(counts[index][columns].sum()) if counts else 0
+            records.append(
+                GroupChange(
+                    **asdict(change),
+                    group=group,
+                    half=half,
+                    n_types=int(np.count_nonzero(sample.totals("freq")[columns])),
+                    persistent_share=_ratio(hard, change.n_occurrences) if counts else None,
+                )
+            )
+    return records
+
+
+def other_gammas(gamma: float) -> tuple[float, ...]:
+    """Return the cosines to try beside γ."""
+    return tuple(value for step in GAMMA_STEPS if 0 < (value := round(gamma + step, 4)) <= 1)
+
+
+def sensitivity_table(store: TraceStore, result: SearchResult) -> list[SensitivityRow]:
+    """Say what each other setting does to the rocks, one row each.
+
+    The search counted ``other_gammas`` too, where it has a context stage.
+    """
+    rows = [*_ranking_rows(result), *_consistency_rows(result), *_threshold_rows(store, result), *_window_rows(result)]
+    ids, found = result.sums.selection.token_ids, result.columns
+    records = [
+        SensitivityRow(
+            parameter=parameter,
+            value=value,
+            default=value == getattr(result.criterion, parameter),
+            jaccard=jaccard(columns, found),
+            entered=ids[np.setdiff1d(columns, found)].tolist(),
+            left=ids[np.setdiff1d(found, columns)].tolist(),
+            exact=exact,
+        )
+        for parameter, value, columns, exact in rows
+    ]
+    return sorted(records, key=lambda row: (PARAMETERS.index(row.parameter), row.value))
 
 
 def category_table(
@@ -91,11 +162,7 @@ def category_table(
 ) -> list[CategoryShares]:
     """Measure what each category holds of a sample, and what its rocks do, all as shares of the whole.
 
-    Args:
-        token_ids_U: ascending ids of the types that are described; every type of the sample is one of them.
-        categories: their categories.
-        sample: the prompts the table speaks of.
-        is_rock_U: which of the types are rocks.
+    The types, with ascending ids and their categories, are at least those of the sample.
 
     Returns:
         A record for each category that occurs, in the order of ``CATEGORIES``; types without an occurrence in the
@@ -104,20 +171,19 @@ def category_table(
     if not np.isin(sample.token_ids, token_ids_U).all():
         raise ValueError("the sample has types that token_ids_U does not describe")
     column = np.searchsorted(token_ids_U, sample.token_ids)
-    category = np.array([CATEGORIES.index(name) for name in categories], dtype=np.int64)[column]
-    is_rock = np.asarray(is_rock_U, dtype=bool)[column]
-    totals = {name: sample.totals(name) for name in ("freq", "kl", "grad_norm")}
-    occurs = totals["freq"] > 0
+    category = np.array(categories, dtype=object)[column]
+    is_rock, occurs = np.asarray(is_rock_U, dtype=bool)[column], sample.totals("freq") > 0
+    shares = {"token_share": "freq", "kl_share": "kl", "grad_share": "grad_norm"}
     return [
         CategoryShares(
-            category=CATEGORIES[index],
+            category=name,
             n_types=int(chosen.sum()),
             n_rock_types=int((chosen & is_rock).sum()),
-            **_shares(totals, chosen, ""),
-            **_shares(totals, chosen & is_rock, "rock_"),
+            **{share: sample.share(of, chosen) for share, of in shares.items()},
+            **{f"rock_{share}": sample.share(of, chosen & is_rock) for share, of in shares.items()},
         )
-        for index in range(len(CATEGORIES))
-        if (chosen := occurs & (category == index)).any()
+        for name in CATEGORIES
+        if (chosen := occurs & (category == name)).any()
     ]
 
 
@@ -129,19 +195,9 @@ def position_profile(
     max_rollouts: int = 4096,
     seed: int = 0,
 ) -> PositionProfile:
-    """Measure where rocks sit in the responses, beside where all tokens do.
+    """Measure where rocks sit in the responses to some prompts, or all, beside where all tokens do.
 
-    Args:
-        store: replay traces of a run.
-        checkpoint: whose kl is averaged.
-        rock_ids: the types that are rocks.
-        prompt_ids: the prompts to look at; default all.
-        max_rollouts: above this many, a random sample of that many rollouts is read.
-        seed: of that sample.
-
-    Returns:
-        Counts of what was looked at, and a list of bins each under ``line_start``, ``since_newline`` and
-        ``relative_position``; a share or mean of nothing is None.
+    Of more than ``max_rollouts`` a random sample is read; ``checkpoint`` is the one whose kl is averaged.
     """
     if max_rollouts < 1:
         raise RocktokensError(f"max_rollouts = {max_rollouts} is not valid: give at least 1")
@@ -199,30 +255,84 @@ def _funnel(store: TraceStore, result: SearchResult, groups: Groups, categories:
 
 def _trajectory(store: TraceStore, result: SearchResult, groups: Groups, seed: int) -> list[GroupMean]:
     """Measure the mean kl of each group at every checkpoint that scored the same occurrences, on both halves."""
-    return [
-        GroupMean(checkpoint, half, group, *_mean_with_interval(sample, columns, seed))
-        for checkpoint in store.checkpoints
-        for half, sample in checkpoint_samples(store, result.sums, checkpoint).items()
-        for group, columns in groups.items()
-    ]
+    means = []
+    for checkpoint in store.checkpoints:
+        for half, sample in checkpoint_samples(store, result.sums, checkpoint).items():
+            for group, columns in groups.items():
+                chosen = np.isin(np.arange(len(sample.token_ids)), columns)
+                ends = share_intervals(sample, chosen, paired=False, seed=seed)["mean_kl_rocks"] or (None, None)
+                means.append(GroupMean(checkpoint, half, group, sample.mean_kl(chosen), *ends))
+    return means
 
 
-def _mean_with_interval(
-    sample: Sample, columns: np.ndarray, seed: int
-) -> tuple[float | None, float | None, float | None]:
-    chosen = np.isin(np.arange(len(sample.token_ids)), columns)
-    freq, kl = (int(sample.totals(name)[chosen].sum()) for name in ("freq", "kl"))
-    interval = share_intervals(sample, chosen, paired=False, seed=seed)["mean_kl_rocks"]
-    low, high = interval or (None, None)
-    return kl / (freq * ONE) if freq else None, low, high
+def _ranking_rows(result: SearchResult) -> Iterator[Row]:
+    """Try other ways to rank over the same sums."""
+    criterion, sample = result.criterion, result.sums.selection
+    others: dict[str, Any] = {"exclude_top_freq": 0 if criterion.exclude_top_freq else AUTHORS_EXCLUDE}
+    if sample.kl_before is not None:
+        others["joint"] = not criterion.joint
+    if criterion.stage == "context":
+        others["stage"] = "score"
+    for name, value in others.items():
+        other = replace(criterion, **{name: value})
+        yield name, getattr(criterion, name), result.columns, result.is_exact
+        if other.exclude_top_freq < criterion.exclude_top_freq and result.persistent is not None:
+            # Types that the search had excluded from the start may have yet to be compared.
+            yield name, value, *_compared(result, other, result.persistent, result.encoder)
+        else:
+            yield name, value, _first(sample, other, result.k), result.is_exact
 
 
-def _crossing(result: SearchResult) -> Crossing | None:
-    """Return where coverage meets stability; None where that is not defined."""
-    try:
-        return auto_k(result.curve)
-    except RocktokensError:
-        return None
+def _consistency_rows(result: SearchResult) -> Iterator[Row]:
+    """Try other γ and η over the same counts of neighbours."""
+    criterion, context, persistent = result.criterion, result.context, result.persistent
+    if context is None or persistent is None:
+        return
+    settings = [("gamma", gamma, gamma, criterion.eta) for gamma in sorted({criterion.gamma, *context.gammas})]
+    others = (round(min(criterion.eta * factor, 1.0), 4) for factor in ETA_FACTORS)
+    etas = sorted({criterion.eta, *(eta for eta in others if eta > 0)})
+    settings += [("eta", eta, criterion.gamma, eta) for eta in etas]
+    for name, value, gamma, eta in settings:
+        sample = with_kept(result.sums.selection, persistent, context, gamma, eta)
+        yield name, value, _first(sample, criterion, result.k), result.is_exact
+
+
+def _threshold_rows(store: TraceStore, result: SearchResult) -> Iterator[Row]:
+    """Try other τ: other persistent occurrences."""
+    criterion = result.criterion
+    if criterion.tau_nats is not None or result.encoder is None:
+        return
+    yield "tau", criterion.tau, result.columns, result.is_exact
+    taus = [tau for step in TAU_STEPS if 0 <= (tau := round(criterion.tau + step, 4)) < 1]
+    ladder = quantile_thresholds(store, result.sums, taus)
+    for tau, persistent in zip(taus, persistent_at_each(store, result.sums, ladder), strict=True):
+        yield "tau", tau, *_compared(result, criterion, persistent, result.encoder)
+
+
+def _window_rows(result: SearchResult) -> Iterator[Row]:
+    """Try contexts of other widths around the same occurrences."""
+    encoder, width, persistent = result.encoder, result.criterion.window, result.persistent
+    if not isinstance(encoder, EmbeddingEncoder) or persistent is None:
+        return
+    yield "window", width, result.columns, result.is_exact
+    for other in sorted({max(1, round(width * factor)) for factor in WINDOW_FACTORS} - {width}):
+        yield "window", other, *_compared(result, result.criterion, persistent, replace(encoder, window=other))
+
+
+def _compared(
+    result: SearchResult, criterion: Criterion, persistent: Occurrences, encoder: Encoder | None
+) -> tuple[np.ndarray, bool]:
+    """Take the first types with contexts compared again, within fewer pairs; and say whether all were compared."""
+    assert encoder is not None, "there are persistent occurrences in stage context only, which has an encoder"
+    criterion = replace(criterion, max_pairs=max(criterion.max_pairs // SHARE_OF_PAIRS, 2))
+    sample = result.sums.selection
+    context = compare_contexts(sample, persistent, criterion, result.k, encoder)
+    kept = with_kept(sample, persistent, context, criterion.gamma, criterion.eta)
+    return _first(kept, criterion, result.k), compares_all(sample, persistent, context, criterion)
+
+
+def _first(sample: Sample, criterion: Criterion, k: int) -> np.ndarray:
+    return rank_types(score_types(sample, criterion.selector), sample.totals("freq"), criterion.rules(k))
 
 
 def _controls(store: TraceStore, rocks: RockSet) -> ControlMatch:
@@ -235,14 +345,6 @@ def _controls(store: TraceStore, rocks: RockSet) -> ControlMatch:
         return ControlMatch(matched=False, reason=str(error))
     gaps = [draw.total_gap for draw in controls]
     return ControlMatch(matched=True, draws=len(controls), distinct=controls.n_distinct, total_gaps=gaps)
-
-
-def _shares(totals: dict[str, np.ndarray], chosen: np.ndarray, prefix: str) -> dict[str, float | None]:
-    names = {"token_share": "freq", "kl_share": "kl", "grad_share": "grad_norm"}
-    return {
-        prefix + share: _ratio(int(totals[name][chosen].sum()), int(totals[name].sum()))
-        for share, name in names.items()
-    }
 
 
 def _places(rollout_ids_N: np.ndarray, ends_line_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

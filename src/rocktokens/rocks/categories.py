@@ -107,7 +107,7 @@ def categorise(text: str) -> Category:
         return "other"
     if _GREEK_LETTER.fullmatch(bare):
         return "latex_math"
-    shape = _shape(bare)
+    shape = "".join(char if char.isascii() else _shape_of(char) for char in bare.translate(_CONTROLS))
     for category, pattern in _PATTERNS:
         if pattern.fullmatch(shape):
             return category
@@ -117,7 +117,12 @@ def categorise(text: str) -> Category:
 def categorise_all(texts: Iterable[str], vocabulary: Container[str]) -> list[Category]:
     """Return the categories of tokens, given the texts of the whole vocabulary."""
     marks_word_starts = any(f" {word}" in vocabulary for word in FUNCTION_WORDS | DISCOURSE)
-    return [_categorise_spaced(text) if marks_word_starts else categorise(text) for text in texts]
+    categories: list[Category] = []
+    for text in texts:
+        category, continues_a_word = categorise(text), text[:1].isalpha() and text != text.capitalize()
+        is_piece = marks_word_starts and continues_a_word and category in ("discourse", "function_word")
+        categories.append("content_word" if is_piece else category)
+    return categories
 
 
 def store_categories(store: TraceStore, token_ids: Iterable[int]) -> list[Category]:
@@ -130,13 +135,6 @@ def store_categories(store: TraceStore, token_ids: Iterable[int]) -> list[Catego
     ]
 
 
-def _categorise_spaced(text: str) -> Category:
-    """Return the category in a vocabulary whose words begin with a space."""
-    category = categorise(text)
-    continues_a_word = text[:1].isalpha() and text != text.capitalize()
-    return "content_word" if continues_a_word and category in ("discourse", "function_word") else category
-
-
 def _kind_of_word(text: str) -> Category:
     spelled = _EDGES.sub("", text.replace("’", "'"))
     forms = {spelled.lower(), spelled.lower().strip("'")}
@@ -145,10 +143,6 @@ def _kind_of_word(text: str) -> Category:
     if forms & DISCOURSE:
         return "discourse"
     return "function_word" if forms & FUNCTION_WORDS else "content_word"
-
-
-def _shape(text: str) -> str:
-    return "".join(char if char.isascii() else _shape_of(char) for char in text.translate(_CONTROLS))
 
 
 @lru_cache(maxsize=4096)

@@ -19,7 +19,7 @@ from rocktokens.rocks.categories import store_categories
 from rocktokens.rocks.cutoff import jaccard, spearman, split_half
 from rocktokens.rocks.find import EVERYWHERE, FindOptions, find_settings, open_search, search_traces
 from rocktokens.rocks.search import SearchResult
-from rocktokens.rocks.split import resolve_checkpoints
+from rocktokens.rocks.sums import resolve_checkpoints
 from rocktokens.run_dir import RunDir, derive_seed
 from rocktokens.traces.store import TraceStore
 from rocktokens.types import Category
@@ -48,7 +48,7 @@ class Agreement:
     jaccard_by_chance: float | None
     """Of random sets of these sizes."""
     jaccard_within: list[float | None]
-    """Of two halves of the prompts of each run alone."""
+    """Of two halves of the prompts of each run alone; which contexts recur is taken as found."""
     spearman: float | None
     n_types_in_both: int
     n_rocks: list[int]
@@ -85,10 +85,8 @@ def compare_runs(
     opened = [open_search(run, section, seed, at) for run, at in sides]
     for store, criterion in opened:
         resolve_checkpoints(store, criterion.reference, criterion.baseline)
-    (store_a, result_a), (store_b, result_b) = (
-        (store, search_traces(store, criterion, section.encoder, progress=progress)[0]) for store, criterion in opened
-    )
-    agreement = compare_results((store_a, store_b), (result_a, result_b))
+    a, b = (search_traces(store, criterion, section.encoder, progress=progress) for store, criterion in opened)
+    agreement = compare_results((opened[0][0], opened[1][0]), (a, b))
     return RunComparison(*names, {**section.model_dump(), "seed": seed}, agreement)
 
 
@@ -96,12 +94,24 @@ def compare_results(stores: tuple[TraceStore, TraceStore], results: tuple[Search
     """Measure how far two searches agree and what moved between them."""
     require_same_vocabulary(*(store.tokenizer_sha256 for store in stores))
     ids = [result.sums.selection.token_ids[result.columns] for result in results]
-    scores = [_scores_by_id(result) for result in results]
+    scores = []
+    for result in results:
+        sample = result.sums.selection
+        ranked = sample.totals("freq") >= result.criterion.min_freq
+        scores.append(dict(zip(sample.token_ids[ranked].tolist(), result.ranking_U[ranked].tolist(), strict=True)))
     shared = sorted(set(scores[0]) & set(scores[1]))
     return Agreement(
         jaccard=jaccard(*ids),
         jaccard_by_chance=_chance(len(ids[0]), len(ids[1]), len(shared)),
-        jaccard_within=[_within(result) for result in results],
+        jaccard_within=[
+            split_half(
+                result.sums.selection,
+                result.criterion.selector,
+                result.criterion.rules(max(result.k, 1)),
+                seed=derive_seed(result.criterion.seed, "compare"),
+            )["jaccard_halves"]
+            for result in results
+        ],
         spearman=spearman(*(np.array([side[v] for v in shared]) for side in scores)),
         n_types_in_both=len(shared),
         n_rocks=[len(side) for side in ids],
@@ -120,13 +130,6 @@ def require_same_vocabulary(first: str, second: str) -> None:
         )
 
 
-def _scores_by_id(result: SearchResult) -> dict[int, float]:
-    """Ranking scores of the types that may be ranked."""
-    sample = result.sums.selection
-    ranked = sample.totals("freq") >= result.criterion.min_freq
-    return dict(zip(sample.token_ids[ranked].tolist(), result.ranking_U[ranked].tolist(), strict=True))
-
-
 def _chance(first: int, second: int, types: int) -> float | None:
     """Return the Jaccard index of two sets of these sizes that share as many types as random ones do on average."""
     shared = first * second / types if types else 0.0
@@ -134,40 +137,28 @@ def _chance(first: int, second: int, types: int) -> float | None:
     return shared / union if union > 0 and types >= max(first, second) else None
 
 
-def _within(result: SearchResult) -> float | None:
-    """Mean Jaccard index of the rocks of two halves of one run's prompts; which contexts recur is taken as found."""
-    criterion, seed = result.criterion, derive_seed(result.criterion.seed, "compare")
-    rules = criterion.rules(max(result.k, 1))
-    return split_half(result.sums.selection, criterion.selector, rules, seed=seed)["jaccard_halves"]
-
-
 def _moved(store: TraceStore, results: tuple[SearchResult, SearchResult], union: np.ndarray) -> list[MovedType]:
-    sides = [_side(result, union) for result in results]
     texts, categories = store.token_texts(union), store_categories(store, union)
-    moved = [
-        MovedType(
-            int(token_id),
-            texts[i],
-            categories[i],
-            **{f"{name}_{label}": side[name][i] for label, side in zip("ab", sides, strict=True) for name in side},
-        )
-        for i, token_id in enumerate(union)
-    ]
+    sides = [_side(result, union) for result in results]
+    described = zip(union.tolist(), texts, categories, *sides, strict=True)
+    moved = [MovedType(token_id, text, category, *a, *b) for token_id, text, category, a, b in described]
     return sorted(moved, key=lambda own: (-abs(own.kl_share_b - own.kl_share_a), own.id))
 
 
-def _side(result: SearchResult, union: np.ndarray) -> dict[str, list[Any]]:
+def _side(result: SearchResult, union: np.ndarray) -> list[tuple[int | None, float, float]]:
+    """Return rank, share of the kl and share of the tokens of some types in one search."""
     sample = result.sums.selection
-    freq, kl = (
-        dict(zip(sample.token_ids.tolist(), sample.totals(name).tolist(), strict=True)) for name in ("freq", "kl")
-    )
-    rocks = sample.token_ids[result.columns].tolist()
-    total_freq, total_kl = max(sum(freq.values()), 1), max(sum(kl.values()), 1)
-    return {
-        "rank": [rocks.index(v) + 1 if v in rocks else None for v in union.tolist()],
-        "kl_share": [kl.get(v, 0) / total_kl for v in union.tolist()],
-        "token_share": [freq.get(v, 0) / total_freq for v in union.tolist()],
-    }
+    column_of = {token_id: column for column, token_id in enumerate(sample.token_ids.tolist())}
+    rank_of = {column: rank for rank, column in enumerate(result.columns.tolist(), start=1)}
+    columns = [column_of.get(token_id) for token_id in union.tolist()]
+    kl, freq = sample.totals("kl"), sample.totals("freq")
+    whole_kl, whole_freq = max(int(kl.sum()), 1), max(int(freq.sum()), 1)
+    return [
+        (None, 0.0, 0.0)
+        if column is None
+        else (rank_of.get(column), int(kl[column]) / whole_kl, int(freq[column]) / whole_freq)
+        for column in columns
+    ]
 
 
 def _run_at(name: str, options: FindOptions) -> tuple[RunDir, FindOptions]:

@@ -148,14 +148,9 @@ def context_consistency(
 
 
 def judged_sizes(persistent_U: np.ndarray, max_pairs: int) -> np.ndarray:
-    """How many occurrences of each type to compare.
+    """Choose how many occurrences of a type to compare, int64 (U,): m is n, or what the cap allows; 0 where n < 2.
 
-    Args:
-        persistent_U: int64, how many there are, n.
-        max_pairs: bounds Σ m(m − 1), unless there are so many types that even m = 2 is too much.
-
-    Returns:
-        int64 (U,): m, which is n, or what the cap allows, or 0 where n < 2.
+    ``max_pairs`` bounds Σ m(m − 1), unless even m = 2 for every type exceeds it.
     """
     if max_pairs < 2:
         raise RocktokensError(f"max_pairs = {max_pairs} is not valid: give a whole number of at least 2")
@@ -170,15 +165,10 @@ def judged_sizes(persistent_U: np.ndarray, max_pairs: int) -> np.ndarray:
 
 
 def neighbour_counts(vectors_ND: np.ndarray, gammas: Sequence[float], block: int = BLOCK) -> np.ndarray:
-    """For every vector the number of *other* vectors whose cosine with it is at least γ.
+    """Count for every vector the *other* vectors whose cosine with it is at least γ, int64 (G, N).
 
-    Args:
-        vectors_ND: float64, every row of length 1, or 0 for a vector that is similar to none.
-        gammas: thresholds above 0, up to 1.
-        block: rows multiplied at once; changes nothing but time and memory.
-
-    Returns:
-        int64 (G, N), one row per threshold.
+    Vectors are float64 of length 1, or 0 where one is similar to none. ``block`` rows are multiplied at once, which
+    changes nothing but time and memory.
     """
     count = len(vectors_ND)
     counts_GN = np.zeros((len(gammas), count), dtype=np.int64)
@@ -199,7 +189,7 @@ def neighbour_counts(vectors_ND: np.ndarray, gammas: Sequence[float], block: int
 
 
 def _chosen(persistent_U: np.ndarray, judged_U: np.ndarray, token_ids_U: np.ndarray, seed: int) -> np.ndarray:
-    """int64 (M,): indices of the occurrences to judge, ascending."""
+    """Choose the occurrences to judge, int64 (M,): their indices, ascending."""
     chosen_N = np.repeat(judged_U == persistent_U, persistent_U)
     starts_U = np.cumsum(persistent_U) - persistent_U
     for u in np.flatnonzero((judged_U > 0) & (judged_U < persistent_U)):
@@ -223,7 +213,7 @@ def _require_above_zero(name: str, value: float) -> None:
 
 
 def _similar(cosines_AB: np.ndarray, left_AD: np.ndarray, right_BD: np.ndarray, gamma: float) -> np.ndarray:
-    """Which pairs reach the threshold, bool (A, B), given their float32 cosines."""
+    """Decide which pairs reach the threshold, bool (A, B), given their float32 cosines."""
     band = (left_AD.shape[1] + 4) * FLOAT32_UNIT  # two more units: the bounds are themselves rounded to float32
     similar_AB = cosines_AB >= gamma + band
     near_AB = (cosines_AB >= gamma - band) ^ similar_AB
@@ -232,15 +222,9 @@ def _similar(cosines_AB: np.ndarray, left_AD: np.ndarray, right_BD: np.ndarray, 
         similar_AB |= near_AB & (left_AD @ right_BD.T >= gamma - EQUAL)
     elif near:
         a_P, b_P = np.divmod(np.flatnonzero(near_AB), len(right_BD))  # many times faster than nonzero in two dimensions
-        similar_AB[a_P, b_P] = _cosines_of(left_AD, a_P, right_BD, b_P) >= gamma - EQUAL
+        at_once = max(1, GATHERED_BYTES // (16 * left_AD.shape[1]))
+        for start in range(0, near, at_once):
+            some = a_P[start : start + at_once], b_P[start : start + at_once]
+            cosines_P = np.einsum("pd,pd->p", left_AD[some[0]], right_BD[some[1]])
+            similar_AB[some] = cosines_P >= gamma - EQUAL
     return similar_AB
-
-
-def _cosines_of(left_AD: np.ndarray, a_P: np.ndarray, right_BD: np.ndarray, b_P: np.ndarray) -> np.ndarray:
-    """float64 (P,): cosines of single pairs."""
-    cosines_P = np.empty(len(a_P))
-    at_once = max(1, GATHERED_BYTES // (16 * left_AD.shape[1]))
-    for start in range(0, len(a_P), at_once):
-        part = slice(start, start + at_once)
-        np.einsum("pd,pd->p", left_AD[a_P[part]], right_BD[b_P[part]], out=cosines_P[part])
-    return cosines_P

@@ -5,31 +5,49 @@ See docs/method.md, section 7.
 Type-matched, ``match_controls``:
 
 1. Frequencies are counted at the rocks' reference checkpoint, over all prompts; every type that is not a rock is a
-   candidate, unless it is excluded.
-2. Each rock gets a partner of its own within ``tolerance`` of its frequency, all together within 2 % of the rocks'
-   occurrences (rocktokens.rocks.matching). A poor match is refused, and the rocks without a partner are named.
-3. The first draw is the closest match, ties decided by the seed. The others put a random price on every candidate, up
-   to the tolerated gap, so that they differ where they can.
+   candidate, unless it is excluded. A candidate can be the partner of a rock when their frequencies differ by at most
+   ``tolerance`` of the rock's.
+2. Partners are assigned one to one so that the absolute gaps, plus a random price on each candidate, are least in sum:
+   an optimal assignment over the sparse pairs within tolerance. A poor match is refused, and the rocks without a
+   partner are named.
+3. The partners must occur as often as the rocks, all taken together, give or take 2 %. Where the optimal assignment
+   misses that, the same problem is solved with the total as a constraint, a mixed-integer program.
+4. The first draw is the closest match, ties decided by the seed. The others price candidates up to the tolerated gap,
+   so that they differ where they can.
 
 Occurrence-matched, ``random_positions``: in every rollout as many random positions as the rocks and their windows take,
 in runs of the same lengths. That is always possible.
+
+Shape legend: K rocks, C candidates, E pairs of them.
 """
 
-from collections.abc import Collection, Iterator
+import math
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import ibis.expr.types as ir
 import numpy as np
 import pyarrow as pa
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import min_weight_full_bipartite_matching
 
 from rocktokens.errors import ControlMatchError, RocktokensError
-from rocktokens.rocks.aggregate import occurrences, type_sums
-from rocktokens.rocks.matching import NO_PARTNER, TOTAL_TOLERANCE, Market, draw_partners, make_market, most_partners
-from rocktokens.rocks.split import resolve_checkpoints
+from rocktokens.rocks.sums import occurrences, resolve_checkpoints, type_sums
 from rocktokens.traces.store import TraceStore
 from rocktokens.types import ControlDraw, ControlSet, RockSet
 from rocktokens.windows import WindowRule, random_windows, rock_windows
 
+TOTAL_TOLERANCE = 0.02
+PAIRS_OF_PROGRAM = 4000
+"""Pairs in a mixed-integer program, shared out between the rocks: that is about a second of work."""
+FEWEST_CHOICES = 8
+"""Candidates of a rock in a program of many rocks: together, a few choices for each reach any total."""
+PROGRAM_OPTIONS = {"mip_rel_gap": 0.01, "node_limit": 10_000}
+"""No limit on time, which would make the result depend on the machine."""
+NO_PARTNER = -1
 ROWS_PER_BLOCK = 2_000_000
 """Rows held at a time, about 100 MB with what is computed from them; rollouts are not cut."""
 NAMED_ROCKS = 3
@@ -37,6 +55,48 @@ REMEDY = (
     "raise tolerance, take fewer rocks (k), or use the occurrence-matched control (random_positions), "
     "which is always possible"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Market:
+    """Rocks in their own order and the candidates for their partners by ascending frequency; all arrays are int64."""
+
+    rock_freq: np.ndarray
+    """(K,)"""
+    allowed_gap: np.ndarray
+    """(K,): how far the frequency of a partner may be off."""
+    ids: np.ndarray
+    """(C,)"""
+    freq: np.ndarray
+    """(C,)"""
+
+    @property
+    def allowed_excess(self) -> int:
+        """How far the occurrences of all partners may be off those of all rocks."""
+        return _share_of(int(self.rock_freq.sum()), TOTAL_TOLERANCE)
+
+    def excess(self, partners_K: np.ndarray) -> int:
+        """Occurrences of the partners beyond those of the rocks."""
+        return int(self.freq[partners_K].sum() - self.rock_freq.sum())
+
+    def fits(self, partners_K: np.ndarray) -> bool:
+        """Whether the partners occur about as often as the rocks."""
+        return abs(self.excess(partners_K)) <= self.allowed_excess
+
+    def gaps(self, rocks_E: Any, candidates_E: np.ndarray) -> np.ndarray:
+        """Frequency of the candidate less that of the rock, by pair."""
+        return self.freq[candidates_E] - self.rock_freq[rocks_E]
+
+    def pairs(self, choose: Callable[[int, np.ndarray], np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        """Rocks and candidates (E,) of the pairs within tolerance that ``choose`` keeps of each rock's candidates."""
+        firsts = np.searchsorted(self.freq, self.rock_freq - self.allowed_gap, side="left")
+        lasts = np.searchsorted(self.freq, self.rock_freq + self.allowed_gap, side="right")
+        chosen = [choose(rock, np.arange(*span)) for rock, span in enumerate(zip(firsts, lasts, strict=True))]
+        return np.repeat(np.arange(len(chosen)), [len(part) for part in chosen]), np.concatenate(chosen)
+
+
+Prices = Callable[[Any, np.ndarray], np.ndarray]
+"""What pairs of rocks and candidates (E,) cost, float64 (E,)."""
 
 
 def match_controls(
@@ -51,7 +111,7 @@ def match_controls(
 
     Args:
         store: the replay traces the rocks were found in.
-        rocks: the rocks; their criterion names the checkpoint whose frequencies count.
+        rocks: their criterion names the checkpoint whose frequencies count.
         tolerance: largest difference between the frequencies of a rock and its partner, as a share of the rock's.
         draws: how many sets of partners; the first is the closest, the others vary.
         seed: of the draws; draw i is the same however many there are.
@@ -68,6 +128,7 @@ def match_controls(
     allowed_U = np.isin(sums.token_id, rocks.ids) | ~np.isin(sums.token_id, list(excluded))
     market = make_market(sums.token_id[allowed_U], sums.freq[allowed_U], rocks.ids, tolerance)
     _require_partners(market, rocks, tolerance)
+    drawn = _draws(market, tolerance, draws, seed)
     return ControlSet(
         tokenizer_sha256=store.tokenizer_sha256,
         criterion={
@@ -81,18 +142,23 @@ def match_controls(
         source={"manifest_sha256": store.manifest_sha256},
         rock_ids=rocks.ids.tolist(),
         rock_freq=market.rock_freq.tolist(),
-        draws=[_control_draw(market, partners_K) for partners_K in _draws(market, tolerance, draws, seed)],
+        draws=[
+            ControlDraw(
+                ids=market.ids[partners_K].tolist(),
+                freq=market.freq[partners_K].tolist(),
+                total=int(market.freq[partners_K].sum()),
+                total_gap=market.excess(partners_K) / int(market.rock_freq.sum()),
+                max_gap=float((np.abs(market.freq[partners_K] - market.rock_freq) / market.rock_freq).max()),
+            )
+            for partners_K in drawn
+        ],
     )
 
 
 def random_positions(store: TraceStore, rocks: RockSet, draws: int = 1, seed: int = 0) -> list[pa.Table]:
     """Draw random positions like those of the rocks and their windows, rollout by rollout.
 
-    Args:
-        store: the replay traces the rocks were found in.
-        rocks: the rocks; without a window rule their occurrences alone are counted.
-        draws: how many times to draw.
-        seed: of the draws; draw i is the same however many there are.
+    Without a window rule the occurrences of the rocks alone are counted. Draw i is the same however many there are.
 
     Returns:
         For each draw the trace rows it hit at the rocks' reference checkpoint: rollout_id, position, token_id and kl,
@@ -116,7 +182,7 @@ def _require_draws(draws: int, seed: int) -> None:
 
 
 def _reference(store: TraceStore, rocks: RockSet) -> int:
-    """The checkpoint the rocks were found at, if they belong to this store and there are any."""
+    """Return the checkpoint the rocks were found at, if they belong to this store and there are any."""
     rocks.require_tokenizer(store.tokenizer_sha256)
     if not rocks.tokens:
         raise RocktokensError("rocks holds no tokens, so there is nothing to match: find rocks with a k of at least 1")
@@ -126,29 +192,22 @@ def _reference(store: TraceStore, rocks: RockSet) -> int:
     return resolve_checkpoints(store, reference, reference)[0]
 
 
-def _draws(market: Market, tolerance: float, draws: int, seed: int) -> Iterator[np.ndarray]:
-    """Partners (K,) by draw; one for which no fitting total is found falls back on the closest match."""
+def _draws(market: Market, tolerance: float, draws: int, seed: int) -> list[np.ndarray]:
+    """Draw partners (K,) several times; one for which no fitting total is found falls back on the closest match."""
 
-    def draw_at(jitter: float, draw: int) -> np.ndarray:
-        return draw_partners(market, jitter, np.random.Generator(np.random.PCG64([seed, draw])))
+    def drawn(draw: int) -> np.ndarray:
+        return draw_partners(market, float(draw > 0), np.random.Generator(np.random.PCG64([seed, draw])))
 
-    closest = draw_at(0.0, 0)
-    _require_fit(market, closest, tolerance)
-    yield closest
-    for draw in range(1, draws):
-        partners_K = draw_at(1.0, draw)
-        yield partners_K if market.fits(partners_K) else closest
-
-
-def _control_draw(market: Market, partners_K: np.ndarray) -> ControlDraw:
-    freq, total = market.freq[partners_K], int(market.rock_freq.sum())
-    return ControlDraw(
-        ids=market.ids[partners_K].tolist(),
-        freq=freq.tolist(),
-        total=int(freq.sum()),
-        total_gap=market.excess(partners_K) / total,
-        max_gap=float((np.abs(freq - market.rock_freq) / market.rock_freq).max()),
-    )
+    closest = drawn(0)
+    if not market.fits(closest):
+        total, excess = int(market.rock_freq.sum()), market.excess(closest)
+        raise ControlMatchError(
+            f"the rocks occur {total} times and their closest partners {total + excess} times, "
+            f"{100 * excess / total:+.2g} %, and no others within ±{100 * tolerance:g} % of each rock were found "
+            f"that come within {100 * TOTAL_TOLERANCE:g} % in all: {REMEDY}"
+        )
+    others = map(drawn, range(1, draws))
+    return [closest, *(partners_K if market.fits(partners_K) else closest for partners_K in others)]
 
 
 def _require_partners(market: Market, rocks: RockSet, tolerance: float) -> None:
@@ -158,11 +217,12 @@ def _require_partners(market: Market, rocks: RockSet, tolerance: float) -> None:
     if not unmatched:
         return
     left_over = np.delete(market.freq, partners_K[partners_K != NO_PARTNER])
-    named = [
-        f"{rocks.tokens[rock].text!r} (id {rocks.tokens[rock].id}) occurs {market.rock_freq[rock]} times, "
-        + _nearest(int(market.rock_freq[rock]), left_over)
-        for rock in unmatched[:NAMED_ROCKS]
-    ]
+    named = []
+    for rock in unmatched[:NAMED_ROCKS]:
+        own, freq = rocks.tokens[rock], market.rock_freq[rock]
+        nearest = left_over[np.abs(left_over - freq).argmin()] if left_over.size else None
+        left = "no type is left" if nearest is None else f"the nearest type left {nearest}"
+        named.append(f"{own.text!r} (id {own.id}) occurs {freq} times, {left}")
     if others := unmatched[NAMED_ROCKS:]:
         named.append("nor do " + ", ".join(f"{rocks.tokens[rock].text!r}" for rock in others))
     raise ControlMatchError(
@@ -172,25 +232,8 @@ def _require_partners(market: Market, rocks: RockSet, tolerance: float) -> None:
     )
 
 
-def _nearest(freq: int, left_over: np.ndarray) -> str:
-    if not left_over.size:
-        return "no type is left"
-    return f"the nearest type left {left_over[np.abs(left_over - freq).argmin()]}"
-
-
-def _require_fit(market: Market, closest: np.ndarray, tolerance: float) -> None:
-    if market.fits(closest):
-        return
-    total, excess = int(market.rock_freq.sum()), market.excess(closest)
-    raise ControlMatchError(
-        f"the rocks occur {total} times and their closest partners {total + excess} times, "
-        f"{100 * excess / total:+.2g} %, and no others within ±{100 * tolerance:g} % of each rock were found "
-        f"that come within {100 * TOTAL_TOLERANCE:g} % in all: {REMEDY}"
-    )
-
-
 def _blocks_of_rollouts(rows: ir.Table) -> Iterator[pa.Table]:
-    """The rows in order of rollout and position, some whole rollouts at a time."""
+    """Yield the rows in order of rollout and position, some whole rollouts at a time."""
     rollout_id: Any = rows.rollout_id
     counts = rows.group_by("rollout_id").agg(rows=rows.count()).order_by("rollout_id").to_pyarrow()
     block_R = np.cumsum(counts["rows"].to_numpy()) // ROWS_PER_BLOCK
@@ -198,3 +241,109 @@ def _blocks_of_rollouts(rows: ir.Table) -> Iterator[pa.Table]:
         inside = (rollout_id >= int(ids[0])) & (rollout_id <= int(ids[-1]))
         block = rows.filter(inside).select("rollout_id", "position", "token_id", "kl")
         yield block.order_by("rollout_id", "position").to_pyarrow()
+
+
+def make_market(token_ids: np.ndarray, freq: np.ndarray, rock_ids: np.ndarray, tolerance: float) -> Market:
+    """Set the rocks beside everything else that was counted; a rock that was not has frequency 0."""
+    count_of = dict(zip(token_ids.tolist(), freq.tolist(), strict=True))
+    rock_freq = [count_of.get(token_id, 0) for token_id in rock_ids.tolist()]
+    candidates = np.flatnonzero(~np.isin(token_ids, rock_ids))
+    candidates = candidates[np.argsort(freq[candidates], kind="stable")]
+    return Market(
+        rock_freq=np.array(rock_freq, dtype=np.int64),
+        allowed_gap=np.array([_share_of(count, tolerance) for count in rock_freq], dtype=np.int64),
+        ids=token_ids[candidates],
+        freq=freq[candidates],
+    )
+
+
+def most_partners(market: Market) -> np.ndarray:
+    """Give as many rocks as possible a partner, candidates (K,), the closest such; NO_PARTNER for the others."""
+    prices = _prices(market, np.zeros(len(market.freq)), jitter=0.0)
+    rocks_E, candidates_E = _worth_considering(market, prices)
+    costs_E = prices(rocks_E, candidates_E)
+    count = len(market.rock_freq)
+    no_one = len(market.freq) + np.arange(count)
+    dear = np.full(count, (costs_E.max(initial=0.0) + 1) * (count + 1))
+    partners_K = _cheapest(
+        np.append(rocks_E, np.arange(count)), np.append(candidates_E, no_one), np.append(costs_E, dear)
+    )
+    return np.where(partners_K < len(market.freq), partners_K, NO_PARTNER)
+
+
+def draw_partners(market: Market, jitter: float, rng: np.random.Generator) -> np.ndarray:
+    """Choose a candidate for every rock (K,): the cheapest whose total fits, or the cheapest of all if none is found.
+
+    Every rock can have a partner. With ``jitter`` 0 the match is the closest there is and prices only decide ties.
+    """
+    prices = _prices(market, rng.random(len(market.freq)), jitter)
+    pairs = _worth_considering(market, prices)
+    partners_K = _cheapest(*pairs, prices(*pairs))
+    return partners_K if market.fits(partners_K) else _with_total(market, prices, partners_K, rng)
+
+
+def _share_of(count: int, share: float) -> int:
+    """The whole part of a share as it is written, in decimals: 0.29 of 100 is 29, in float64 it is a little less."""
+    return math.floor(count * Fraction(str(share)))
+
+
+def _prices(market: Market, noise_C: np.ndarray, jitter: float) -> Prices:
+    """Price a pair by its absolute gap and a random price of the candidate: noise from 0 to 1 times the highest price.
+
+    That is ``jitter`` as a share of the allowed gap; at 0 all prices together stay below one occurrence.
+    """
+
+    def prices(rocks_E: Any, candidates_E: np.ndarray) -> np.ndarray:
+        highest = np.maximum(jitter * market.allowed_gap[rocks_E], 0.5 / len(market.rock_freq))
+        return np.abs(market.gaps(rocks_E, candidates_E)) + highest * noise_C[candidates_E]
+
+    return prices
+
+
+def _worth_considering(market: Market, prices: Prices) -> tuple[np.ndarray, np.ndarray]:
+    """Keep the K cheapest candidates of each of K rocks: the other rocks take at most K − 1 of them."""
+    count = len(market.rock_freq)
+
+    def choose(rock: int, candidates: np.ndarray) -> np.ndarray:
+        if len(candidates) <= count:
+            return candidates
+        return candidates[np.argpartition(prices(rock, candidates), count)[:count]]
+
+    return market.pairs(choose)
+
+
+def _cheapest(rocks_E: np.ndarray, candidates_E: np.ndarray, costs_E: np.ndarray) -> np.ndarray:
+    """Assign a candidate to every rock (K,) so that the whole costs least."""
+    # To the solver a zero is no pair. All rocks are assigned, so a constant on every cost changes nothing.
+    weights = csr_array((costs_E + 1, (rocks_E, candidates_E)))
+    return min_weight_full_bipartite_matching(weights)[1]
+
+
+def _with_total(market: Market, prices: Prices, partners_K: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """The cheapest partners (to 1 %) whose total fits, among some choices for each rock; those given if there are none.
+
+    The choices of a rock are all its candidates or, where they are too many, the given partner and a random sample.
+    """
+    choices = max(FEWEST_CHOICES, PAIRS_OF_PROGRAM // len(partners_K))
+
+    def choose(rock: int, candidates: np.ndarray) -> np.ndarray:
+        if len(candidates) <= choices:
+            return candidates
+        return np.union1d(partners_K[rock], rng.choice(candidates, choices, replace=False))
+
+    rocks_E, candidates_E = market.pairs(choose)
+    pair, ones = np.arange(len(rocks_E)), np.ones(len(rocks_E))
+    # The solver keeps a bound of 1 to 1e-6: an excess beyond 50,000 is held a little lower, a smaller one exactly.
+    bound = market.allowed_excess * (1 - 1e-5) + 0.5
+    solution = milp(
+        prices(rocks_E, candidates_E) / bound,
+        constraints=[
+            LinearConstraint(csr_array((ones, (rocks_E, pair))), 1, 1),
+            LinearConstraint(csr_array((ones, (candidates_E, pair))), 0, 1),
+            LinearConstraint(market.gaps(rocks_E, candidates_E)[None, :] / bound, -1, 1),
+        ],
+        integrality=ones,
+        bounds=Bounds(0, 1),
+        options=PROGRAM_OPTIONS,
+    )
+    return partners_K if solution.x is None else candidates_E[solution.x > 0.5]

@@ -15,7 +15,7 @@ if the worse of its two ranks is within K.
 Shape legend: C clusters, U types used, B subsets, N ranks.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -31,6 +31,8 @@ BAND = (0.05, 0.95)
 EVERY_K_UP_TO = 50
 GRID_RATIO = 1.1
 """Curves are recorded at every K up to the first, then in steps of about ten per cent."""
+Ranking = tuple[np.ndarray, np.ndarray]
+"""Scores (U,), and the columns of all types that may be ranked, best first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +50,8 @@ class CutoffCurve:
         """Return the curve on a grid of K, with the given K among them."""
         last = len(self.coverage)
         ks = cutoff_grid(last) | ({k} if k is not None and 1 <= k <= last else set())
-        curves = {field.name: getattr(self, field.name) for field in fields(self)}
-        return [
-            CutoffPoint(at, **{name: _number(curve[at - 1]) for name, curve in curves.items()}) for at in sorted(ks)
-        ]
+        curves = [getattr(self, field.name) for field in fields(self)]
+        return [CutoffPoint(at, *(_number(curve[at - 1]) for curve in curves)) for at in sorted(ks)]
 
 
 def coverage(order_N: np.ndarray, kl_totals_U: np.ndarray) -> np.ndarray:
@@ -71,23 +71,23 @@ def cutoff_curve(
 ) -> CutoffCurve:
     """Compute coverage and stability of a ranking at every K.
 
-    Args:
-        selection: the prompts the ranking comes from.
-        measuring: other prompts, with the same columns, for the held-out coverage.
-        selector: the score that ranks.
-        rules: its ``k`` is not used.
-        fraction: share of the clusters in a subset.
-        draws: number of subsets.
-        seed: of the subsets.
+    ``measuring`` are other prompts, with the same columns, for the held-out coverage; ``k`` of the rules is not used.
+    Stability is over ``draws`` subsets of a ``fraction`` of the clusters.
     """
     if measuring is not None and not np.array_equal(measuring.token_ids, selection.token_ids):
         raise ValueError("the two halves must have the same columns")
     selection = selection.by_type()
-    score_U, order_N = _full_ranking(selection, selector, rules)
-    order_N = order_N[score_U[order_N] > 0]
-    held_out = np.full(len(order_N), np.nan) if measuring is None else coverage(order_N, measuring.totals("kl"))
-    curves = _stability_curves(selection, selector, rules, len(order_N), fraction, draws, seed)
-    return CutoffCurve(coverage(order_N, selection.totals("kl")), held_out, **curves)
+    (score_U, order), *_ = _rankings(selection, selector, rules)
+    order_N = order[score_U[order] > 0]
+    undefined_N = np.full(len(order_N), np.nan)
+    held_out = undefined_N if measuring is None else coverage(order_N, measuring.totals("kl"))
+    stability = [undefined_N] * 3
+    weights_BC = subset_weights(selection.n_clusters, fraction, draws, seed)
+    if len(weights_BC) and len(order_N):
+        drawn = _rankings(selection, selector, rules, weights_BC)
+        jaccard_BN = np.array([_jaccard_by_k(order, other, len(order_N)) for _, other in drawn])
+        stability = [jaccard_BN.mean(axis=0), *np.quantile(jaccard_BN, BAND, axis=0)]
+    return CutoffCurve(coverage(order_N, selection.totals("kl")), held_out, *stability)
 
 
 def auto_k(curve: CutoffCurve) -> Crossing:
@@ -120,23 +120,15 @@ def sample_size_curve(
     of a smaller fraction lie within those of a larger one, so the curve shows the effect of size with little noise.
     """
     sample = sample.by_type()
-    ranking = _full_ranking(sample, selector, rules)
-    records = []
+    ranking, *_ = _rankings(sample, selector, rules)
+    points = []
     for fraction in fractions:
         weights_BC = subset_weights(sample.n_clusters, fraction, draws, seed)
-        agreements = [
-            _agreement(ranking, (score_U, _rank_all(score_U, freq_U, rules)), rules.k)
-            for score_U, freq_U in replicates(sample, selector, weights_BC)
-        ]
-        records.append(
-            SampleSizePoint(
-                fraction=float(fraction),
-                n_clusters=_subset_size(sample.n_clusters, fraction),
-                jaccard=_mean(overlap for overlap, _ in agreements),
-                spearman=_mean(correlation for _, correlation in agreements),
-            )
-        )
-    return records
+        found = [_agreement(ranking, other, rules.k) for other in _rankings(sample, selector, rules, weights_BC)]
+        overlap, correlation = (_mean(agreement[i] for agreement in found) for i in range(2))
+        size = _subset_size(sample.n_clusters, fraction)
+        points.append(SampleSizePoint(float(fraction), size, overlap, correlation))
+    return points
 
 
 def compare_selectors(
@@ -144,13 +136,17 @@ def compare_selectors(
 ) -> list[SelectorAgreement]:
     """Say what each selector is worth on this sample."""
     sample = sample.by_type()
-    available = {name: selector for name, selector in SELECTORS.items() if _is_available(name, sample)}
-    top = {name: _full_ranking(sample, selector, rules)[1][: rules.k] for name, selector in available.items()}
+    needs = {"joint": sample.kl_before, "context": sample.kept}
+    available = {name: selector for name, selector in SELECTORS.items() if needs.get(name, sample.kl) is not None}
+    top = {}
+    for name, selector in available.items():
+        (_, order), *_ = _rankings(sample, selector, rules)
+        top[name] = order[: rules.k]
     return [
         SelectorAgreement(
             selector=name,
             **split_half(sample, selector, rules, draws, seed, fraction),
-            coverage=_last(coverage(top[name], sample.totals("kl"))),
+            coverage=_number(coverage(top[name], sample.totals("kl"))[-1]) if len(top[name]) else None,
             jaccard_with={other: jaccard(top[name], top[other]) for other in available if other != name},
         )
         for name, selector in available.items()
@@ -162,19 +158,16 @@ def split_half(
 ) -> dict[str, float | None]:
     """Measure how far rankings of random parts of the prompts agree with those of the rest, and with that of all."""
     sample = sample.by_type()
-    ranking = _full_ranking(sample, selector, rules)
+    (_, order), *_ = _rankings(sample, selector, rules)
     half_BC = subset_weights(sample.n_clusters, fraction, draws, seed)
     both = np.stack([half_BC, 1 - half_BC], axis=1).reshape(-1, sample.n_clusters)
-    found = ((score_U, _rank_all(score_U, freq_U, rules)) for score_U, freq_U in replicates(sample, selector, both))
+    found = _rankings(sample, selector, rules, both)
     agreements = [
-        (*_agreement(half, rest, rules.k), jaccard(half[1][: rules.k], ranking[1][: rules.k]))
+        (*_agreement(half, rest, rules.k), jaccard(half[1][: rules.k], order[: rules.k]))
         for half, rest in zip(found, found, strict=True)
     ]
-    return {
-        "jaccard_halves": _mean(overlap for overlap, _, _ in agreements),
-        "jaccard_full": _mean(overlap for _, _, overlap in agreements),
-        "spearman_halves": _mean(correlation for _, correlation, _ in agreements),
-    }
+    halves, correlation, full = (_mean(agreement[i] for agreement in agreements) for i in range(3))
+    return {"jaccard_halves": halves, "jaccard_full": full, "spearman_halves": correlation}
 
 
 def subset_weights(n_clusters: int, fraction: float, draws: int, seed: int) -> np.ndarray:
@@ -208,30 +201,9 @@ def spearman(first: np.ndarray, second: np.ndarray) -> float | None:
 
 def cutoff_grid(last: int) -> set[int]:
     """List every K up to 50, then about geometric steps, up to the last."""
-    steps = np.geomspace(EVERY_K_UP_TO, max(last, EVERY_K_UP_TO), _grid_steps(last))
+    count = 2 + max(int(np.log(max(last, 1) / EVERY_K_UP_TO) / np.log(GRID_RATIO)), 0)
+    steps = np.geomspace(EVERY_K_UP_TO, max(last, EVERY_K_UP_TO), count)
     return {*range(1, min(last, EVERY_K_UP_TO) + 1), *(int(step) for step in np.rint(steps) if step <= last)}
-
-
-def _grid_steps(last: int) -> int:
-    return 2 + max(int(np.log(max(last, 1) / EVERY_K_UP_TO) / np.log(GRID_RATIO)), 0)
-
-
-def _stability_curves(
-    sample: Sample, selector: Selector, rules: Rules, last: int, fraction: float, draws: int, seed: int
-) -> dict[str, np.ndarray]:
-    """Mean and band of the Jaccard index at K = 1..last, by the names they have in a record."""
-    weights_BC = subset_weights(sample.n_clusters, fraction, draws, seed)
-    names = ("stability", "stability_low", "stability_high")
-    if not len(weights_BC) or not last:
-        return {name: np.full(last, np.nan) for name in names}
-    _, order = _full_ranking(sample, selector, rules)
-    jaccard_BN = np.array(
-        [
-            _jaccard_by_k(order, _rank_all(score_U, freq_U, rules), last)
-            for score_U, freq_U in replicates(sample, selector, weights_BC)
-        ]
-    )
-    return dict(zip(names, (jaccard_BN.mean(axis=0), *np.quantile(jaccard_BN, BAND, axis=0)), strict=True))
 
 
 def _jaccard_by_k(first: np.ndarray, second: np.ndarray, last: int) -> np.ndarray:
@@ -245,10 +217,8 @@ def _jaccard_by_k(first: np.ndarray, second: np.ndarray, last: int) -> np.ndarra
     return np.divide(shared, union, out=np.full(last, np.nan), where=union > 0)
 
 
-def _agreement(
-    first: tuple[np.ndarray, np.ndarray], second: tuple[np.ndarray, np.ndarray], k: int
-) -> tuple[float | None, float | None]:
-    """Jaccard index of the first k of two (score, ranking), and Spearman over the types in both rankings."""
+def _agreement(first: Ranking, second: Ranking, k: int) -> tuple[float | None, float | None]:
+    """Compute the Jaccard index of the first k of two rankings, and Spearman over the types in both."""
     (score_one, order_one), (score_two, order_two) = first, second
     in_one, in_both = np.zeros((2, len(score_one)), dtype=bool)
     in_one[order_one] = True
@@ -256,18 +226,13 @@ def _agreement(
     return jaccard(order_one[:k], order_two[:k]), spearman(score_one[in_both], score_two[in_both])
 
 
-def _full_ranking(sample: Sample, selector: Selector, rules: Rules) -> tuple[np.ndarray, np.ndarray]:
-    score_U = selector(sample, np.ones((1, sample.n_clusters)))[0]
-    return score_U, _rank_all(score_U, sample.totals("freq"), rules)
-
-
-def _rank_all(score_U: np.ndarray, freq_U: np.ndarray, rules: Rules) -> np.ndarray:
-    return rank_types(score_U, freq_U, replace(rules, k=len(score_U)))
-
-
-def _is_available(name: str, sample: Sample) -> bool:
-    needs = {"joint": sample.kl_before, "context": sample.kept}
-    return name not in needs or needs[name] is not None
+def _rankings(
+    sample: Sample, selector: Selector, rules: Rules, weights_BC: np.ndarray | None = None
+) -> Iterator[Ranking]:
+    """Rank all types under each set of weights, or once on the whole sample."""
+    weights_BC = np.ones((1, sample.n_clusters)) if weights_BC is None else weights_BC
+    for score_U, freq_U in replicates(sample, selector, weights_BC):
+        yield score_U, rank_types(score_U, freq_U, replace(rules, k=len(score_U)))
 
 
 def _subset_size(n_clusters: int, fraction: float) -> int:
@@ -277,10 +242,6 @@ def _subset_size(n_clusters: int, fraction: float) -> int:
 def _mean(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return float(np.mean(known)) if known else None
-
-
-def _last(values: np.ndarray) -> float | None:
-    return _number(values[-1]) if len(values) else None
 
 
 def _number(value: float) -> float | None:

@@ -16,7 +16,6 @@ Shape legend: N occurrences, W = 2 · window tokens, K keys of a join, V vocabul
 """
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -84,43 +83,24 @@ class EmbeddingEncoder:
         return encode_windows(found_N, self.embeddings_VD)
 
 
-@dataclass(frozen=True, slots=True)
-class Encoders:
-    """The encoder of a search, and what makes others of a wider or narrower window; None where there is none."""
-
-    encoder: Encoder | None
-    with_window: Callable[[int], Encoder] | None = None
-
-
-def context_encoders(
-    store: TraceStore,
-    checkpoint: int,
-    kind: str | Encoder | None,
-    window: int,
-    embeddings_VD: np.ndarray | None = None,
-) -> Encoders:
+def context_encoder(
+    store: TraceStore, checkpoint: int, kind: str | Encoder, window: int, embeddings_VD: np.ndarray | None = None
+) -> Encoder:
     """Make what turns the contexts of a checkpoint into vectors.
 
-    Args:
-        store: replay traces of a run.
-        checkpoint: whose rows hold the contexts.
-        kind: "embeddings", "hidden", or an encoder of one's own.
-        window: tokens on each side, for "embeddings".
-        embeddings_VD: rows by token id; default the input embeddings of the student that was traced.
+    ``kind`` is "embeddings", "hidden", or an encoder of one's own. Embeddings are by default those of the student that
+    was traced.
     """
     if not isinstance(kind, str):
-        return Encoders(kind)
+        return kind
     if kind == "hidden":
-        return Encoders(_hidden_encoder(store, checkpoint))
+        return _hidden_encoder(store, checkpoint)
     if kind != "embeddings":
         raise RocktokensError(
             f"encoder = {kind!r} is not known: use 'embeddings' or 'hidden', or give hidden_encoder(student, rollouts)"
         )
     vectors_VD = traced_embeddings(store, checkpoint) if embeddings_VD is None else embeddings_VD
-    rows = store.table(checkpoint)
-    return Encoders(
-        embedding_encoder(rows, vectors_VD, window), lambda other: embedding_encoder(rows, vectors_VD, other)
-    )
+    return embedding_encoder(store.table(checkpoint), vectors_VD, window)
 
 
 def embedding_encoder(rows: ir.Table, embeddings_VD: np.ndarray, window: int) -> EmbeddingEncoder:
@@ -135,13 +115,7 @@ def embedding_encoder(rows: ir.Table, embeddings_VD: np.ndarray, window: int) ->
 
 
 def context_windows(rows: ir.Table, rollout_ids_N: np.ndarray, positions_N: np.ndarray, window: int) -> np.ndarray:
-    """Fetch the response tokens around each occurrence, without the occurrence itself.
-
-    Args:
-        rows: all rows of the checkpoint.
-        rollout_ids_N: rollouts of the occurrences, in any order.
-        positions_N: their positions in the response.
-        window: tokens on each side.
+    """Fetch the response tokens around each occurrence, without the occurrence itself, given in any order.
 
     Returns:
         int32 (N, W): ids at t − window … t + window, −1 before the start and after the end of the response.
@@ -182,12 +156,14 @@ def read_embeddings(folder: Path) -> np.ndarray:
     """Read float32 (V, D), the input-embedding matrix of the model in a folder; of an adapter, its base model's."""
     from safetensors import SafetensorError
 
-    unreadable = (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError)
     try:
-        if (folder / ADAPTER).is_file():
-            folder = _base_of(folder)
+        if (folder / ADAPTER).is_file():  # its base model holds them, if the adapter left them as they are
+            changed = [name for file in folder.glob("adapter_model*.safetensors") for name in _tensor_names(file)]
+            if any(map(_is_embedding, changed)):
+                raise ValueError("its adapter changes them")
+            folder = Path(json.loads((folder / ADAPTER).read_text(encoding="utf-8"))["base_model_name_or_path"])
         return _embeddings_in(folder)
-    except unreadable as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         raise RocktokensError(
             f"the input embeddings of the student cannot be read from {folder} ({error}): give embeddings=, an array "
             "(vocabulary, width), or stage='score' (on the command line --set find.stage=score)"
@@ -244,13 +220,19 @@ def _join_windows(rows: ir.Table, rollout_ids_N: np.ndarray, positions_N: np.nda
 
 def _embeddings_in(folder: Path) -> np.ndarray:
     """The matrix from a directory that ``save_pretrained`` wrote; ValueError says what is wrong with it."""
+    from safetensors import safe_open
+
     file_of = _tensor_files(folder)
     found = [name for name in file_of if name.endswith(".weight") and _is_embedding(name)]
     if not found:
         raise ValueError(f"none of its tensors is called {', '.join(f'{name}.weight' for name in EMBEDDING_NAMES)}")
     # Layers that predict further tokens bring a copy of their own; the model's is the least deeply nested.
     name = min(found, key=lambda name: (name.count("."), name))
-    return _read_matrix(file_of[name], name)
+    with safe_open(file_of[name], framework="pt") as tensors:
+        matrix_VD = tensors.get_tensor(name)
+    if matrix_VD.ndim != 2 or not matrix_VD.is_floating_point():
+        raise ValueError(f"{name} is {matrix_VD.dtype} of shape {tuple(matrix_VD.shape)}, not a matrix of floats")
+    return matrix_VD.float().numpy()
 
 
 def _tensor_files(folder: Path) -> dict[str, Path]:
@@ -264,14 +246,6 @@ def _tensor_files(folder: Path) -> dict[str, Path]:
     return {name: file for file in files for name in _tensor_names(file)}
 
 
-def _base_of(adapter: Path) -> Path:
-    """The base model of a LoRA adapter, which must have left the embeddings as they are."""
-    changed = [name for file in adapter.glob("adapter_model*.safetensors") for name in _tensor_names(file)]
-    if any(map(_is_embedding, changed)):
-        raise ValueError("its adapter changes them")
-    return Path(json.loads((adapter / ADAPTER).read_text(encoding="utf-8"))["base_model_name_or_path"])
-
-
 def _is_embedding(name: str) -> bool:
     """Whether a tensor belongs to the embedding of tokens: by module, and not in the vision part of a model."""
     return "vision" not in name and any(module in EMBEDDING_NAMES for module in name.split("."))
@@ -282,13 +256,3 @@ def _tensor_names(file: Path) -> list[str]:
 
     with safe_open(file, framework="pt") as tensors:
         return list(tensors.keys())
-
-
-def _read_matrix(file: Path, name: str) -> np.ndarray:
-    from safetensors import safe_open
-
-    with safe_open(file, framework="pt") as tensors:
-        matrix_VD = tensors.get_tensor(name)
-    if matrix_VD.ndim != 2 or not matrix_VD.is_floating_point():
-        raise ValueError(f"{name} is {matrix_VD.dtype} of shape {tuple(matrix_VD.shape)}, not a matrix of floats")
-    return matrix_VD.float().numpy()

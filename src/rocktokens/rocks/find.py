@@ -13,27 +13,25 @@ Paper: https://arxiv.org/abs/2605.09253
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
 from rocktokens.config import Config, FindSection, parse_config, run_config
 from rocktokens.inference.bootstrap import median_interval
 from rocktokens.progress import SILENT, Progress
-from rocktokens.rocks.aggregate import ONE, occurrences, rollout_shares, type_sums
-from rocktokens.rocks.analysis import analyse
+from rocktokens.rocks.analysis import analyse, other_gammas
 from rocktokens.rocks.categories import store_categories
-from rocktokens.rocks.encoders import Encoder, Encoders, context_encoders
+from rocktokens.rocks.encoders import Encoder, context_encoder
 from rocktokens.rocks.records import FindRecord
 from rocktokens.rocks.search import Criterion, SearchResult, search
-from rocktokens.rocks.selectors import Sample, selector_of
-from rocktokens.rocks.sensitivity import other_gammas
-from rocktokens.rocks.split import HELD_OUT, NOT_SPLIT, resolve_checkpoints
+from rocktokens.rocks.selectors import selector_of
+from rocktokens.rocks.sums import HELD_OUT, NOT_SPLIT, occurrences, resolve_checkpoints, rollout_shares, type_sums
 from rocktokens.rocks.uncertainty import score_uncertainty, share_intervals
 from rocktokens.run_dir import RunDir, derive_seed
 from rocktokens.traces.store import TraceStore
-from rocktokens.types import RockSet, RockToken
+from rocktokens.types import ONE, RockSet, RockToken
 from rocktokens.windows import WindowRule
 
 if TYPE_CHECKING:
@@ -60,15 +58,14 @@ class FindOptions:
     threads: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+EVERYWHERE = FindOptions()
+
+
+class Found(NamedTuple):
     """What ``find_run`` left in the run: rocks.json and find.json."""
 
     rocks: RockSet
     analysis: FindRecord
-
-
-EVERYWHERE = FindOptions()
 
 
 def find_rocks(
@@ -140,7 +137,7 @@ def find_rocks(
         own = {**config.find.model_dump(), "seed": split_seed(config)}
     kind = {**own, **given}.get("encoder", "embeddings")
     criterion = Criterion(**{**own, **given, "encoder": kind if isinstance(kind, str) else "hidden"})
-    return rock_set(store, search_traces(store, criterion, kind, embeddings)[0])
+    return rock_set(store, search_traces(store, criterion, kind, embeddings))
 
 
 def find_run(
@@ -149,12 +146,10 @@ def find_run(
     """Find the rocks of a run, prompts split by ``seed``, and look at them from all sides; commit both files."""
     with run.lock():
         store, criterion = open_search(run, section, seed, options)
-        result, encoders = search_traces(
-            store, criterion, section.encoder, progress=progress, gammas=other_gammas(section.gamma)
-        )
+        result = search_traces(store, criterion, section.encoder, progress=progress, gammas=other_gammas(section.gamma))
         with progress.status("weighing the evidence"):
             rocks = rock_set(store, result)
-            analysis = analyse(store, result, rocks, encoders)
+            analysis = analyse(store, result, rocks)
             run.commit("find.json", analysis.save)
             run.commit(run.rocks.name, rocks.save)
     return Found(rocks, analysis)
@@ -184,19 +179,18 @@ def open_search(run: RunDir, section: FindSection, seed: int, options: FindOptio
 def search_traces(
     store: TraceStore,
     criterion: Criterion,
-    encoder: str | Encoder | None = "embeddings",
+    encoder: str | Encoder = "embeddings",
     embeddings: np.ndarray | None = None,
     progress: Progress = SILENT,
     gammas: tuple[float, ...] = (),
-) -> tuple[SearchResult, Encoders]:
+) -> SearchResult:
     """Search with the encoder that a criterion asks for; ``gammas`` are cosines to count neighbours at as well."""
+    made = None
     with progress.status("reading traces"):
-        reference, baseline = resolve_checkpoints(store, criterion.reference, criterion.baseline)
-        criterion = replace(criterion, reference=reference, baseline=baseline)
-        encoders = Encoders(None)
+        reference, _ = resolve_checkpoints(store, criterion.reference, criterion.baseline)
         if criterion.stage == "context":
-            encoders = context_encoders(store, reference, encoder, criterion.window, embeddings)
-    return search(store, criterion, encoders.encoder, progress, gammas), encoders
+            made = context_encoder(store, reference, encoder, criterion.window, embeddings)
+    return search(store, criterion, made, progress, gammas)
 
 
 def rock_set(store: TraceStore, result: SearchResult) -> RockSet:
@@ -221,11 +215,7 @@ def type_table(
 ) -> "pd.DataFrame":
     """List every type used, by summed kl at the reference checkpoint, and what training did to it.
 
-    Args:
-        store: replay traces of a run.
-        reference: the later checkpoint; default the last.
-        baseline: the earlier checkpoint; default the first.
-        prompt_ids: the prompts to look at; default all.
+    Checkpoints are by default the last and the first, prompts all of them.
 
     Returns:
         Columns token_id, text, category, freq, mean_kl, mean_kl_baseline. The last is the mean over the same
@@ -250,26 +240,30 @@ def type_table(
 
 
 def _tokens(store: TraceStore, result: SearchResult) -> list[RockToken]:
-    selection, measuring = result.sums.selection, result.sums.measuring
+    selection, measuring, criterion = result.sums.selection, result.sums.measuring, result.criterion
     freq, kl = selection.totals("freq"), selection.totals("kl")
     held_freq, held_kl = measuring.totals("freq"), measuring.totals("kl")
     before = measuring.totals("kl_before") if result.sums.paired else np.zeros_like(held_kl)
-    seed = derive_seed(result.criterion.seed, "bootstrap")
-    rules = result.criterion.rules(max(result.k, 1))
-    scored = selector_of("score", result.criterion.joint)
-    sure = score_uncertainty(selection, result.criterion.selector, rules, seed=seed, scored=scored)
+    sure = score_uncertainty(
+        selection,
+        criterion.selector,
+        criterion.rules(max(result.k, 1)),
+        seed=derive_seed(criterion.seed, "bootstrap"),
+        scored=selector_of("score", criterion.joint),
+    )
     prompts = np.diff(selection.freq.tocsc().indptr)
     ids = selection.token_ids[result.columns]
+    texts, categories = store.token_texts(ids), store_categories(store, ids)
     context = _context_fields(result)
     return [
         RockToken(
-            id=int(ids[rank - 1]),
-            text=text,
-            rank=rank,
+            id=int(ids[place]),
+            text=texts[place],
+            rank=place + 1,
             freq=int(freq[i]),
             mean_kl=int(kl[i]) / (int(freq[i]) * ONE),
             score=float(result.score_U[i]),
-            category=category,
+            category=categories[place],
             score_interval=sure.interval(i),
             p_in_top_k=float(sure.p_in_top_k[i]),
             n_prompts=int(prompts[i]),
@@ -277,33 +271,25 @@ def _tokens(store: TraceStore, result: SearchResult) -> list[RockToken]:
             held_out_change=(int(held_kl[i]) - int(before[i])) / int(before[i]) if before[i] > 0 else None,
             **context(i),
         )
-        for rank, (i, text, category) in enumerate(
-            zip(result.columns, store.token_texts(ids), store_categories(store, ids), strict=True), start=1
-        )
+        for place, i in enumerate(result.columns)
     ]
 
 
 def _context_fields(result: SearchResult) -> Callable[[int], dict[str, Any]]:
     """Return what the context stage says of a type, by column."""
-    if result.context is None or result.persistent is None:
+    context, criterion = result.context, result.criterion
+    if context is None:
         return lambda _: {"ccr": None, "score_ctx": None}
-    criterion, freq = result.criterion, result.sums.selection.totals("freq")
-    number = np.bincount(result.persistent.columns, minlength=len(freq))
-    exact = result.context.exact
-    interval = (
-        result.context.kept_share_interval(criterion.gamma, criterion.eta) * (number / np.maximum(freq, 1))[:, None]
-    )
-    ccr = result.consistency
-
-    def fields(i: int) -> dict[str, Any]:
-        return {
-            "ccr": None if np.isnan(ccr[i]) else float(ccr[i]),
-            "score_ctx": float(result.ranking_U[i]),
-            "n_persistent": int(number[i]),
-            "ccr_interval": None if exact[i] else (float(interval[i, 0]), float(interval[i, 1])),
-        }
-
-    return fields
+    number, freq, ccr = result.n_persistent, result.sums.selection.totals("freq"), result.consistency
+    share = (number / np.maximum(freq, 1))[:, None]
+    exact = context.exact
+    interval = context.kept_share_interval(criterion.gamma, criterion.eta) * share
+    return lambda i: {
+        "ccr": None if np.isnan(ccr[i]) else float(ccr[i]),
+        "score_ctx": float(result.ranking_U[i]),
+        "n_persistent": int(number[i]),
+        "ccr_interval": None if exact[i] else (float(interval[i, 0]), float(interval[i, 1])),
+    }
 
 
 def _summary(store: TraceStore, result: SearchResult) -> dict[str, Any]:
@@ -326,34 +312,18 @@ def _summary(store: TraceStore, result: SearchResult) -> dict[str, Any]:
         "n_types": int(used.sum()),
         "n_rock_occurrences": int(freq[is_rock].sum()),
         "n_rock_types": int((used & is_rock).sum()),
-        "token_share": _share(freq, is_rock),
+        "token_share": sample.share("freq", is_rock),
         "token_share_median": float(np.median(shares)),
-        "vocab_share": _share(used.astype(np.int64), is_rock),
-        "kl_share": _share(sample.totals("kl"), is_rock),
-        "grad_share": _share(sample.totals("grad_norm"), is_rock),
-        "mean_kl": _mean_kl(sample, np.ones_like(is_rock)),
-        "mean_kl_rocks": _mean_kl(sample, is_rock),
-        "mean_kl_rest": _mean_kl(sample, ~is_rock),
+        "vocab_share": int((used & is_rock).sum()) / int(used.sum()) if used.any() else None,
+        "kl_share": sample.share("kl", is_rock),
+        "grad_share": sample.share("grad_norm", is_rock),
+        "mean_kl": sample.mean_kl(np.ones_like(is_rock)),
+        "mean_kl_rocks": sample.mean_kl(is_rock),
+        "mean_kl_rest": sample.mean_kl(~is_rock),
         "paired": sums.paired,
-        "kl_change_rocks": _kl_change(sample, is_rock, sums.paired),
-        "kl_change_rest": _kl_change(sample, ~is_rock, sums.paired),
+        "kl_change_rocks": sample.kl_change(is_rock) if sums.paired else None,
+        "kl_change_rest": sample.kl_change(~is_rock) if sums.paired else None,
         "tau_pre_nats": result.thresholds.pre,
         "tau_post_nats": result.thresholds.post,
         "intervals": {name: None if ends is None else list(ends) for name, ends in intervals.items()},
     }
-
-
-def _share(values: np.ndarray, chosen: np.ndarray) -> float | None:
-    total = int(values.sum())
-    return int(values[chosen].sum()) / total if total else None
-
-
-def _mean_kl(sample: Sample, chosen: np.ndarray) -> float | None:
-    freq = int(sample.totals("freq")[chosen].sum())
-    return int(sample.totals("kl")[chosen].sum()) / (freq * ONE) if freq else None
-
-
-def _kl_change(sample: Sample, chosen: np.ndarray, paired: bool) -> float | None:
-    """Relative change of the summed kl from baseline to reference; None unless both scored the same occurrences."""
-    start = int(sample.totals("kl_before")[chosen].sum()) if paired else 0
-    return (int(sample.totals("kl")[chosen].sum()) - start) / start if start > 0 else None

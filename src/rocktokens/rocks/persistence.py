@@ -1,17 +1,17 @@
-"""Find the occurrences that stayed hard, and what training did to rocks and to others.
+"""Find the occurrences that stayed hard, and choose the groups of types whose change is followed.
 
 See docs/method.md, sections 4.2 and 4.8.
 
 1. An occurrence is persistent when its kl reached τ_pre at the baseline and τ_post at the reference; both are quantiles
    over the occurrences of the selection half, or given in nats. The two checkpoints are joined by (rollout, position).
 2. Three groups of types are followed: the rocks, rare types with a high mean kl that are not rocks, and random types.
-   All three are chosen on the selection half.
-3. Each group's paired change is measured on both halves. What was picked for a high loss falls back when it is measured
-   on other data (regression to the mean): the selection half flatters the group, the held-out half does not.
+   All three are chosen on the selection half, and their change is measured on both halves. What was picked for a high
+   loss falls back when it is measured on other data (regression to the mean): the selection half flatters the group,
+   the held-out half does not.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import ibis
@@ -19,11 +19,8 @@ import numpy as np
 import pyarrow as pa
 
 from rocktokens.errors import RocktokensError
-from rocktokens.rocks.aggregate import kl_quantiles, occurrences
-from rocktokens.rocks.records import GroupChange
 from rocktokens.rocks.selectors import Rules, Sample, mean_kl, rank_types
-from rocktokens.rocks.split import PromptSums
-from rocktokens.rocks.uncertainty import paired_tests
+from rocktokens.rocks.sums import PromptSums, kl_quantiles, occurrences
 from rocktokens.run_dir import derive_seed
 from rocktokens.traces.store import TraceStore
 
@@ -49,6 +46,10 @@ class Occurrences:
     rollout_ids: np.ndarray
     positions: np.ndarray
     clusters: np.ndarray
+
+    def counts(self, n_types: int) -> np.ndarray:
+        """int64 (U,): how many there are of each type."""
+        return np.bincount(self.columns, minlength=n_types)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,33 +127,6 @@ def type_groups(selection: Sample, rock_columns: np.ndarray, min_freq: int, seed
     return {ROCK: np.sort(rock_columns), RARE: np.sort(rare), RANDOM: np.sort(drawn)}
 
 
-def persistence_report(
-    sums: PromptSums, groups: dict[str, np.ndarray], persistent: Persistent | None, seed: int
-) -> list[GroupChange]:
-    """Measure by group and half how the kl changed over the same occurrences; nothing without paired checkpoints."""
-    if not sums.paired:
-        return []
-    size = len(sums.selection.token_ids)
-    counts = (
-        None if persistent is None else [np.bincount(persistent.columns, minlength=size), persistent.held_out_counts]
-    )
-    records = []
-    for index, (half, sample) in enumerate(sums.halves.items()):
-        for group, columns in groups.items():
-            change = paired_tests(sample, np.isin(np.arange(size), columns), seed=seed)
-            hard = None if counts is None else int(counts[index][columns].sum())
-            records.append(
-                GroupChange(
-                    group=group,
-                    half=half,
-                    n_types=int(np.count_nonzero(sample.totals("freq")[columns])),
-                    **asdict(change),
-                    persistent_share=hard / change.n_occurrences if hard is not None and change.n_occurrences else None,
-                )
-            )
-    return records
-
-
 def _hard_at_both(store: TraceStore, sums: PromptSums, thresholds: Thresholds) -> Any:
     """The persistent occurrences of both halves: the keys, with ``kl`` and ``kl_before``."""
     alone = sums.baseline == sums.reference
@@ -161,17 +135,10 @@ def _hard_at_both(store: TraceStore, sums: PromptSums, thresholds: Thresholds) -
             f"checkpoints {sums.baseline} and {sums.reference} did not score the same tokens of the same "
             "rollouts, so no token can be followed: trace both with probe = 'last' or 'first', or use stage='score'"
         )
-    late = _hard(store, sums.reference, max(thresholds.pre, thresholds.post) if alone else thresholds.post)
-    hard = late.inner_join(ibis.memtable(sums.clusters), "prompt_id")
-    if alone:
-        return hard.mutate(kl_before=hard.kl)
-    early = _hard(store, sums.baseline, thresholds.pre)
-    return hard.inner_join(early.select("rollout_id", "position", kl_before=early.kl), ["rollout_id", "position"])
-
-
-def _hard(store: TraceStore, checkpoint: int, least: float) -> Any:
-    rows: Any = occurrences(store.table(checkpoint))
-    return rows.filter(_reaches(rows.kl, least))
+    rows: Any = occurrences(store.table(sums.reference))
+    pairs: Any = rows.mutate(kl_before=rows.kl) if alone else paired_occurrences(store, sums.reference, sums.baseline)
+    hard = pairs.filter(_reaches(pairs.kl, thresholds.post) & _reaches(pairs.kl_before, thresholds.pre))
+    return hard.inner_join(ibis.memtable(sums.clusters), "prompt_id")
 
 
 def _reaches(kl: Any, least: float) -> Any:

@@ -39,13 +39,9 @@ class FunnelColumns(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class GroupChange(Record):
-    """How the kl of a group of types changed from baseline to reference, over the same occurrences."""
+class PairedChange(Record):
+    """The kl of a group of types at the baseline and at the reference, over the same occurrences."""
 
-    group: str
-    """"rock", "rare high-kl" or "random"."""
-    half: str
-    n_types: int
     n_occurrences: int
     n_clusters: int
     """Clusters in which the group occurs: the sample size of the test."""
@@ -60,6 +56,16 @@ class GroupChange(Record):
     wilcoxon_p: float | None
     rank_biserial: float | None
     """From −1 (the kl fell in every cluster) to 1 (it rose in every one)."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupChange(PairedChange):
+    """How the kl of one group changed on one half of the prompts."""
+
+    group: str
+    """"rock", "rare high-kl" or "random"."""
+    half: str
+    n_types: int
     persistent_share: float | None
     """Share of its occurrences that were hard at both checkpoints; None without a context stage."""
 
@@ -250,29 +256,27 @@ class FindRecord(Record):
         ]
         return Table.of("persistence", columns, self.persistence, f"{self!r}.").to_html()
 
-    def plot_funnel(self, run: str = "this run") -> "Chart":
-        """Draw every type by frequency and mean kl, rocks named."""
+    def plot_chart(self, name: str, run: str = "this run") -> "Chart":
+        """Draw the chart of that name: funnel, cutoff, loss or sensitivity."""
         from rocktokens.report.charts.find_charts import find_charts
 
-        return find_charts(run, self)["funnel"].chart
+        return find_charts(run, self)[name].chart
+
+    def plot_funnel(self, run: str = "this run") -> "Chart":
+        """Draw every type by frequency and mean kl, rocks named."""
+        return self.plot_chart("funnel", run)
 
     def plot_cutoff(self, run: str = "this run") -> "Chart":
         """Draw coverage of the kl and stability of the set against the number of rocks."""
-        from rocktokens.report.charts.find_charts import find_charts
-
-        return find_charts(run, self)["cutoff"].chart
+        return self.plot_chart("cutoff", run)
 
     def plot_loss(self, run: str = "this run") -> "Chart":
         """Draw the mean kl of rocks and of other types over the checkpoints."""
-        from rocktokens.report.charts.find_charts import find_charts
-
-        return find_charts(run, self)["loss"].chart
+        return self.plot_chart("loss", run)
 
     def plot_sensitivity(self, run: str = "this run") -> "Chart":
         """Draw how much of the rock set stays when one setting changes."""
-        from rocktokens.report.charts.find_charts import find_charts
-
-        return find_charts(run, self)["sensitivity"].chart
+        return self.plot_chart("sensitivity", run)
 
     def to_record(self) -> dict[str, Any]:
         """Return the JSON object of the file."""

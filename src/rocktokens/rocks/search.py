@@ -31,21 +31,13 @@ from rocktokens.rocks.cutoff import CutoffCurve, auto_k, cutoff_curve
 from rocktokens.rocks.encoders import Encoder
 from rocktokens.rocks.persistence import Occurrences, Persistent, Thresholds, find_thresholds, persistent_occurrences
 from rocktokens.rocks.selectors import Rules, Sample, Selector, rank_types, selector_of
-from rocktokens.rocks.split import PromptSums, gather
+from rocktokens.rocks.sums import PromptSums, gather
 from rocktokens.run_dir import derive_seed
 from rocktokens.traces.store import TraceStore
 
 STAGES = ("context", "score")
-WHOLE = {
-    "reference": 0,
-    "baseline": 0,
-    "k": 1,
-    "min_freq": 1,
-    "exclude_top_freq": 0,
-    "window": 1,
-    "max_pairs": 2,
-    "seed": 0,
-}
+FROM_ZERO = ("reference", "baseline", "exclude_top_freq", "seed")
+WHOLE = {**dict.fromkeys(FROM_ZERO, 0), "k": 1, "min_freq": 1, "window": 1, "max_pairs": 2}
 """Parameters that are whole numbers, with the least they may be."""
 NUMBERS: dict[str, tuple[Callable[[float], bool], str]] = {
     "gamma": (lambda value: 0 < value <= 1, "a number above 0, up to 1"),
@@ -106,8 +98,7 @@ class Criterion:
 
     def rules(self, k: int) -> Rules:
         """Who may be a rock, with ``k`` to be taken."""
-        least = -np.inf if self.min_score is None else self.min_score
-        return replace(self.rankable(k), min_score=least)
+        return replace(self.rankable(k), min_score=-np.inf if self.min_score is None else self.min_score)
 
     def rankable(self, k: int) -> Rules:
         """The same, whatever the score."""
@@ -125,6 +116,8 @@ class SearchResult:
     thresholds: Thresholds
     persistent: Persistent | None
     context: ContextResult | None
+    encoder: Encoder | None
+    """Of contexts; None without stage "context"."""
     score_U: np.ndarray
     """R(v), or the joint score, on the selection half."""
     ranking_U: np.ndarray
@@ -143,8 +136,8 @@ class SearchResult:
     @property
     def n_persistent(self) -> np.ndarray:
         """|O_PH(v)| on the selection half, int64 (U,); 0 throughout where no contexts were compared."""
-        found = np.empty(0, np.int64) if self.persistent is None else self.persistent.columns
-        return np.bincount(found, minlength=len(self.score_U))
+        size = len(self.score_U)
+        return np.zeros(size, np.int64) if self.persistent is None else self.persistent.counts(size)
 
     @property
     def is_exact(self) -> bool:
@@ -172,12 +165,8 @@ def search(
 ) -> SearchResult:
     """Rank the types of a run.
 
-    Args:
-        store: replay traces.
-        criterion: all parameters.
-        encoder: of contexts; needed by stage "context".
-        progress: shows how many pairs of contexts are compared.
-        gammas: further cosines to count neighbours at, for a later look at other settings.
+    Stage "context" needs an encoder; ``gammas`` are further cosines to count neighbours at, for a later look at other
+    settings.
     """
     sums = gather(store, criterion.reference, criterion.baseline, criterion.split, criterion.seed)
     criterion = replace(criterion, reference=sums.reference, baseline=sums.baseline)
@@ -187,7 +176,7 @@ def search(
         )
     thresholds = find_thresholds(store, sums, criterion.tau, criterion.tau_nats)
     if criterion.stage != "context":
-        return _take_first(criterion, sums, thresholds, None, None)
+        return _take_first(criterion, sums, thresholds)
     if encoder is None:
         raise RocktokensError("stage = 'context' needs embeddings or an encoder: give one, or use stage='score'")
     persistent = persistent_occurrences(store, sums, thresholds)
@@ -195,7 +184,7 @@ def search(
     while True:
         context = compare_contexts(sums.selection, persistent, criterion, k, encoder, progress, gammas)
         kept = with_kept(sums.selection, persistent, context, criterion.gamma, criterion.eta)
-        result = _take_first(criterion, replace(sums, selection=kept), thresholds, persistent, context)
+        result = _take_first(criterion, replace(sums, selection=kept), thresholds, persistent, context, encoder)
         is_settled = criterion.k != "auto" or (result.k <= k and auto_k(result.curve).crossed)
         if is_settled or result.is_exact or k >= len(result.score_U):
             return result
@@ -217,14 +206,16 @@ def compare_contexts(
     which a ranking's stability is judged, may exclude others.
     """
     score, freq = score_types(selection, selector_of("score", criterion.joint)), selection.totals("freq")
-    number = np.bincount(persistent.columns, minlength=len(freq))
+    number = persistent.counts(len(freq))
     bound = score * number / np.maximum(freq, 1)
     rankable = criterion.rankable(len(freq))
     order = rank_types(bound, freq, replace(rankable, exclude_top_freq=0))
-    order = order[number[order] >= 2]
-    if not _fit(number[order], criterion.max_pairs):
+    order, pairs = order[number[order] >= 2], number * (number - 1)
+    if pairs[order].sum() > criterion.max_pairs:
         order = order[np.isin(order, rank_types(bound, freq, rankable))]
-    count = len(order) if _fit(number[order], criterion.max_pairs) else min(max(MANY, PER_ROCK * k), len(order))
+    count = len(order)
+    if pairs[order].sum() > criterion.max_pairs:
+        count = min(max(MANY, PER_ROCK * k), count)
     while True:
         chosen = np.flatnonzero(np.isin(persistent.columns, order[:count]))
         judged = judged_sizes(number[order[:count]], criterion.max_pairs)
@@ -246,21 +237,16 @@ def compare_contexts(
         count = min(2 * count, len(order))
 
 
-def _fit(numbers: np.ndarray, max_pairs: int) -> bool:
-    """Whether all pairs among this many occurrences of each type may be compared."""
-    return int((numbers * (numbers - 1)).sum()) <= max_pairs
-
-
 def compares_all(selection: Sample, persistent: Occurrences, context: ContextResult, criterion: Criterion) -> bool:
     """Whether no type that may be ranked was judged on a sample or passed over: then other settings are exact too."""
     freq = selection.totals("freq")
     ranked = rank_types(np.zeros(len(freq)), freq, criterion.rankable(len(freq)))
-    number = np.bincount(persistent.columns, minlength=len(freq))[ranked]
+    number = persistent.counts(len(freq))[ranked]
     return bool((context.judged[ranked] == np.where(number < 2, 0, number)).all())
 
 
 def with_kept(sample: Sample, persistent: Occurrences, context: ContextResult, gamma: float, eta: float) -> Sample:
-    """The sample, told how many occurrences of each type and cluster were kept."""
+    """Add to a sample how many occurrences of each type and cluster were kept."""
     kept = context.kept(gamma, eta)
     columns, clusters = context.columns[kept], persistent.clusters[context.occurrences[kept]]
     each = context.scales[columns]
@@ -269,7 +255,7 @@ def with_kept(sample: Sample, persistent: Occurrences, context: ContextResult, g
 
 
 def score_types(sample: Sample, selector: Selector) -> np.ndarray:
-    """float64 (U,): the score of every type on the whole sample."""
+    """Score every type on the whole sample, float64 (U,)."""
     return selector(sample, np.ones((1, sample.n_clusters)))[0]
 
 
@@ -277,28 +263,20 @@ def _take_first(
     criterion: Criterion,
     sums: PromptSums,
     thresholds: Thresholds,
-    persistent: Persistent | None,
-    context: ContextResult | None,
+    persistent: Persistent | None = None,
+    context: ContextResult | None = None,
+    encoder: Encoder | None = None,
 ) -> SearchResult:
     """Rank what has been scored and take the first k."""
     sample, selector = sums.selection, criterion.selector
     ranking = score_types(sample, selector)
-    rules = criterion.rules(len(ranking))
     held_out = sums.measuring if sums.is_split else None
-    curve = cutoff_curve(sample, held_out, selector, rules, seed=derive_seed(criterion.seed, "cutoff"))
+    seed = derive_seed(criterion.seed, "cutoff")
+    curve = cutoff_curve(sample, held_out, selector, criterion.rules(len(ranking)), seed=seed)
     k = auto_k(curve).k if criterion.k == "auto" else int(criterion.k)
-    return SearchResult(
-        criterion=criterion,
-        sums=sums,
-        thresholds=thresholds,
-        persistent=persistent,
-        context=context,
-        score_U=score_types(sample, selector_of("score", criterion.joint)),
-        ranking_U=ranking,
-        curve=curve,
-        k=k,
-        columns=rank_types(ranking, sample.totals("freq"), criterion.rules(k)),
-    )
+    columns = rank_types(ranking, sample.totals("freq"), criterion.rules(k))
+    score = score_types(sample, selector_of("score", criterion.joint))
+    return SearchResult(criterion, sums, thresholds, persistent, context, encoder, score, ranking, curve, k, columns)
 
 
 def _plain(name: str, value: Any) -> Any:

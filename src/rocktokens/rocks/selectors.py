@@ -17,7 +17,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from rocktokens.rocks.aggregate import ONE
+from rocktokens.types import ONE
 
 LOWER_BOUND_Z = 1.6448536269514722
 """One-sided 95 %: how far below its estimate the lower confidence bound of a score lies, in standard errors."""
@@ -59,6 +59,22 @@ class Sample:
     def totals(self, name: str) -> np.ndarray:
         """Column sums (U,) of one matrix, exact."""
         return np.asarray(getattr(self, name).sum(axis=0)).ravel()
+
+    def share(self, name: str, chosen_U: np.ndarray) -> float | None:
+        """The share of one matrix that the chosen types hold; None of nothing."""
+        totals_U = self.totals(name)
+        whole = int(totals_U.sum())
+        return int(totals_U[chosen_U].sum()) / whole if whole else None
+
+    def mean_kl(self, chosen_U: np.ndarray) -> float | None:
+        """The mean kl per occurrence of the chosen types, in nats; None where they do not occur."""
+        freq, kl = (int(self.totals(name)[chosen_U].sum()) for name in ("freq", "kl"))
+        return kl / (freq * ONE) if freq else None
+
+    def kl_change(self, chosen_U: np.ndarray) -> float | None:
+        """The relative change of the summed kl of the chosen types from baseline to reference."""
+        kl, before = (int(self.totals(name)[chosen_U].sum()) for name in ("kl", "kl_before"))
+        return (kl - before) / before if before > 0 else None
 
     def _each(self, change: Callable[[Any], Any]) -> Self:
         names = ("freq", "kl", "grad_norm", "kl_before", "kept")

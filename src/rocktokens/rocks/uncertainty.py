@@ -25,8 +25,9 @@ from scipy.stats import rankdata, wilcoxon
 from rocktokens.errors import RocktokensError
 from rocktokens.inference import bootstrap
 from rocktokens.inference.bootstrap import Interval, bootstrap_counts, interval_ends, ratio_interval, row_blocks
-from rocktokens.rocks.aggregate import ONE
+from rocktokens.rocks.records import PairedChange
 from rocktokens.rocks.selectors import Rules, Sample, Selector, rank_types, summed_kl, weighted_totals
+from rocktokens.types import ONE
 
 CANDIDATES = 1000
 CANDIDATES_PER_ROCK = 10
@@ -48,26 +49,6 @@ class ScoreUncertainty:
     def interval(self, column: int) -> Interval | None:
         """The interval of one type's score."""
         return None if np.isnan(self.low[column]) else (float(self.low[column]), float(self.high[column]))
-
-
-@dataclass(frozen=True, slots=True)
-class PairedChange:
-    """The kl of a group of types at the baseline and at the reference, over the same occurrences; None: undefined."""
-
-    n_occurrences: int
-    n_clusters: int
-    """Clusters in which the group occurs: the sample size of the test."""
-    kl_before: float | None
-    """Mean per occurrence, as are ``kl_after`` and ``delta``."""
-    kl_after: float | None
-    delta: float | None
-    delta_interval: Interval | None
-    relative: float | None
-    """The change as a share of the kl before."""
-    relative_interval: Interval | None
-    wilcoxon_p: float | None
-    rank_biserial: float | None
-    """From −1 (the kl fell in every cluster) to 1 (it rose in every one)."""
 
 
 def replicates(sample: Sample, selector: Selector, weights_BC: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -93,20 +74,18 @@ def score_uncertainty(
     A probability estimated from B replicates has a Monte-Carlo standard error of sqrt(p(1 − p)/B): with 1,000 of them
     at most 1.6 percentage points.
 
-    Args:
-        sample: the prompts the rocks were selected on.
-        selector: the score that ranks.
-        rules: applied again in every replicate, so a type may fall below ``min_freq`` or out of the excluded ones.
-        draws: number of replicates.
-        seed: of the replicates.
-        level: nominal coverage of the intervals.
-        scored: the score that gets an interval, R by default, whatever ranks.
+    The rules are applied again in every replicate, so a type may fall below ``min_freq`` or out of the excluded ones.
+    ``selector`` is the score that ranks, ``scored`` the one that gets an interval, R by default.
     """
     counts_BC = bootstrap_counts(sample.n_clusters, draws, seed)
     columns = candidates(sample, selector, rules)
     part = sample.columns(columns).by_type()
     low, high = np.full((2, len(sample.token_ids)), np.nan)
-    low[columns], high[columns] = _score_intervals(part, scored, counts_BC, level)
+    width = max(bootstrap.BLOCK_CELLS // draws, 1)  # types at a time
+    for start in range(0, len(columns), width):
+        some = np.arange(start, min(start + width, len(columns)))
+        scores_BU = scored(part.columns(some), counts_BC)
+        low[columns[some]], high[columns[some]] = np.quantile(scores_BU, interval_ends(level), axis=0)
     inside = np.zeros(len(sample.token_ids), dtype=np.int64)
     for score_U, freq_U in replicates(part, selector, counts_BC):
         first = rank_types(score_U, freq_U, rules)
@@ -140,13 +119,8 @@ def share_intervals(
 ) -> dict[str, Interval | None]:
     """Return intervals of what a set of rocks amounts to, by the names these statistics have in the summary.
 
-    Args:
-        sample: the prompts the rocks are measured on, not those they were selected on.
-        is_rock_U: which types are rocks; the set is given, so its choice adds nothing to the intervals.
-        paired: whether ``kl_before`` is of the same occurrences; without that there is no change to measure.
-        draws: number of replicates.
-        seed: of the replicates.
-        level: nominal coverage.
+    The set is given, so its choice adds nothing to the intervals: the sample should not be the one it was selected on.
+    ``paired`` says whether ``kl_before`` is of the same occurrences; without that there is no change to measure.
     """
     counts_BC = bootstrap_counts(sample.n_clusters, draws, seed)
     rocks, rest = (_drawn(sample, chosen_U, counts_BC) for chosen_U in (is_rock_U, ~is_rock_U))
@@ -176,14 +150,8 @@ def paired_tests(
 
     Clusters without any change are ranked with the others and then take neither side (Pratt): they are evidence that
     nothing changed, which leaving them out would hide, and splitting them between both sides overstates the variance.
-    With fewer than 6 clusters that changed there is no p: the test could not reject.
-
-    Args:
-        sample: with ``kl_before`` of the same occurrences.
-        in_group_U: which types belong to the group.
-        draws: number of replicates for the intervals.
-        seed: of the replicates.
-        level: nominal coverage.
+    With fewer than 6 clusters that changed there is no p: the test could not reject. ``kl_before`` of the sample is of
+    the same occurrences.
     """
     if sample.kl_before is None:
         raise RocktokensError("a paired test needs two checkpoints, the sample has only one: trace another checkpoint")
@@ -226,11 +194,3 @@ def _drawn(sample: Sample, chosen_U: np.ndarray, counts_BC: np.ndarray) -> dict[
     matrices = {name: getattr(sample, name) for name in names if getattr(sample, name) is not None}
     weights_BC, chosen = counts_BC.astype(np.float64), chosen_U.astype(np.int64)
     return {name: weights_BC @ (matrix @ chosen).astype(np.float64) for name, matrix in matrices.items()}
-
-
-def _score_intervals(sample: Sample, scored: Selector, counts_BC: np.ndarray, level: float) -> np.ndarray:
-    """float64 (2, U): both ends of the interval of a score, column block by column block."""
-    width = max(bootstrap.BLOCK_CELLS // len(counts_BC), 1)
-    starts = range(0, len(sample.token_ids), width)
-    parts = (sample.columns(np.arange(start, min(start + width, len(sample.token_ids)))) for start in starts)
-    return np.hstack([np.quantile(scored(part, counts_BC), interval_ends(level), axis=0) for part in parts])

@@ -35,7 +35,12 @@ def open_engine(engine: str, threads: int | None, memory: str) -> ReadParquet:
     """Start an engine (or join the Spark session there is); what comes back reads files as one of its tables."""
     if threads is not None and threads < 1:
         raise RocktokensError(f"threads = {threads} is not valid: give at least 1")
-    limit = _size(memory)
+    try:
+        limit = TypeAdapter(ByteSize).validate_python(memory)
+    except ValidationError:
+        raise RocktokensError(f"memory = {memory!r} is not a size: give a number and a unit, such as '1GiB'") from None
+    if limit < LEAST_MEMORY:
+        raise RocktokensError(f"memory = {memory!r} is too little for any query: give at least 16MiB")
     if engine == "duckdb":
         return _open_duckdb(threads, limit)
     if engine == "spark":
@@ -55,16 +60,6 @@ def _open_spark(threads: int | None, memory: ByteSize) -> ReadParquet:
                 "pip install 'rocktokens[spark]', with Java 17 or newer"
             ) from None
         return open_spark(threads, memory)
-
-
-def _size(memory: str) -> ByteSize:
-    try:
-        size = TypeAdapter(ByteSize).validate_python(memory)
-    except ValidationError:
-        raise RocktokensError(f"memory = {memory!r} is not a size: give a number and a unit, such as '1GiB'") from None
-    if size < LEAST_MEMORY:
-        raise RocktokensError(f"memory = {memory!r} is too little for any query: give at least 16MiB")
-    return size
 
 
 class _BoundedDuckDB(Backend):
@@ -94,13 +89,9 @@ def _open_duckdb(threads: int | None, memory: ByteSize) -> ReadParquet:
     connection.reconnect()
 
     def read_parquet(paths: Sequence[Path]) -> ir.Table:
-        names = [_duckdb_name(path) for path in paths]
+        # DuckDB reads every path as a pattern; a character class of one is that character.
+        names = [re.sub(r"[*?\[]", r"[\g<0>]", str(path)) for path in paths]
         # The folder name "checkpoint=N" is ours to read.
         return connection.read_parquet(names, hive_partitioning=False, union_by_name=True)
 
     return read_parquet
-
-
-def _duckdb_name(path: Path) -> str:
-    """DuckDB reads every path as a pattern; a character class of one is that character."""
-    return re.sub(r"[*?\[]", r"[\g<0>]", str(path))

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from rocktokens.errors import RocktokensError, RunDirError
-from rocktokens.types import Rollout, TokenScores
+from rocktokens.types import STANDARD_COLUMNS, Rollout, TokenScores
 
 SCHEMA_VERSION = 1
 VERSION_KEY = b"rocktokens_schema_version"
@@ -31,10 +31,7 @@ _KEYS = [
     pa.field("position", pa.int32(), nullable=False),
     pa.field("token_id", pa.int32(), nullable=False),
 ]
-_SCORES = [
-    pa.field(name, pa.float32())
-    for name in ("kl", "logp_student", "logp_teacher", "entropy_student", "entropy_teacher", "grad_norm")
-]
+_SCORES = [pa.field(name, pa.float32()) for name in STANDARD_COLUMNS]
 _TRAINING = [
     pa.field("policy_step", pa.int32(), nullable=False),
     pa.field("weight", pa.float32(), nullable=False),
@@ -53,7 +50,7 @@ def trace_table(
     weights: np.ndarray | None = None,
     tops: Mapping[str, tuple[np.ndarray, np.ndarray]] | None = None,
 ) -> pa.Table:
-    """Rows of scored rollouts, in the order given.
+    """Lay scored rollouts out as rows, in the order given.
 
     Args:
         rollouts: the rollouts whose response tokens were scored.
@@ -63,16 +60,25 @@ def trace_table(
     """
     lengths = np.array([len(rollout.token_ids) for rollout in rollouts], dtype=np.int64)
     count = int(lengths.sum())
+
+    def per_rollout(name: str, dtype: type) -> np.ndarray:
+        return np.repeat(np.array([getattr(rollout, name) for rollout in rollouts], dtype=dtype), lengths)
+
     columns = {
-        "rollout_id": _per_rollout([rollout.rollout_id for rollout in rollouts], lengths, np.int64),
-        "prompt_id": _per_rollout([rollout.prompt_id for rollout in rollouts], lengths, object),
+        "rollout_id": per_rollout("rollout_id", np.int64),
+        "prompt_id": per_rollout("prompt_id", object),
         "position": np.arange(count) - np.repeat(np.cumsum(lengths) - lengths, lengths),
         "token_id": np.concatenate([np.empty(0, np.int32), *(rollout.token_ids for rollout in rollouts)]),
         **dict(scores.items()),
-        "policy_step": _per_rollout([rollout.policy_step for rollout in rollouts], lengths, np.int32),
+        "policy_step": per_rollout("policy_step", np.int32),
         "weight": np.ones(count) if weights is None else weights,
     }
-    _require_equal_lengths(columns, count)
+    for name, values in columns.items():
+        if np.shape(values) != (count,):
+            raise TraceError(
+                f"{name} has shape {np.shape(values)} but the rollouts have {count} response tokens: "
+                "give one value per response token"
+            )
     scored = {column.name for column in _SCORES}
     arrays = [
         pa.array(columns[column.name], type=column.type, from_pandas=column.name in scored)
@@ -84,7 +90,7 @@ def trace_table(
 
 
 def validate_table(table: pa.Table) -> pa.Table:
-    """The table in the schema's column order and types, or one sentence that says what is wrong with it."""
+    """Return the table in the schema's column order and types, or say in one sentence what is wrong with it."""
     chosen = _chosen_fields(table.column_names)
     columns = [_cast(table.column(column.name), column) for column in chosen]
     valid = pa.Table.from_arrays(columns, schema=_schema(chosen))
@@ -110,10 +116,6 @@ def _schema(columns: Sequence[pa.Field]) -> pa.Schema:
     return pa.schema(list(columns), metadata={VERSION_KEY: str(SCHEMA_VERSION).encode()})
 
 
-def _per_rollout(values: Sequence[object], lengths: np.ndarray, dtype: type) -> np.ndarray:
-    return np.repeat(np.array(values, dtype=dtype), lengths)
-
-
 def _top_array(name: str, ids_TK: np.ndarray, logp_TK: np.ndarray, count: int) -> pa.Array:
     if ids_TK.shape != logp_TK.shape or len(ids_TK) != count:
         raise TraceError(
@@ -123,15 +125,6 @@ def _top_array(name: str, ids_TK: np.ndarray, logp_TK: np.ndarray, count: int) -
     offsets = np.arange(count + 1, dtype=np.int32) * ids_TK.shape[1]
     columns = [pa.array(values_TK.ravel()) for values_TK in (ids_TK, logp_TK)]
     return pa.ListArray.from_arrays(offsets, pa.StructArray.from_arrays(columns, fields=list(_TOP.value_type)))
-
-
-def _require_equal_lengths(columns: dict[str, np.ndarray], count: int) -> None:
-    for name, values in columns.items():
-        if np.shape(values) != (count,):
-            raise TraceError(
-                f"{name} has shape {np.shape(values)} but the rollouts have {count} response tokens: "
-                "give one value per response token"
-            )
 
 
 def _chosen_fields(names: Sequence[str]) -> list[pa.Field]:

@@ -11,7 +11,7 @@ import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import ibis
 import ibis.expr.operations as ops
@@ -117,14 +117,10 @@ def _local_session(threads: int, memory: ByteSize) -> SparkSession:
         try:
             gateway = SparkContext._gateway or launch_gateway(conf, {"stdout": log, "stderr": log})
         except PySparkRuntimeError:
+            log.seek(0)
+            reason = log.readline().decode(errors="replace").strip()  # the first thing the Java launcher said
             raise RocktokensError(
-                f"engine = 'spark' did not start ({_reason(log)}): "
+                f"engine = 'spark' did not start ({reason}): "
                 "it needs Java 17 or newer, on the PATH or where JAVA_HOME points"
             ) from None
     return SparkSession(SparkContext(conf=conf, gateway=gateway))
-
-
-def _reason(log: IO[bytes]) -> str:
-    """The first thing the Java launcher said."""
-    log.seek(0)
-    return log.readline().decode(errors="replace").strip()

@@ -1,4 +1,4 @@
-"""Reads the trace parts of a run through ibis, on an embedded DuckDB or on Spark.
+"""Read the trace parts of a run through ibis, on an embedded DuckDB or on Spark.
 
 1. The manifest says which parts exist; stray files do not, and a listed part that is missing or cut short is an error.
 2. Every part's footer is checked (schema version, row count) when its checkpoint is first asked for.
@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,16 +19,44 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tokenizers import Tokenizer
 
+from rocktokens.display.strip import Piece, strip_html
 from rocktokens.display.table import Column, Table, number
+from rocktokens.display.text import visible
 from rocktokens.errors import RocktokensError, RunDirError
 from rocktokens.run_dir import FileEntry, RunDir
 from rocktokens.traces.engines import DEFAULT_MEMORY, open_engine
-from rocktokens.traces.rollout_table import RolloutTable
 from rocktokens.traces.schema import require_readable
 from rocktokens.traces.token_text import Vocabulary
 from rocktokens.traces.writer import Source, parts_folder
 
 _CHECKPOINT = re.compile(r"traces/checkpoint=(\d+)/")
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutTable:
+    """The rows of one rollout in order of position; what it does not have itself is asked of ``table``.
+
+    Example: ``store.rollout(3, 64).to_pandas()``.
+    """
+
+    table: pa.Table
+    vocabulary: Vocabulary
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.table, name)
+
+    def __getitem__(self, column: int | str) -> pa.ChunkedArray:
+        return self.table[column]
+
+    def __len__(self) -> int:
+        return self.table.num_rows
+
+    def _repr_html_(self) -> str:
+        """Show the tokens as text, coloured by kl."""
+        rows = self.table.select(["rollout_id", "prompt_id", "token_id", "kl"]).to_pylist()
+        title = f"rollout {rows[0]['rollout_id']} of prompt {visible(rows[0]['prompt_id'])}; coloured by kl"
+        text = self.vocabulary.text
+        return strip_html(title, [Piece(row["token_id"], text(row["token_id"]), row["kl"]) for row in rows])
 
 
 class TraceStore:
@@ -55,7 +83,8 @@ class TraceStore:
         self.run = (run_dir if isinstance(run_dir, RunDir) else RunDir(run_dir)).require()
         self.source: Source = source
         self._manifest = self.run.manifest()
-        self._parts = [part for part in self.run.files("traces/") if _belongs(part, source)]
+        is_training, folder = source == "training", parts_folder("training", None)
+        self._parts = [part for part in self.run.files("traces/") if part.path.startswith(folder) == is_training]
         self._read_parquet = open_engine(engine, threads, memory)
         self._tables: dict[str, ir.Table] = {}
 
@@ -109,9 +138,10 @@ class TraceStore:
         """The rows of one replayed checkpoint (or, in a training store, of the whole training run)."""
         folder = parts_folder(self.source, checkpoint)
         if folder not in self._tables:
-            self._tables[folder] = self._read(
-                [part for part in self._parts if part.path.startswith(folder)], checkpoint
-            )
+            paths = [self._checked(part) for part in self._parts if part.path.startswith(folder)]
+            if not paths:
+                raise RocktokensError(self._absent(checkpoint))
+            self._tables[folder] = self._read_parquet(paths)
         return self._tables[folder]
 
     def rollout(self, rollout_id: int, checkpoint: int | None = None) -> RolloutTable:
@@ -135,11 +165,6 @@ class TraceStore:
     def _tokenizer(self) -> Tokenizer | None:
         path = self.run.path / "tokenizer" / "tokenizer.json"
         return Tokenizer.from_file(str(path)) if path.exists() else None
-
-    def _read(self, parts: list[FileEntry], checkpoint: int | None) -> ir.Table:
-        if not parts:
-            raise RocktokensError(self._absent(checkpoint))
-        return self._read_parquet([self._checked(part) for part in parts])
 
     def _absent(self, checkpoint: int | None) -> str:
         if self.source == "training":
@@ -165,7 +190,3 @@ class TraceStore:
                 f"{path} has {footer.num_rows} rows, its manifest lists {part.rows}: restore it from a copy of the run"
             )
         return path
-
-
-def _belongs(part: FileEntry, source: Source) -> bool:
-    return part.path.startswith(parts_folder("training", None)) == (source == "training")

@@ -27,7 +27,10 @@ class Vocabulary:
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
         self._added = tokenizer.get_added_tokens_decoder() if tokenizer else {}
-        self._anchor = _find_anchor(tokenizer) if tokenizer else []
+        # The first token that ends in a whole character, which no neighbour can melt into; none in an odd vocabulary.
+        size = tokenizer.get_vocab_size(with_added_tokens=True) if tokenizer else 0
+        pieces = ((token_id, (tokenizer.id_to_token(token_id) or "")[-1:]) for token_id in range(size) if tokenizer)
+        self._anchor = list(islice((token_id for token_id, end in pieces if end.isascii() and end.isalnum()), 1))
 
     def text(self, token_id: int) -> str:
         """The text of one token inside a text."""
@@ -35,7 +38,9 @@ class Vocabulary:
         if not self._tokenizer or not piece:
             return f"<{token_id}>"
         if token_id in self._added:
-            return _literal(self._added[token_id].content)
+            content = self._added[token_id].content
+            # Runs of spaces are added with sentencepiece's mark, which is part of other names.
+            return content if content.strip(SPACE_MARK) else content.replace(SPACE_MARK, " ")
         if byte := _BYTE_PIECE.fullmatch(piece):
             return bytes.fromhex(byte.group(1)).decode("utf-8", errors="replace")
         return self._decoded(self._tokenizer, token_id) or piece.replace(SPACE_MARK, " ")
@@ -63,28 +68,10 @@ class Vocabulary:
     def _decoded(self, tokenizer: Tokenizer, token_id: int) -> str:
         if tokenizer.decoder is None:  # decode would put a space between any two tokens
             return ""
-        before = _decode(tokenizer, self._anchor)
-        return _decode(tokenizer, [*self._anchor, token_id]).removeprefix(before)
-
-
-def _find_anchor(tokenizer: Tokenizer) -> list[int]:
-    """The first token that ends in a whole character, which no neighbour can melt into; none in an odd vocabulary."""
-    ids = range(tokenizer.get_vocab_size(with_added_tokens=True))
-    found = (token_id for token_id in ids if _ends_whole(tokenizer.id_to_token(token_id) or ""))
-    return list(islice(found, 1))
-
-
-def _ends_whole(piece: str) -> bool:
-    return piece[-1:].isascii() and piece[-1:].isalnum()
-
-
-def _decode(tokenizer: Tokenizer, token_ids: list[int]) -> str:
-    return tokenizer.decode(token_ids, skip_special_tokens=False)
-
-
-def _literal(content: str) -> str:
-    """An added token's own text; runs of spaces are added with sentencepiece's mark, which is part of other names."""
-    return content if content.strip(SPACE_MARK) else content.replace(SPACE_MARK, " ")
+        before, after = (
+            tokenizer.decode(ids, skip_special_tokens=False) for ids in (self._anchor, [*self._anchor, token_id])
+        )
+        return after.removeprefix(before)
 
 
 def _spellings(text: str) -> set[str]:

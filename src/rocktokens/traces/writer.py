@@ -1,4 +1,4 @@
-"""Writes trace rows as immutable Parquet parts, so that a killed process loses at most the rows it had buffered.
+"""Write trace rows as immutable Parquet parts, so that a killed process loses at most the rows it had buffered.
 
 1. Rows are validated and buffered; a full buffer, ``flush`` or the end of the ``with`` block makes a part.
 2. A part is one commit of the run directory: temporary name, fsync, rename, then listed in the manifest.
@@ -150,7 +150,7 @@ class WriteBehind:
 
 
 def parts_folder(source: Source, checkpoint: int | None) -> str:
-    """Where parts live, relative to the run, with the closing slash."""
+    """Return where parts live, relative to the run, with the closing slash."""
     if source == "training":
         if checkpoint is not None:
             raise RunDirError(f"checkpoint = {checkpoint} is not valid for training traces: leave it out")
@@ -165,6 +165,6 @@ def parts_folder(source: Source, checkpoint: int | None) -> str:
 
 
 def write_parquet(table: pa.Table, path: Path) -> None:
-    """A table of the schema as one file."""
+    """Write a table of the schema as one file."""
     few: Any = OF_FEW_VALUES  # a list, which pyarrow takes and its signature hides
     pq.write_table(table, path, compression="zstd", row_group_size=ROWS_PER_GROUP, use_dictionary=few)

@@ -21,8 +21,8 @@ from trace_oracle import (
 )
 
 from rocktokens.errors import RocktokensError
-from rocktokens.rocks import aggregate
-from rocktokens.rocks.aggregate import (
+from rocktokens.rocks import sums as sums_module
+from rocktokens.rocks.sums import (
     ONE,
     cluster_keys,
     cluster_sums,
@@ -135,14 +135,14 @@ def test_a_quantile_is_numpys(values, copies, share, at_once):
     """Bit for bit, whether or not a bucket has more values than are sorted in memory."""
     kl = np.repeat(np.array(values, np.float32), copies)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(aggregate, "MAX_VALUES", at_once)
+        patch.setattr(sums_module, "MAX_VALUES", at_once)
         assert kl_quantile(kl_rows(kl), share) == np.quantile(kl.astype(np.float64), share)
 
 
 @pytest.mark.parametrize("at_once", [50, 1 << 20])
 def test_many_quantiles_of_many_values_are_numpys(at_once, monkeypatch):
     """Buckets are divided twice and more: half of the values lie within 2^-20 of each other."""
-    monkeypatch.setattr(aggregate, "MAX_VALUES", at_once)
+    monkeypatch.setattr(sums_module, "MAX_VALUES", at_once)
     rng = np.random.default_rng(3)
     close = np.float32(2.0**-8) + np.arange(2000, dtype=np.float32) * np.float32(2.0**-31)
     kl = rng.permutation(np.concatenate([rng.exponential(0.5, 2000).astype(np.float32), close]))
@@ -162,7 +162,7 @@ def test_quantiles_are_interpolated_to_the_last_bit():
 
 
 def test_a_quantile_of_more_equal_values_than_fit_in_memory(monkeypatch):
-    monkeypatch.setattr(aggregate, "MAX_VALUES", 10)
+    monkeypatch.setattr(sums_module, "MAX_VALUES", 10)
     equal = np.full(100, np.float32(0.7))
     assert kl_quantile(kl_rows(equal), 0.8) == float(np.float32(0.7))
     assert kl_quantile(kl_rows(np.append(equal, np.float32(5))), 0.995) == np.quantile([*equal.astype(float), 5], 0.995)

@@ -3,6 +3,7 @@
 import json
 from dataclasses import asdict
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,11 @@ import pytest
 from sample_oracle import naive_jaccard
 from trace_oracle import random_embeddings, random_trace, rescored, with_column, write_trace
 
-from rocktokens.rocks.encoders import Encoders, embedding_encoder
+from rocktokens.rocks.analysis import ETA_FACTORS, PARAMETERS, other_gammas, sensitivity_table
+from rocktokens.rocks.encoders import embedding_encoder
 from rocktokens.rocks.find import find_rocks, search_traces
 from rocktokens.rocks.records import SensitivityRow
 from rocktokens.rocks.search import Criterion, SearchResult, search
-from rocktokens.rocks.sensitivity import ETA_FACTORS, PARAMETERS, other_gammas, sensitivity_table
 from rocktokens.traces.store import TraceStore
 
 EMBEDDINGS = random_embeddings(0, 25, 3)
@@ -35,8 +36,8 @@ def store(tmp_path_factory, tables):
 
 def table_of(store: TraceStore, **options: Any) -> tuple[SearchResult, list[SensitivityRow]]:
     criterion = Criterion(**options)
-    result, encoders = search_traces(store, criterion, embeddings=EMBEDDINGS, gammas=other_gammas(criterion.gamma))
-    records = sensitivity_table(store, result, encoders)
+    result = search_traces(store, criterion, embeddings=EMBEDDINGS, gammas=other_gammas(criterion.gamma))
+    records = sensitivity_table(store, result)
     json.dumps([asdict(record) for record in records], allow_nan=False)
     return result, records
 
@@ -100,14 +101,14 @@ def test_the_other_parameters_stay_as_they_are(store, options, parameters):
 
 
 def test_what_has_no_meaning_is_not_varied(store):
-    result, records = table_of(store, stage="score", k=5)
+    _, records = table_of(store, stage="score", k=5)
     assert values_of(records) == {"joint": [False, True], "exclude_top_freq": [0, 5]}
     assert_found_anew(store, records, stage="score", k=5)
     assert "tau" not in values_of(table_of(store, **SETTINGS, tau_nats=(0.1, 0.3))[1])
     assert "joint" not in values_of(table_of(store, **SETTINGS, reference=9, baseline=9)[1])
-    encoder = embedding_encoder(store.table(9), EMBEDDINGS, 2)
-    result = search(store, Criterion(**SETTINGS), encoder)
-    fixed = values_of(sensitivity_table(store, result, Encoders(encoder)))
+    own = embedding_encoder(store.table(9), EMBEDDINGS, 2)
+    encoder = SimpleNamespace(at_once=own.at_once, look_up=own.look_up, encode=own.encode)
+    fixed = values_of(sensitivity_table(store, search(store, Criterion(**SETTINGS), encoder)))
     assert "window" not in fixed
     assert fixed["gamma"] == [0.5]
 

@@ -10,12 +10,11 @@ from trace_oracle import random_embeddings, random_trace, rescored, with_column,
 
 from rocktokens.config import POSITIVE
 from rocktokens.rocks import search as selection
-from rocktokens.rocks.encoders import Encoders, embedding_encoder
+from rocktokens.rocks.analysis import sensitivity_table
 from rocktokens.rocks.find import find_rocks, rock_set, search_traces
 from rocktokens.rocks.search import Criterion, SearchResult
 from rocktokens.rocks.selectors import Rules, rank_types, summed_kl
-from rocktokens.rocks.sensitivity import sensitivity_table
-from rocktokens.rocks.split import checkpoint_samples, gather
+from rocktokens.rocks.sums import checkpoint_samples, gather
 from rocktokens.rocks.uncertainty import score_uncertainty
 from rocktokens.traces.store import TraceStore
 
@@ -31,7 +30,7 @@ def store(tmp_path_factory) -> TraceStore:
 
 def found(store: TraceStore, **options) -> SearchResult:
     criterion = Criterion(**{"tau": 0.2, "gamma": 0.3, "eta": 0.1, "window": 2, "split": None, **options})
-    return search_traces(store, criterion, embeddings=EMBEDDINGS)[0]
+    return search_traces(store, criterion, embeddings=EMBEDDINGS)
 
 
 def test_a_score_below_the_least_is_not_ranked():
@@ -104,10 +103,8 @@ def test_after_types_were_passed_over_no_row_claims_to_be_exact(store):
     part = found(store, k=2, max_pairs=pairs_of_the_first(whole, 60) - 1)
     assert np.isnan(part.consistency).any() and not part.is_exact and whole.is_exact
     assert part.columns.tolist() == whole.columns.tolist()
-    rows = store.table(part.criterion.reference)
-    encoders = Encoders(embedding_encoder(rows, EMBEDDINGS, part.criterion.window))
-    assert not any(row.exact for row in sensitivity_table(store, part, encoders) if row.parameter == "stage")
-    assert all(row.exact for row in sensitivity_table(store, whole, encoders) if row.parameter == "stage")
+    assert not any(row.exact for row in sensitivity_table(store, part) if row.parameter == "stage")
+    assert all(row.exact for row in sensitivity_table(store, whole) if row.parameter == "stage")
 
 
 def test_a_checkpoint_that_exchanged_positions_is_not_the_same(tmp_path):

@@ -17,9 +17,9 @@ from trace_oracle import (
     write_trace,
 )
 
-from rocktokens.rocks import split as evidence_module
+from rocktokens.rocks import sums as sums_module
 from rocktokens.rocks.selectors import Sample
-from rocktokens.rocks.split import HELD_OUT, NOT_SPLIT, SELECTION, checkpoint_samples, gather, split_prompts
+from rocktokens.rocks.sums import HELD_OUT, NOT_SPLIT, SELECTION, checkpoint_samples, gather, split_prompts
 from rocktokens.traces.store import TraceStore
 
 
@@ -84,7 +84,7 @@ def test_one_checkpoint_is_no_pair(store):
 
 def test_many_prompts_are_pooled_at_random_into_clusters_of_one_half(store, tables, monkeypatch):
     alone = gather(store, None, None, 0.6, 3)
-    monkeypatch.setattr(evidence_module, "MAX_CLUSTERS", 4)
+    monkeypatch.setattr(sums_module, "MAX_CLUSTERS", 4)
     pooled = gather(store, None, None, 0.6, 3)
     selection, measuring = naive_split(tables[9], 0.6, 3)
     clusters = dict(zip(pooled.clusters["prompt_id"].to_pylist(), pooled.clusters["cluster"].to_pylist(), strict=True))
@@ -106,7 +106,7 @@ def test_many_prompts_are_pooled_at_random_into_clusters_of_one_half(store, tabl
 
 
 def test_a_cluster_of_one_prompt_each_up_to_the_limit(store, monkeypatch):
-    monkeypatch.setattr(evidence_module, "MAX_CLUSTERS", 15)
+    monkeypatch.setattr(sums_module, "MAX_CLUSTERS", 15)
     assert gather(store, None, None, None, 0).clusters["cluster"].to_pylist() == list(range(15))
 
 
