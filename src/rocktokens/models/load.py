@@ -9,7 +9,6 @@ Weights are safetensors, code of the model's author is never run, and the model 
 
 import json
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -88,13 +87,8 @@ def resolve_device(device: str) -> torch.device:
 def end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     """Every id that one of the model's files calls an end: they often disagree, and each of them ends a response."""
     sources = (model.generation_config, model.config.get_text_config(), tokenizer)
-    return frozenset(index for source in sources for index in _as_ids(getattr(source, "eos_token_id", None)))
-
-
-def _as_ids(value: int | Iterable[int] | None) -> list[int]:
-    if value is None:
-        return []
-    return [value] if isinstance(value, int) else list(value)
+    ends = (getattr(source, "eos_token_id", None) for source in sources)
+    return frozenset(index for end in ends if end is not None for index in ([end] if isinstance(end, int) else end))
 
 
 def _load(name: str, dtype: torch.dtype) -> tuple[Any, Any]:

@@ -6,9 +6,10 @@
 3. Rollouts are numbered consecutively, prompt after prompt, sample after sample.
 """
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -85,7 +86,7 @@ def make_rollouts(
 
     Args:
         sampler: writes the completions.
-        tokenizer: belongs to the sampler's model.
+        tokenizer: of the sampler's model.
         prompts: what to complete; a prompt id given twice gets ``2 * num_generations`` different completions.
         sampling: how prompts are encoded and answered.
         num_generations: samples of each prompt.
@@ -95,7 +96,8 @@ def make_rollouts(
         on_done: called with the number of completions that have ended since the last call.
     """
     share = range(len(prompts)) if share is None else share
-    earlier = _earlier_occurrences(prompts)
+    numbers: defaultdict[str, count[int]] = defaultdict(count)
+    earlier = [next(numbers[prompt.id]) for prompt in prompts]
     template, longest = sampling.chat_template, sampling.max_prompt_length
     encoded = {place: encode_prompt(tokenizer, prompts[place], template, longest) for place in share}
     requests = [
@@ -123,13 +125,3 @@ def make_rollouts(
         )
         for index, (request, completion) in enumerate(zip(requests, completions, strict=True))
     ]
-
-
-def _earlier_occurrences(prompts: Sequence[Prompt]) -> list[int]:
-    """How often the id of each prompt came before it in the list."""
-    seen: Counter[str] = Counter()
-    earlier = []
-    for prompt in prompts:
-        earlier.append(seen[prompt.id])
-        seen[prompt.id] += 1
-    return earlier

@@ -42,6 +42,7 @@ from rocktokens.rollouts.slots import States, one_token_attention
 
 Ended = tuple[int, np.ndarray, np.ndarray, bool]
 """Index of a request, its token ids (int32) and their log-probabilities (float32), and whether it finished."""
+NOTHING = np.empty(0, np.int32)
 PREFILL_SHARE = 4
 """New prompts wait until one row in this many is free, so that several are read together."""
 GPU_WIDTH_BLOCK = 64
@@ -60,7 +61,7 @@ class StreamRequest:
     prompt: np.ndarray
     stream_key: int
     banned: frozenset[int] = frozenset()
-    known: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
+    known: np.ndarray = field(default_factory=lambda: NOTHING)
     """Response tokens it begins with."""
     branches: tuple["StreamRequest", ...] = ()
     """Rollouts that leave this one at most one token behind ``known``; with any, the request only retraces that."""
@@ -122,12 +123,10 @@ class Stream:
     """The batch: which request is in which row, and when to look at them."""
 
     def __init__(self, rows: DecodingRows, requests: list[StreamRequest], memory: int) -> None:
-        """Begin with empty rows.
+        """Begin with empty ``rows``, those of ``stream_rows`` for these requests.
 
-        Args:
-            rows: those of ``stream_rows`` for these requests.
-            requests: what to write, in order; branches come when their request has been retraced.
-            memory: bytes for the states of retraced requests: the next waits until there is room, or no other is open.
+        ``memory`` is in bytes, for the states of retraced requests: the next waits until there is room, or no other is
+        open.
         """
         self.rows, self.model, self.settings = rows, rows.model, rows.settings
         self.on_gpu = rows.state_FR.is_cuda
