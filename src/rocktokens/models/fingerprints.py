@@ -57,10 +57,8 @@ def model_identity(name: str, run: RunDir) -> str:
 def traced_student(run: RunDir, replay: Mapping[str, Any], step: int) -> str:
     """What to load for a checkpoint, refused if it is no longer the student that was traced.
 
-    Args:
-        run: the run; the files of its own checkpoints are verified.
-        replay: what ``rocktokens trace`` recorded (``TraceStore.replay``); without a record nothing can be compared.
-        step: what the traces are filed under.
+    The files of the run's own checkpoints are verified. ``replay`` is what ``rocktokens trace`` recorded
+    (``TraceStore.replay``); without a record nothing can be compared.
     """
     name = student_name(run, step)
     if name == str(run.checkpoint(step)):

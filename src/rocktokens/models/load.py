@@ -54,12 +54,9 @@ class LoadedModel:
 
 
 def load_model(name: str, dtype: str = "float32", device: str = "auto") -> LoadedModel:
-    """Load a model for inference or as the start of training.
+    """Load a model by embedded id, directory or hub id, for inference or as the start of training.
 
-    Args:
-        name: An embedded id, a directory, or a hub id.
-        dtype: float32, bfloat16 or float16, of the weights.
-        device: auto, cpu, cuda or cuda:N.
+    The weights' dtype is float32, bfloat16 or float16, the device auto, cpu, cuda or cuda:N.
     """
     target = resolve_device(device)
     if dtype not in DTYPES:

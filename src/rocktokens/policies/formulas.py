@@ -18,13 +18,7 @@ _ALWAYS_KNOWN = ("token_ids", "positions", "rollout_ids")
 
 
 class FormulaPolicy(WeightPolicy):
-    """Weights by a function.
-
-    Args:
-        formula: arrays and parameters in, weights (T,) out.
-        term: what is weighed; None: the run's divergence.
-        params: the function's keyword parameters.
-    """
+    """Weights by a function: arrays and keyword parameters in, weights (T,) out."""
 
     def __init__(
         self, formula: Callable[..., np.ndarray], term: Literal["asymmetric"] | None = None, **params: Any

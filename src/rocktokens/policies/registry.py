@@ -69,12 +69,9 @@ def make_policy(name: str, **params: Any) -> WeightPolicy:
 
 
 def policy_from_section(section: PolicyBase, tokenizer_sha256: str = "", seed: int = 0) -> WeightPolicy:
-    """Build the policy of a config.
+    """Build the policy of a config; ``seed`` is for random policies whose section has none.
 
-    Args:
-        section: a policy section.
-        tokenizer_sha256: of the student's vocabulary; files made with another one are refused. "" checks nothing.
-        seed: for random policies whose section has none.
+    Files made with another vocabulary than that of ``tokenizer_sha256`` are refused; "" checks nothing.
     """
     return _protected(section, _Given(tokenizer_sha256, seed, allows_no_rocks=False))
 

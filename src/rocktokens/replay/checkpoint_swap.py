@@ -42,8 +42,7 @@ class _Present:
 class Students:
     """Gives one checkpoint after another; each call ends the life of the model before.
 
-    Args:
-        load: Builds a model from the name of a checkpoint, and refuses what it should.
+    ``load`` builds a model from the name of a checkpoint, and refuses what it should.
     """
 
     def __init__(self, load: Callable[[str], LoadedModel]) -> None:

@@ -100,10 +100,8 @@ class ReplaySession:
 def replay(config: Config, *, restart: bool = False, progress: Progress = SILENT) -> Replayed:
     """Score the probe set of ``config.trace`` under every checkpoint and commit the traces.
 
-    Args:
-        config: The run's; ``trace.checkpoints`` names students of your own.
-        restart: Drop a replay that is there; otherwise it is continued, or refused if its settings were others.
-        progress: Shown a bar over all rollouts and checkpoints.
+    ``trace.checkpoints`` names students of your own. With ``restart`` a replay that is there is dropped; otherwise it
+    is continued, or refused if its settings were others.
     """
     run = RunDir(config.run.directory)
     with ExitStack() as stack:

@@ -82,18 +82,11 @@ def make_rollouts(
     share: range | None = None,
     on_done: Callable[[int], None] | None = None,
 ) -> list[Rollout]:
-    """Sample every prompt ``num_generations`` times; prompt-major, with consecutive rollout ids.
+    """Sample every prompt ``num_generations`` times; prompt-major, with rollout ids from ``first_rollout_id`` on.
 
-    Args:
-        sampler: writes the completions.
-        tokenizer: of the sampler's model.
-        prompts: what to complete; a prompt id given twice gets ``2 * num_generations`` different completions.
-        sampling: how prompts are encoded and answered.
-        num_generations: samples of each prompt.
-        policy_step: the training step of the sampler's weights.
-        first_rollout_id: id of the first rollout of ``prompts``.
-        share: places in ``prompts`` to make the rollouts of, numbered as in the whole list; default: all.
-        on_done: called with the number of completions that have ended since the last call.
+    A prompt id given twice gets ``2 * num_generations`` different completions. ``policy_step`` is the training step of
+    the sampler's weights; ``share`` are the places in ``prompts`` to make the rollouts of, numbered as in the whole
+    list (default: all). ``on_done`` is called with the number of completions that have ended since the last call.
     """
     share = range(len(prompts)) if share is None else share
     numbers: defaultdict[str, count[int]] = defaultdict(count)

@@ -67,11 +67,8 @@ class StatesRoom:
 class TeacherPass:
     """Rollouts forced through the teacher, group after group; walked over once for every student.
 
-    Args:
-        teacher: A ``LoadedModel`` or a transformers causal LM.
-        rollouts: What is replayed.
-        tokens_per_batch: Tokens of one forward, with its padding if it has any.
-        room: Where states are kept between walks; None for a single walk, which keeps nothing.
+    The teacher is a ``LoadedModel`` or a transformers causal LM; ``tokens_per_batch`` counts padding, if there is any.
+    ``room`` is where states are kept between walks; None for a single walk, which keeps nothing.
     """
 
     def __init__(
