@@ -20,12 +20,12 @@ from rocktokens.config import Config
 from rocktokens.errors import RocktokensError
 from rocktokens.models.head import lm_head
 from rocktokens.models.load import LoadedModel
-from rocktokens.rollouts.decoding import DecodingSettings
+from rocktokens.rollouts.decoding import NOTHING, DecodingSettings, Ended, StreamRequest
 from rocktokens.rollouts.generate import generate_batches
 from rocktokens.rollouts.noise import stream_key
 from rocktokens.rollouts.rows import DecodingRows
 from rocktokens.rollouts.slots import fits
-from rocktokens.rollouts.stream import NOTHING, Ended, Stream, StreamRequest, stream_rows
+from rocktokens.rollouts.stream import Stream, stream_rows
 from rocktokens.types import Rollout
 
 TRUNK_MEMORY = 1 << 30
@@ -73,15 +73,10 @@ class Completion:
 class Sampler(Protocol):
     """Completes prompts."""
 
-    @property
-    def eos_ids(self) -> frozenset[int]:
-        """Every id that ends a response."""
-        ...
-
-    @property
-    def vocab_size(self) -> int:
-        """Ids below this can be written."""
-        ...
+    eos_ids: frozenset[int]
+    """Every id that ends a response."""
+    vocab_size: int
+    """Ids below this can be written."""
 
     def sample(
         self,
