@@ -47,7 +47,7 @@ from transformers.utils import logging as transformers_logging
 from printing import machine, print_table
 from rocktokens.config import Config
 from rocktokens.models.load import LoadedModel
-from rocktokens.replay.replay import Checkpoint, Probe, Session, open_students, score_probes
+from rocktokens.replay.replay import Checkpoint, Probe, ReplaySession, open_students, score_probes
 from rocktokens.rollouts.store import write_rollouts
 from rocktokens.run_dir import RunDir
 from rocktokens.scoring import packed
@@ -226,7 +226,7 @@ def our_replay(
     with open_students(config, teacher) as students:
         students.get(checkpoints[0].model)
         loaded = time.perf_counter()
-        score_probes(Session(run, config, checkpoints, teacher, students))
+        score_probes(ReplaySession(run, config, checkpoints, teacher, students))
     return Seconds(time.perf_counter() - began, loaded - began)
 
 

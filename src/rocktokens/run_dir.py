@@ -233,9 +233,9 @@ def write_atomically(target: Path, write: Callable[[Path], Any]) -> None:
     temporary = target.with_name(f".{target.name}.tmp")
     try:
         write(temporary)
-        _fsync(temporary)
+        fsync(temporary)
         temporary.replace(target)
-        _fsync(target.parent)
+        fsync(target.parent)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
@@ -253,7 +253,8 @@ def derive_seed(seed: int, *labels: str | int) -> int:
     return int.from_bytes(hashlib.blake2b(message, digest_size=8).digest(), "big") >> 1
 
 
-def _fsync(path: Path) -> None:
+def fsync(path: Path) -> None:
+    """Flush a file or a directory to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -11,9 +11,8 @@ from scipy import stats
 from tiny_sampling import EOS_IDS, PAD, VOCAB, make_llama, make_requests, same_completion
 
 from rocktokens.errors import NonFiniteLossError, RocktokensError
-from rocktokens.rollouts.bf16_copy import SamplingCopy
 from rocktokens.rollouts.noise import gumbel_noise, stream_key
-from rocktokens.rollouts.sampler import Completion, SampleRequest, TransformersSampler
+from rocktokens.rollouts.sampler import Completion, SampleRequest, SamplingCopy, TransformersSampler
 
 MODEL = make_llama()
 REQUESTS = make_requests(21)

@@ -32,6 +32,7 @@ from rocktokens.models.load import LoadedModel
 from rocktokens.run_dir import derive_seed
 from rocktokens.scoring.divergence import ScoredChunk, scored_chunks
 from rocktokens.scoring.score import States, replayed
+from rocktokens.scoring.teacher_pass import TeacherPass
 from rocktokens.types import Rollout
 
 MEMORY = 180_000_000
@@ -87,7 +88,7 @@ def logit_gradients(
         memory=memory,
         seed=seed,
     )
-    for group, states in replayed(student, teacher, rollouts, tokens_per_batch):
+    for group, states in replayed(student, TeacherPass(teacher, rollouts, tokens_per_batch)):
         sums.add(states, np.concatenate([halves[index] for index in group]), divergence, temperature, tokens_per_chunk)
         if on_done is not None:
             on_done(len(group))

@@ -57,10 +57,8 @@ def model_identity(name: str, run: RunDir) -> str:
 def traced_student(run: RunDir, replay: Mapping[str, Any], step: int) -> str:
     """What to load for a checkpoint, refused if it is no longer the student that was traced.
 
-    Args:
-        run: the run; the files of its own checkpoints are verified.
-        replay: what ``rocktokens trace`` recorded (``TraceStore.replay``); without a record nothing can be compared.
-        step: what the traces are filed under.
+    The files of the run's own checkpoints are verified. ``replay`` is what ``rocktokens trace`` recorded
+    (``TraceStore.replay``); without a record nothing can be compared.
     """
     name = student_name(run, step)
     if name == str(run.checkpoint(step)):
@@ -84,25 +82,21 @@ def _fingerprint(sha256_of: Mapping[str, str]) -> str:
 
 def same_tokenizer(student: "PreTrainedTokenizerBase", teacher: "PreTrainedTokenizerBase") -> None:
     """Refuse two tokenizers that differ in their vocabulary, or in how they split or join the samples."""
+
+    def mismatch(difference: str) -> TokenizerMismatchError:
+        remedy = "distillation by token needs two models of one tokenizer"
+        return TokenizerMismatchError(f"student and teacher {difference}: {remedy}")
+
     vocabularies = student.get_vocab(), teacher.get_vocab()
     if vocabularies[0] != vocabularies[1]:
-        raise TokenizerMismatchError(
-            f"student and teacher have different vocabularies, first {_first_difference(*vocabularies)}: "
-            "distillation by token needs two models of one tokenizer"
-        )
+        raise mismatch(f"have different vocabularies, first {_first_difference(*vocabularies)}")
     for text in SAMPLES:
         ids = [tokenizer.encode(text, add_special_tokens=False) for tokenizer in (student, teacher)]
         if ids[0] != ids[1]:
-            raise TokenizerMismatchError(
-                f"student and teacher split {text!r} differently, as {ids[0]} and {ids[1]}: "
-                "distillation by token needs two models of one tokenizer"
-            )
+            raise mismatch(f"split {text!r} differently, as {ids[0]} and {ids[1]}")
         texts = [tokenizer.decode(ids[0]) for tokenizer in (student, teacher)]
         if texts[0] != texts[1]:
-            raise TokenizerMismatchError(
-                f"student and teacher decode the same ids differently, as {texts[0]!r} and {texts[1]!r}: "
-                "distillation by token needs two models of one tokenizer"
-            )
+            raise mismatch(f"decode the same ids differently, as {texts[0]!r} and {texts[1]!r}")
 
 
 def _first_difference(student: Mapping[str, int], teacher: Mapping[str, int]) -> str:

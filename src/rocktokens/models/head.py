@@ -116,14 +116,9 @@ def causal_lm(model: Any) -> PreTrainedModel:
 
 @torch.inference_mode()
 def verify_head(model: Any, input_ids: Sequence[int]) -> float:
-    """Refuse a model whose own logits are not ``lm_head`` of ``hidden_states``.
+    """Refuse a model whose own logits, on a few ids of any text, are not ``lm_head`` of ``hidden_states``.
 
-    Args:
-        model: The causal LM.
-        input_ids: A few ids of any text.
-
-    Returns:
-        The largest absolute difference of a logit.
+    Returns the largest absolute difference of a logit.
     """
     ids_RL = torch.tensor([list(input_ids)], device=model.device)
     own_TV = model(input_ids=ids_RL, use_cache=False).logits[0]

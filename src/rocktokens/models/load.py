@@ -9,7 +9,6 @@ Weights are safetensors, code of the model's author is never run, and the model 
 
 import json
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -55,12 +54,9 @@ class LoadedModel:
 
 
 def load_model(name: str, dtype: str = "float32", device: str = "auto") -> LoadedModel:
-    """Load a model for inference or as the start of training.
+    """Load a model by embedded id, directory or hub id, for inference or as the start of training.
 
-    Args:
-        name: An embedded id, a directory, or a hub id.
-        dtype: float32, bfloat16 or float16, of the weights.
-        device: auto, cpu, cuda or cuda:N.
+    The weights' dtype is float32, bfloat16 or float16, the device auto, cpu, cuda or cuda:N.
     """
     target = resolve_device(device)
     if dtype not in DTYPES:
@@ -88,13 +84,8 @@ def resolve_device(device: str) -> torch.device:
 def end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     """Every id that one of the model's files calls an end: they often disagree, and each of them ends a response."""
     sources = (model.generation_config, model.config.get_text_config(), tokenizer)
-    return frozenset(index for source in sources for index in _as_ids(getattr(source, "eos_token_id", None)))
-
-
-def _as_ids(value: int | Iterable[int] | None) -> list[int]:
-    if value is None:
-        return []
-    return [value] if isinstance(value, int) else list(value)
+    ends = (getattr(source, "eos_token_id", None) for source in sources)
+    return frozenset(index for end in ends if end is not None for index in ([end] if isinstance(end, int) else end))
 
 
 def _load(name: str, dtype: torch.dtype) -> tuple[Any, Any]:

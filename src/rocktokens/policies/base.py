@@ -1,4 +1,4 @@
-"""What a trainer asks of a weight policy, and the boundary between its arrays and the policy's (method 7).
+"""What a trainer asks of a weight policy, and how arrays pass between the two (docs/method.md, section 7).
 
 1. Arrays come as numpy or torch, on any device, their rows in any order. They become numpy once, here; scores become
    float64. Gradients stop here: weights are detached.
@@ -52,8 +52,8 @@ class WeightPolicy(ABC):
         Args:
             scores: TokenScores with the columns of ``needs``; may be None where there are none.
             token_ids_T: the predicted tokens.
-            positions_T: their positions in the response.
-            rollout_ids_T: their rollouts.
+            positions_T: 0-based in the response.
+            rollout_ids_T: of each token.
             step: of training.
 
         Returns:

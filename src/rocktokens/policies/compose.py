@@ -64,12 +64,7 @@ class ProductPolicy(CompositePolicy):
 
 
 class SchedulePolicy(CompositePolicy):
-    """Part i from step ``steps[i]`` until the next one's; before the first, weight 1.
-
-    Args:
-        parts: in the order they come.
-        steps: ascending, one for each part.
-    """
+    """Part i from step ``steps[i]`` until the next one's, in ascending order; before the first, weight 1."""
 
     name = "schedule"
 
@@ -90,12 +85,7 @@ class SchedulePolicy(CompositePolicy):
 
 
 class ProtectedPolicy(CompositePolicy):
-    """A policy whose weight on some types is never less than 1.
-
-    Args:
-        part: the policy.
-        type_ids: the protected types.
-    """
+    """A policy whose weight on some types, the protected ones, is never less than 1."""
 
     name = "protected"
 

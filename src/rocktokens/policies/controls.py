@@ -1,4 +1,4 @@
-"""What freezing rocks is compared with: as much frozen elsewhere, or just less trained on (method 7)."""
+"""What freezing rocks is compared with: as much frozen elsewhere, or less training (docs/method.md, section 7)."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from rocktokens.errors import ConfigError
 from rocktokens.policies.base import UpdateTokens, WeightPolicy
-from rocktokens.policies.ranking import top_share, weigh_types
+from rocktokens.policies.formulas import top_share, weigh_types
 from rocktokens.policies.rocks import RocksPolicy
 from rocktokens.run_dir import derive_seed
 from rocktokens.splitmix import occurrence_uniforms
@@ -48,11 +48,7 @@ class OccurrenceControlPolicy(RocksPolicy):
 
     Protected tokens are left out before the runs are measured and moved, so that none of them is hit.
 
-    Args:
-        rocks: as of ``RocksPolicy``.
-        draw: draws with one seed differ.
-        seed: of the random positions; they differ from step to step.
-        as_rocks: the other parameters of ``RocksPolicy``.
+    Takes what ``RocksPolicy`` takes. Draws with one seed differ, and so do steps.
     """
 
     name = "occurrence_control"

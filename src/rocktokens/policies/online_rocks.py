@@ -1,4 +1,4 @@
-"""Weight λ on the types that the tracker has frozen so far: rocks found and bypassed in the same run (method 7).
+"""Weight λ on the types frozen so far: rocks found and bypassed in the same run (docs/method.md, section 7).
 
 1. Before an update, tokens of frozen types weigh λ. That needs nothing of either model, so with λ = 0 their rows never
    reach a head.
@@ -19,6 +19,8 @@ from rocktokens.policies.base import UpdateTokens, WeightPolicy, as_numpy, like
 from rocktokens.policies.tracker import RockTracker, StepSums
 from rocktokens.run_dir import derive_seed
 from rocktokens.splitmix import occurrence_uniforms
+
+LOGGED = ("online_frozen", "online_tried", "online_refrozen", "online_released")
 
 
 class OnlineRocksPolicy(WeightPolicy):
@@ -52,18 +54,10 @@ class OnlineRocksPolicy(WeightPolicy):
     def observe(self, scores: Any, token_ids_T: Any, step: int) -> dict[str, Any]:
         """Let the tracker learn from an update; returns what it changed."""
         changes = self.tracker.observe(StepSums.of(as_numpy(scores.kl), as_numpy(token_ids_T)), step)
-        changed = {
-            "online_frozen": changes.called,
-            "online_tried": changes.tried,
-            "online_refrozen": changes.refrozen,
-            "online_released": changes.released,
-        }
+        changed = zip(LOGGED, (changes.called, changes.tried, changes.refrozen, changes.released), strict=True)
         called, frozen = len(self.tracker.rocks), len(self.tracker.frozen)
-        return {
-            **{name: ids.tolist() for name, ids in changed.items() if len(ids)},
-            "online_rocks": called,
-            "online_on_trial": called - frozen,
-        }
+        counts = {"online_rocks": called, "online_on_trial": called - frozen}
+        return {name: ids.tolist() for name, ids in changed if len(ids)} | counts
 
     def state(self) -> dict[str, np.ndarray]:
         """The tracker's."""

@@ -16,38 +16,35 @@ from rocktokens.config.base import Section
 from rocktokens.config.policies import IN_PYTHON, PolicyBase, PolicySection
 from rocktokens.config.sentences import validate
 from rocktokens.errors import ConfigError, TokenizerMismatchError
+from rocktokens.policies import formulas
 from rocktokens.policies.base import WeightPolicy
-from rocktokens.policies.by_scores import entropy_mix, high_entropy, selectkd, teachable, tip
 from rocktokens.policies.compose import ProductPolicy, ProtectedPolicy, SchedulePolicy
 from rocktokens.policies.controls import OccurrenceControlPolicy, RandomPositionsPolicy, TypeControlPolicy
-from rocktokens.policies.formula import FormulaPolicy
+from rocktokens.policies.formulas import FormulaPolicy
 from rocktokens.policies.online_rocks import OnlineRocksPolicy
-from rocktokens.policies.responses import first_n, prefix, prefix_importance
 from rocktokens.policies.rocks import RocksPolicy
-from rocktokens.policies.top_types import top_frequency, top_grad_norm, top_mean_loss
-from rocktokens.policies.uniform import asymmetric, uniform
 from rocktokens.run_dir import derive_seed
 from rocktokens.types import ControlSet, RockSet
 
 POLICIES: dict[str, Callable[..., WeightPolicy]] = {
-    "uniform": partial(FormulaPolicy, uniform),
+    "uniform": partial(FormulaPolicy, formulas.uniform),
     "rocks": RocksPolicy,
     "online_rocks": OnlineRocksPolicy,
     "random_positions": RandomPositionsPolicy,
     "type_control": TypeControlPolicy,
     "occurrence_control": OccurrenceControlPolicy,
-    "top_frequency": partial(FormulaPolicy, top_frequency),
-    "top_mean_loss": partial(FormulaPolicy, top_mean_loss),
-    "top_grad_norm": partial(FormulaPolicy, top_grad_norm),
-    "high_entropy": partial(FormulaPolicy, high_entropy),
-    "tip": partial(FormulaPolicy, tip),
-    "teachable": partial(FormulaPolicy, teachable),
-    "selectkd": partial(FormulaPolicy, selectkd),
-    "prefix": partial(FormulaPolicy, prefix),
-    "first_n": partial(FormulaPolicy, first_n),
-    "prefix_importance": partial(FormulaPolicy, prefix_importance),
-    "entropy_mix": partial(FormulaPolicy, entropy_mix),
-    "asymmetric": partial(FormulaPolicy, asymmetric, term="asymmetric"),
+    "top_frequency": partial(FormulaPolicy, formulas.top_frequency),
+    "top_mean_loss": partial(FormulaPolicy, formulas.top_mean_loss),
+    "top_grad_norm": partial(FormulaPolicy, formulas.top_grad_norm),
+    "high_entropy": partial(FormulaPolicy, formulas.high_entropy),
+    "tip": partial(FormulaPolicy, formulas.tip),
+    "teachable": partial(FormulaPolicy, formulas.teachable),
+    "selectkd": partial(FormulaPolicy, formulas.selectkd),
+    "prefix": partial(FormulaPolicy, formulas.prefix),
+    "first_n": partial(FormulaPolicy, formulas.first_n),
+    "prefix_importance": partial(FormulaPolicy, formulas.prefix_importance),
+    "entropy_mix": partial(FormulaPolicy, formulas.entropy_mix),
+    "asymmetric": partial(FormulaPolicy, formulas.asymmetric, term="asymmetric"),
     "product": ProductPolicy,
     "schedule": SchedulePolicy,
 }
@@ -72,12 +69,9 @@ def make_policy(name: str, **params: Any) -> WeightPolicy:
 
 
 def policy_from_section(section: PolicyBase, tokenizer_sha256: str = "", seed: int = 0) -> WeightPolicy:
-    """Build the policy of a config.
+    """Build the policy of a config; ``seed`` is for random policies whose section has none.
 
-    Args:
-        section: a policy section.
-        tokenizer_sha256: of the student's vocabulary; files made with another one are refused. "" checks nothing.
-        seed: for random policies whose section has none.
+    Files made with another vocabulary than that of ``tokenizer_sha256`` are refused; "" checks nothing.
     """
     return _protected(section, _Given(tokenizer_sha256, seed, allows_no_rocks=False))
 
@@ -95,7 +89,12 @@ class _Given:
 def _protected(section: PolicyBase, given: _Given) -> WeightPolicy:
     if section.protect is None:
         return _build(section, given)
-    pillars = _pillars(_rock_set(section.protect, given.tokenizer_sha256))
+    tokens = _rock_set(section.protect, given.tokenizer_sha256).tokens
+    if all(token.verdict == "untested" for token in tokens):
+        raise ConfigError(
+            "policy.protect names rocks without a single verdict: run `rocktokens knockout` on them first"
+        )
+    pillars = np.array([token.id for token in tokens if token.verdict == "pillar"], dtype=np.int64)
     return ProtectedPolicy(_build(section, replace(given, pillars=pillars)), pillars)
 
 
@@ -140,11 +139,3 @@ def _control_set(controls: str | ControlSet, tokenizer_sha256: str) -> ControlSe
             f"{tokenizer_sha256[:12]}: token ids mean other things there; match them on a trace of this model"
         )
     return controls
-
-
-def _pillars(rocks: RockSet) -> np.ndarray:
-    if all(token.verdict == "untested" for token in rocks.tokens):
-        raise ConfigError(
-            "policy.protect names rocks without a single verdict: run `rocktokens knockout` on them first"
-        )
-    return np.array([token.id for token in rocks.tokens if token.verdict == "pillar"], dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Weight λ on rock types, 1 on every other token (method 7): λ = 0 freezes the rocks out of the loss.
+"""Weight λ on rock types, 1 on every other token (docs/method.md, section 7): λ = 0 freezes the rocks out of the loss.
 
 1. The rocks are a RockSet or plain ids in rank order; the first ``k``, or those of some categories or verdicts, can be
    chosen from them. Protected types are no rocks, and have no window.

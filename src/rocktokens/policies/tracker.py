@@ -1,4 +1,4 @@
-"""Finds rocks while training: the types that hold much of the loss and have stopped moving (method 7, online rocks).
+"""Finds rocks while training: the types that hold much of the loss and have stopped moving (docs/method.md, section 7).
 
 Steps are gathered into windows of ``window_steps``. Per type there are sums over its occurrences and nothing per step,
 so memory grows with the distinct types seen and with nothing else. When a window closes, every type is judged:
@@ -8,7 +8,7 @@ so memory grows with the distinct types seen and with nothing else. When a windo
 2. **Still, moving, or unclear.** A line is fitted to its mean kl per step against time, a step weighing by occurrences
    and by ``decay`` to the power of its age in windows. The slope per window has a 95 % confidence interval, from the
    scatter of the steps about the line. Still: the interval lies within ± ``tolerance`` times the mean kl. Moving: it
-   lies outside. Unclear: neither, the steps cannot tell.
+   lies outside. Unclear: neither, the steps do not decide.
 3. **Called.** Heavy and still for ``patience`` windows running: the type is a rock, and frozen. Not before ``start``,
    nor from ``stop`` on: where the learning rate is near 0 everything lies still.
 4. **On trial.** What is not trained does not fall, so stillness under a freeze proves little. After ``freeze_windows``
@@ -63,7 +63,10 @@ class StepSums:
         ids, index_T = np.unique(token_ids_T.astype(np.int64), return_inverse=True)
         known_T = np.isfinite(kl_T)
         fixed_T = np.rint(np.minimum(np.where(known_T, kl_T.astype(np.float64), 0.0), MAX_KL) * ONE).astype(np.int64)
-        return cls(ids, *(_sum_by(index_T, column, len(ids)) for column in (np.ones_like(index_T), known_T, fixed_T)))
+        sums_CU = np.zeros((3, len(ids)), dtype=np.int64)
+        for sums_U, column_T in zip(sums_CU, (1, known_T, fixed_T), strict=True):
+            np.add.at(sums_U, index_T, column_T)  # exact, so the same in any order
+        return cls(ids, *sums_CU)
 
 
 class Changes(NamedTuple):
@@ -178,7 +181,11 @@ class RockTracker:
         frozen, released = streak >= self.patience, streak <= -self.patience
         phase[served], phase[frozen], phase[released] = ON_TRIAL, FROZEN, TRAINED
         freezes += frozen
-        self._restart_evidence(phase != before, moving & (phase == TRAINED))
+        changed = phase != before
+        for name in _TREND:
+            self._sums[name][changed | (moving & (phase == TRAINED))] = 0.0
+        for counter in (streak, windows):
+            counter[changed] = 0
         return Changes(
             called=self._ids[frozen & (before == TRAINED)],
             released=self._ids[released],
@@ -205,12 +212,6 @@ class RockTracker:
         np.divide(y, n, out=level, where=n > 0)
         mass = self._sums["count"] * level
         return mass / max(float(mass.sum()), np.finfo(np.float64).tiny)
-
-    def _restart_evidence(self, changed: np.ndarray, moved: np.ndarray) -> None:
-        for name in _TREND:
-            self._sums[name][changed | moved] = 0.0
-        for name in ("streak", "windows"):
-            self._counters[name][changed] = 0
 
     def _age(self) -> None:
         """Open the next window: older evidence counts less and lies one window further back."""
@@ -250,10 +251,3 @@ def trend(
     residual = np.maximum(yy - y**2 / total - slope * covariance, 0.0)
     error = stdtrit(freedom, (1.0 + CONFIDENCE) / 2.0) * np.sqrt(residual / freedom / spread)
     return y / total, slope, np.where(known, error, np.inf)
-
-
-def _sum_by(index: np.ndarray, values: np.ndarray, size: int) -> np.ndarray:
-    """int64 sums of integers by index: exact, so the same in any order."""
-    totals = np.zeros(size, dtype=np.int64)
-    np.add.at(totals, index, values.astype(np.int64))
-    return totals

@@ -4,7 +4,8 @@
    of the file is the parameter of its name, and the rest is tied to those, files can be copied into the model by name.
 2. A further checkpoint is copied in when it is a directory of the same architecture and tokenizer (files that describe
    them have the same bytes) whose weights have the same names and shapes. Everything else, such as an adapter that has
-   to be merged or a model of the Hub, is loaded anew.
+   to be merged or a model of the Hub, is loaded as any
+   model is.
 3. While one checkpoint is scored, a thread reads the next one's weights into host memory, pinned for a GPU: one
    checkpoint ahead, never more.
 
@@ -35,29 +36,21 @@ class _Present:
 
     student: LoadedModel
     is_by_name: bool | None = None
-    """Whether files can be copied into it; None as long as nobody asked."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Reading:
-    """Weights that a thread is reading; None if they cannot be copied into the present model."""
-
-    name: str
-    weights: Future[Weights | None]
+    """Whether files can be copied into it; None until that is asked."""
 
 
 class Students:
     """Gives one checkpoint after another; each call ends the life of the model before.
 
-    Args:
-        load: Builds a model from the name of a checkpoint, and refuses what it should.
+    ``load`` builds a model from the name of a checkpoint, and refuses what it should.
     """
 
     def __init__(self, load: Callable[[str], LoadedModel]) -> None:
         self._load = load
         self._present: _Present | None = None
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint-reader")
-        self._reading: _Reading | None = None
+        self._reading: tuple[str, Future[Weights | None]] | None = None
+        """The checkpoint a thread is reading; its weights are None if they cannot be copied into the present model."""
 
     def __enter__(self) -> Self:
         return self
@@ -78,17 +71,20 @@ class Students:
 
     def read_ahead(self, name: str) -> None:
         """Begin to read the weights of the checkpoint that will be asked for next."""
-        if self._present is not None and (self._reading is None or self._reading.name != name):
-            self._reading = _Reading(name, self._reader.submit(_weights_for, self._present, name))
+        if self._present is not None and (self._reading is None or self._reading[0] != name):
+            self._reading = name, self._reader.submit(_weights_for, self._present, name)
 
     def _swapped(self, present: _Present, name: str) -> _Present | None:
         """The present model with other weights; None if the checkpoint has to be loaded."""
         self.read_ahead(name)
         reading, self._reading = self._reading, None
-        weights = reading and reading.weights.result()
+        weights = reading and reading[1].result()
         if weights is None:
             return None
-        copy_weights(weights, present.student.model)
+        state = present.student.model.state_dict()
+        with torch.no_grad():  # rounded to the parameters' dtype; from pinned memory the host does not wait
+            for key, tensor in weights.items():
+                state[key].copy_(tensor, non_blocking=True)
         present.student = replace(present.student, name=name)
         return present
 
@@ -108,7 +104,9 @@ def _weights_for(present: _Present, name: str) -> Weights | None:
         if present.is_by_name is None:
             with torch.cuda.stream(torch.cuda.Stream(model.device) if on_gpu else None):
                 present.is_by_name = holds_by_name(model, own)
-        return read_weights(other, on_gpu) if present.is_by_name else None
+        if not present.is_by_name:
+            return None
+        return {name: tensor.pin_memory() if on_gpu else tensor.clone() for name, tensor in _mapped(other)}
     except (*CANNOT_LOAD, RuntimeError):  # of the latter: no memory to pin, or to compare on the GPU
         return None
 
@@ -140,22 +138,6 @@ def weight_files(directory: Path) -> list[Path]:
         return [whole]
     names = json.loads(index.read_text(encoding="utf-8")).get("weight_map", {}).values()
     return [directory / name for name in sorted(set(names))]
-
-
-def read_weights(directory: Path, pinned: bool) -> Weights:
-    """All weights in host memory, read and not merely mapped."""
-    return {name: tensor.pin_memory() if pinned else tensor.clone() for name, tensor in _mapped(directory)}
-
-
-@torch.no_grad()
-def copy_weights(weights: Weights, model: Any) -> None:
-    """Write weights over a model's parameters, rounded to the dtype these have.
-
-    From pinned memory they follow what a GPU still has to do, and the host does not wait.
-    """
-    state = model.state_dict()
-    for name, tensor in weights.items():
-        state[name].copy_(tensor, non_blocking=True)
 
 
 def holds_by_name(model: Any, directory: Path) -> bool:

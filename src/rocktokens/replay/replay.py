@@ -86,7 +86,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class ReplaySession:
     """A replay in progress: the run, what is replayed through what, and who is told."""
 
     run: RunDir
@@ -100,10 +100,8 @@ class Session:
 def replay(config: Config, *, restart: bool = False, progress: Progress = SILENT) -> Replayed:
     """Score the probe set of ``config.trace`` under every checkpoint and commit the traces.
 
-    Args:
-        config: The run's; ``trace.checkpoints`` names students of your own.
-        restart: Drop a replay that is there; otherwise it is continued, or refused if its settings were others.
-        progress: Shown a bar over all rollouts and checkpoints.
+    ``trace.checkpoints`` names students of your own. With ``restart`` a replay that is there is dropped; otherwise it
+    is continued, or refused if its settings were others.
     """
     run = RunDir(config.run.directory)
     with ExitStack() as stack:
@@ -117,7 +115,7 @@ def replay(config: Config, *, restart: bool = False, progress: Progress = SILENT
             teacher = load_model(config.models.teacher, config.models.dtype, config.models.device)
         require_vocabulary(run, teacher)
         students = stack.enter_context(open_students(config, teacher))
-        session = Session(run, config, checkpoints, teacher, students, progress)
+        session = ReplaySession(run, config, checkpoints, teacher, students, progress)
         if restart or not has_replay(run):
             probe = probes(config, checkpoints)[0]
             student = students.get(probe.writer.model)  # loads before anything is replaced
@@ -176,7 +174,7 @@ def open_students(config: Config, teacher: LoadedModel) -> Students:
     return Students(load)
 
 
-def score_probes(session: Session) -> tuple[int, int]:
+def score_probes(session: ReplaySession) -> tuple[int, int]:
     """Score every probe under its checkpoints; how many different rollouts that were, and their tokens."""
     lengths: list[int] = []
     following = dict(pairwise(session.checkpoints))
@@ -194,14 +192,14 @@ def score_probes(session: Session) -> tuple[int, int]:
     return len(lengths), sum(lengths)
 
 
-def _rollouts(session: Session, probe: Probe) -> list[Rollout]:
+def _rollouts(session: ReplaySession, probe: Probe) -> list[Rollout]:
     """What the probe's writer answers the probe prompts with, written if it is not there yet."""
     if not session.run.files(probe.file):
         _write_probe(session, probe, session.students.get(probe.writer.model))
     return read_rollouts(session.run, probe.file)
 
 
-def _write_probe(session: Session, probe: Probe, student: LoadedModel) -> None:
+def _write_probe(session: ReplaySession, probe: Probe, student: LoadedModel) -> None:
     config, writer = session.config, probe.writer
     prompts = make_task(config.task).prompts(config.trace.num_prompts, derive_seed(config.run.seed, "probe prompts"))
     count = len(prompts) * config.trace.num_generations
@@ -219,7 +217,7 @@ def _write_probe(session: Session, probe: Probe, student: LoadedModel) -> None:
     write_rollouts(session.run, probe.file, rollouts)
 
 
-def _parts(session: Session, probe: Probe, rollouts: list[Rollout]) -> list[Part]:
+def _parts(session: ReplaySession, probe: Probe, rollouts: list[Rollout]) -> list[Part]:
     """What the teacher computes is kept only where more than one checkpoint needs it."""
     trace, scoring = session.config.trace, session.config.scoring
     size, room = trace.rollouts_per_part, StatesRoom() if len(probe.scored_by) > 1 else None
@@ -233,7 +231,7 @@ def _parts(session: Session, probe: Probe, rollouts: list[Rollout]) -> list[Part
 
 
 def _score_under(
-    session: Session,
+    session: ReplaySession,
     checkpoint: Checkpoint,
     following: Checkpoint | None,
     parts: list[Part],

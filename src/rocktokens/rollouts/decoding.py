@@ -1,11 +1,11 @@
-"""What every way of decoding shares: its settings, the choice of the next token, and the padding of prompts.
+"""What every way of decoding shares: settings, requests, the choice of the next token, the padding of prompts.
 
 One step: raw logits (float32) → log-softmax for the record → banned ids to −∞ → argmax(logits / τ + Gumbel noise), or
 plain argmax when τ = 0. The noise is keyed by (seed, prompt, sample, position, token), see ``noise``.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -15,6 +15,9 @@ from rocktokens.rollouts.noise import gumbel_noise
 
 WIDTH_BLOCK = 16
 ROW_BLOCK = 4
+NOTHING = np.empty(0, np.int32)
+Ended = tuple[int, np.ndarray, np.ndarray, bool]
+"""Index of a request, its token ids (int32) and their log-probabilities (float32), and whether it finished."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,41 @@ class DecodingSettings:
     batch_size: int
     temperature: float
     max_new_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRequest:
+    """A rollout to write, or to retrace.
+
+    Example: a prompt of 20 tokens has its response from slot 32 on. A row that takes it with 3 known tokens is fed the
+    last of them at slot 34, position 22, and gets response position 3.
+    """
+
+    index: int
+    """What the caller knows it by."""
+    name: str
+    """What errors call it."""
+    prompt: np.ndarray
+    stream_key: int
+    banned: frozenset[int] = frozenset()
+    known: np.ndarray = field(default_factory=lambda: NOTHING)
+    """Response tokens it begins with."""
+    branches: tuple["StreamRequest", ...] = ()
+    """Rollouts that leave this one at most one token behind ``known``; with any, the request only retraces that."""
+
+    @property
+    def base(self) -> int:
+        """The slot of the first response token."""
+        return round_up(len(self.prompt), WIDTH_BLOCK)
+
+    @property
+    def start(self) -> int:
+        """The first response position that the model is asked for."""
+        return 0 if self.branches else len(self.known)
+
+    def end(self, max_new_tokens: int) -> int:
+        """The step before which it ends, if no end token does."""
+        return len(self.known) + 1 if self.branches else max_new_tokens
 
 
 def choose(

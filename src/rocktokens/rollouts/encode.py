@@ -6,9 +6,10 @@
 3. Rollouts are numbered consecutively, prompt after prompt, sample after sample.
 """
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -81,21 +82,15 @@ def make_rollouts(
     share: range | None = None,
     on_done: Callable[[int], None] | None = None,
 ) -> list[Rollout]:
-    """Sample every prompt ``num_generations`` times; prompt-major, with consecutive rollout ids.
+    """Sample every prompt ``num_generations`` times; prompt-major, with rollout ids from ``first_rollout_id`` on.
 
-    Args:
-        sampler: writes the completions.
-        tokenizer: belongs to the sampler's model.
-        prompts: what to complete; a prompt id given twice gets ``2 * num_generations`` different completions.
-        sampling: how prompts are encoded and answered.
-        num_generations: samples of each prompt.
-        policy_step: the training step of the sampler's weights.
-        first_rollout_id: id of the first rollout of ``prompts``.
-        share: places in ``prompts`` to make the rollouts of, numbered as in the whole list; default: all.
-        on_done: called with the number of completions that have ended since the last call.
+    A prompt id given twice gets ``2 * num_generations`` different completions. ``policy_step`` is the training step of
+    the sampler's weights; ``share`` are the places in ``prompts`` to make the rollouts of, numbered as in the whole
+    list (default: all). ``on_done`` is called with the number of completions that have ended since the last call.
     """
     share = range(len(prompts)) if share is None else share
-    earlier = _earlier_occurrences(prompts)
+    numbers: defaultdict[str, count[int]] = defaultdict(count)
+    earlier = [next(numbers[prompt.id]) for prompt in prompts]
     template, longest = sampling.chat_template, sampling.max_prompt_length
     encoded = {place: encode_prompt(tokenizer, prompts[place], template, longest) for place in share}
     requests = [
@@ -123,13 +118,3 @@ def make_rollouts(
         )
         for index, (request, completion) in enumerate(zip(requests, completions, strict=True))
     ]
-
-
-def _earlier_occurrences(prompts: Sequence[Prompt]) -> list[int]:
-    """How often the id of each prompt came before it in the list."""
-    seen: Counter[str] = Counter()
-    earlier = []
-    for prompt in prompts:
-        earlier.append(seen[prompt.id])
-        seen[prompt.id] += 1
-    return earlier

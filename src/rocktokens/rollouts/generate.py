@@ -21,8 +21,16 @@ import torch
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
 from rocktokens.models.head import causal_lm
-from rocktokens.rollouts.decoding import ROW_BLOCK, DecodingSettings, choose, left_padded, require_logprobs, round_up
-from rocktokens.rollouts.stream import Ended, StreamRequest
+from rocktokens.rollouts.decoding import (
+    ROW_BLOCK,
+    DecodingSettings,
+    Ended,
+    StreamRequest,
+    choose,
+    left_padded,
+    require_logprobs,
+    round_up,
+)
 
 
 def generate_batches(model: Any, requests: Sequence[StreamRequest], settings: DecodingSettings) -> Iterator[Ended]:

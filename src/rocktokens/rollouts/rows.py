@@ -13,34 +13,15 @@ CUDA graphs: https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from rocktokens.rollouts.decoding import DecodingSettings, choose
+from rocktokens.rollouts.decoding import DecodingSettings, StreamRequest, choose
 from rocktokens.rollouts.slots import SlotCache
 
 NO_TOKEN = -1
-
-
-@dataclass(frozen=True, slots=True)
-class RowStart:
-    """A rollout that takes a row: it is about to be fed ``last_id``, to get response position ``step``."""
-
-    last_id: int
-    slot: int
-    """Where that token's states go."""
-    position: int
-    """Of that token in prompt and response."""
-    step: int
-    end: int
-    """The step before which it ends, if no end token does."""
-    stream_key: int
-    banned: frozenset[int] = frozenset()
-    known: Sequence[int] | np.ndarray = ()
-    """Tokens it takes whatever the model says, from response position 0 on."""
 
 
 class DecodingRows:
@@ -75,25 +56,29 @@ class DecodingRows:
             and (self.known_RT is not None) == retraces
         )
 
-    def enter(self, rows: range, starts: Sequence[RowStart]) -> None:
-        """Give each rollout a row; its states are loaded into the cache separately."""
-        here = slice(rows.start, rows.stop)
-        fields = [(s.last_id, s.slot, s.position, s.step, s.end, s.stream_key) for s in starts]
+    def enter(self, rows: range, requests: Sequence[StreamRequest]) -> None:
+        """Give each request a row, about to be fed its last token; its states are loaded into the cache separately."""
+        here, fields, longest = slice(rows.start, rows.stop), [], self.settings.max_new_tokens
+        hidden_nL = np.full((len(requests), self.capacity), -np.inf, np.float32)
+        for hidden_L, request in zip(hidden_nL, requests, strict=True):
+            step, prompt = request.start, request.prompt
+            last_id = int(request.known[step - 1] if step else prompt[-1])
+            slot, position = request.base + step - 1, len(prompt) + step - 1
+            fields.append((last_id, slot, position, step, request.end(longest), request.stream_key))
+            hidden_L[slot - position : slot] = 0
         self.state_FR[:, here] = torch.tensor(fields).T.to(self.state_FR.device)
         self.live_R[here] = True
-        hidden_nL = np.full((len(starts), self.capacity), -np.inf, np.float32)
-        for hidden_L, start in zip(hidden_nL, starts, strict=True):
-            hidden_L[start.slot - start.position : start.slot] = 0
         self.mask_RL[here] = torch.from_numpy(hidden_nL).to(self.mask_RL)
         if self.banned_RV is not None:
             self.banned_RV[here] = False
-            pairs = [(row, token) for row, start in zip(rows, starts, strict=True) for token in start.banned]
+            pairs = [(row, token) for row, request in zip(rows, requests, strict=True) for token in request.banned]
             if pairs:
                 self.banned_RV[tuple(torch.tensor(pairs).T.to(self.banned_RV.device))] = True
         if self.known_RT is not None:
-            known_nT = np.full((len(starts), self.known_RT.shape[1]), NO_TOKEN)
-            for known_T, start in zip(known_nT, starts, strict=True):
-                known_T[: len(start.known)] = start.known
+            known_nT = np.full((len(requests), self.known_RT.shape[1]), NO_TOKEN)
+            for known_T, request in zip(known_nT, requests, strict=True):
+                if request.branches:  # a row retraces; any other begins behind what it knows
+                    known_T[: len(request.known)] = request.known
             self.known_RT[here] = torch.from_numpy(known_nT).to(self.known_RT.device)
 
     def advance(self, steps: int, rows: int, width: int) -> None:

@@ -6,6 +6,7 @@ not depend on the others in its batch. A branch leaves a rollout that was sample
 banned: it has the noise of that rollout, and only what follows is decoded.
 """
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,13 +20,12 @@ from rocktokens.config import Config
 from rocktokens.errors import RocktokensError
 from rocktokens.models.head import lm_head
 from rocktokens.models.load import LoadedModel
-from rocktokens.rollouts.bf16_copy import SamplingCopy
-from rocktokens.rollouts.decoding import DecodingSettings
+from rocktokens.rollouts.decoding import NOTHING, DecodingSettings, Ended, StreamRequest
 from rocktokens.rollouts.generate import generate_batches
 from rocktokens.rollouts.noise import stream_key
 from rocktokens.rollouts.rows import DecodingRows
 from rocktokens.rollouts.slots import fits
-from rocktokens.rollouts.stream import Ended, Stream, StreamRequest, stream_rows
+from rocktokens.rollouts.stream import Stream, stream_rows
 from rocktokens.types import Rollout
 
 TRUNK_MEMORY = 1 << 30
@@ -73,15 +73,10 @@ class Completion:
 class Sampler(Protocol):
     """Completes prompts."""
 
-    @property
-    def eos_ids(self) -> frozenset[int]:
-        """Every id that ends a response."""
-        ...
-
-    @property
-    def vocab_size(self) -> int:
-        """Ids below this can be written."""
-        ...
+    eos_ids: frozenset[int]
+    """Every id that ends a response."""
+    vocab_size: int
+    """Ids below this can be written."""
 
     def sample(
         self,
@@ -92,14 +87,10 @@ class Sampler(Protocol):
         seed: int,
         on_done: Callable[[int], None] | None = None,
     ) -> list[Completion]:
-        """Completions in the order of the requests.
+        """Complete the requests, in their order.
 
-        Args:
-            requests: what to complete.
-            temperature: of the sampling; 0 is greedy, the lowest id winning a tie.
-            max_new_tokens: longest response.
-            seed: of the noise.
-            on_done: called now and then with the number of completions that have ended since the last call.
+        A ``temperature`` of 0 is greedy, the lowest id winning a tie; ``seed`` is that of the noise. ``on_done`` is
+        called now and then with the number of completions that have ended since the last call.
         """
         ...
 
@@ -118,13 +109,8 @@ class Sampler(Protocol):
         A server does it with the prompt and the first ``start`` tokens as its prompt, and the ban as ``logit_bias``;
         one that does not know our noise can do it for greedy rollouts.
 
-        Args:
-            trunks: rollouts of this sampler with the same temperature and seed.
-            branches: where each leaves its trunk, and what is banned.
-            temperature: of the sampling; 0 is greedy.
-            max_new_tokens: longest response, the shared part included.
-            seed: of the noise.
-            on_done: called with the place of a branch and its tokens from ``start`` on, as soon as it ends.
+        The trunks are rollouts of this sampler with the same temperature and seed; ``max_new_tokens`` counts the shared
+        part. ``on_done`` is called with the place of a branch and its tokens from ``start`` on, as soon as it ends.
         """
         ...
 
@@ -156,12 +142,9 @@ class TransformersSampler:
             refresh: brings the weights of ``model`` up to date; called before every use.
         """
         text_config = model.config.get_text_config()
-        self.model = model
-        self.eos_ids = eos_ids
-        self.pad_id = pad_id
-        self.batch_size = batch_size
-        self.threads = threads
-        self.refresh = refresh
+        self.model, self.refresh = model, refresh
+        self.eos_ids, self.pad_id = eos_ids, pad_id
+        self.batch_size, self.threads = batch_size, threads
         self._rows: DecodingRows | None = None
         self.vocab_size: int = min(vocab_size or text_config.vocab_size, text_config.vocab_size)
         self.context_lengths: dict[str, int | None] = {
@@ -218,7 +201,12 @@ class TransformersSampler:
                 )
             known = trunk.token_ids[: branch.start]
             leaving.setdefault(branch.trunk, []).append(_stream_request(index, request, seed, known))
-        self._decode([_trunk(own) for own in leaving.values()], temperature, max_new_tokens, on_done)
+        retraced = []
+        for own in leaving.values():  # as far as any needs: each branch feeds the last token it shares itself
+            longest = max(own, key=lambda request: len(request.known))
+            shared = replace(longest, index=-1, banned=frozenset(), known=longest.known[:-1], branches=tuple(own))
+            retraced.append(shared)
+        self._decode(retraced, temperature, max_new_tokens, on_done)
 
     def _decode(
         self,
@@ -266,6 +254,28 @@ class TransformersSampler:
             raise RocktokensError(f"{name}: all {self.vocab_size} ids are banned: leave at least one")
 
 
+class SamplingCopy:
+    """A copy of a model in the narrow dtype in which a GPU samples from it, whose weights follow the original's.
+
+    Training keeps the student in float32 and computes in bfloat16 by autocast, which would convert every weight at
+    every token of a rollout. The copy is converted once per step. Its tensors stay where they are, as captured CUDA
+    graphs need. Only the parameters are converted: the tables of rotary positions lose too much in bfloat16.
+    """
+
+    def __init__(self, source: torch.nn.Module, dtype: torch.dtype) -> None:
+        self.model = copy.deepcopy(source).requires_grad_(False)
+        pairs = list(zip(self.model.parameters(), source.parameters(), strict=True))
+        for own, _ in pairs:
+            own.data = own.data.to(dtype)
+        self._trained = [(own, given) for own, given in pairs if given.requires_grad]
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Copy the current weights of the parameters that are trained."""
+        for own, given in self._trained:
+            own.copy_(given)
+
+
 @contextmanager
 def evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
     """The model without dropout; afterwards every module is in the mode it was in."""
@@ -289,21 +299,9 @@ def cpu_threads(count: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _stream_request(index: int, request: SampleRequest, seed: int, known: np.ndarray | None = None) -> StreamRequest:
-    return StreamRequest(
-        index=index,
-        name=request.prompt_id,
-        prompt=request.prompt_ids,
-        stream_key=stream_key(seed, request.prompt_id, request.sample),
-        banned=request.banned,
-        known=np.empty(0, np.int32) if known is None else known,
-    )
-
-
-def _trunk(branches: list[StreamRequest]) -> StreamRequest:
-    """The request that is retraced as far as any of its branches needs: each feeds the last token it shares itself."""
-    longest = max(branches, key=lambda request: len(request.known))
-    return replace(longest, index=-1, banned=frozenset(), known=longest.known[:-1], branches=tuple(branches))
+def _stream_request(index: int, request: SampleRequest, seed: int, known: np.ndarray = NOTHING) -> StreamRequest:
+    key = stream_key(seed, request.prompt_id, request.sample)
+    return StreamRequest(index, request.prompt_id, request.prompt_ids, key, request.banned, known)
 
 
 def make_sampler(
@@ -316,12 +314,8 @@ def make_sampler(
 ) -> TransformersSampler:
     """Make the student's sampler; columns that only one of the two heads has are never sampled.
 
-    Args:
-        config: its rollouts section.
-        student: writes the completions.
-        teacher: reads them next, if it does.
-        threads: of the CPU while sampling.
-        bf16: sample from a bfloat16 copy, which follows the student as it is trained.
+    With ``bf16`` it samples from a bfloat16 copy, which follows the student as it is trained. The teacher is who reads
+    the completions next, if one does; ``threads`` are those of the CPU while sampling.
     """
     copied = SamplingCopy(student.model, torch.bfloat16) if bf16 else None
     widths = [lm_head(loaded.model).width for loaded in (student, teacher) if loaded is not None]

@@ -9,7 +9,7 @@ attention understand (``fits``): sliding windows, recurrent states and ALiBi are
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -124,16 +124,20 @@ AttentionInterface.register(GROUPED_ATTENTION, grouped_attention)
 
 
 @contextmanager
-def one_token_attention(model: Any) -> Iterator[None]:
+def attending(config: Any, implementation: str) -> Iterator[None]:
+    """Let the layers that hold ``config`` attend by another implementation."""
+    own, config._attn_implementation = config._attn_implementation, implementation
+    try:
+        yield
+    finally:
+        config._attn_implementation = own
+
+
+def one_token_attention(model: Any) -> AbstractContextManager[None]:
     """On a GPU, ``grouped_attention`` instead of the copies that transformers makes under a mask; elsewhere no change.
 
     On a CPU torch's kernel is slower over a few query positions than over one, by more than the copies cost.
     """
     config = model.config.get_text_config()
-    before = config._attn_implementation
-    if model.device.type == "cuda" and before == "sdpa":
-        config._attn_implementation = GROUPED_ATTENTION
-    try:
-        yield
-    finally:
-        config._attn_implementation = before
+    own = config._attn_implementation
+    return attending(config, GROUPED_ATTENTION if model.device.type == "cuda" and own == "sdpa" else own)

@@ -21,7 +21,7 @@ replayed.
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
@@ -33,60 +33,20 @@ from rocktokens.rollouts.decoding import (
     ROW_BLOCK,
     WIDTH_BLOCK,
     DecodingSettings,
+    Ended,
+    StreamRequest,
     left_padded,
     require_logprobs,
     round_up,
 )
-from rocktokens.rollouts.rows import DecodingRows, RowStart
+from rocktokens.rollouts.rows import DecodingRows
 from rocktokens.rollouts.slots import States, one_token_attention
 
-Ended = tuple[int, np.ndarray, np.ndarray, bool]
-"""Index of a request, its token ids (int32) and their log-probabilities (float32), and whether it finished."""
 PREFILL_SHARE = 4
 """New prompts wait until one row in this many is free, so that several are read together."""
 GPU_WIDTH_BLOCK = 64
 GPU_CHECK_STEPS = 8
 """Steps between looks at which rows are finished: each look waits for the GPU to catch up."""
-
-
-@dataclass(frozen=True, slots=True)
-class StreamRequest:
-    """A rollout to write, or to retrace."""
-
-    index: int
-    """What the caller knows it by."""
-    name: str
-    """What errors call it."""
-    prompt: np.ndarray
-    stream_key: int
-    banned: frozenset[int] = frozenset()
-    known: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
-    """Response tokens it begins with."""
-    branches: tuple["StreamRequest", ...] = ()
-    """Rollouts that leave this one at most one token behind ``known``; with any, the request only retraces that."""
-
-    @property
-    def base(self) -> int:
-        """The slot of the first response token."""
-        return round_up(len(self.prompt), WIDTH_BLOCK)
-
-    @property
-    def start(self) -> int:
-        """The first response position that the model is asked for."""
-        return 0 if self.branches else len(self.known)
-
-    def row_start(self, max_new_tokens: int) -> RowStart:
-        """Return what a row needs to continue from ``start``, its last token not yet fed."""
-        return RowStart(
-            last_id=int(self.known[self.start - 1] if self.start else self.prompt[-1]),
-            slot=self.base + self.start - 1,
-            position=len(self.prompt) + self.start - 1,
-            step=self.start,
-            end=len(self.known) + 1 if self.branches else max_new_tokens,
-            stream_key=self.stream_key,
-            banned=self.banned,
-            known=self.known if self.branches else (),
-        )
 
 
 @dataclass(slots=True)
@@ -122,12 +82,10 @@ class Stream:
     """The batch: which request is in which row, and when to look at them."""
 
     def __init__(self, rows: DecodingRows, requests: list[StreamRequest], memory: int) -> None:
-        """Begin with empty rows.
+        """Begin with empty ``rows``, those of ``stream_rows`` for these requests.
 
-        Args:
-            rows: those of ``stream_rows`` for these requests.
-            requests: what to write, in order; branches come when their request has been retraced.
-            memory: bytes for the states of retraced requests: the next waits until there is room, or no other is open.
+        ``memory`` is in bytes, for the states of retraced requests: the next waits until there is room, or no other is
+        open.
         """
         self.rows, self.model, self.settings = rows, rows.model, rows.settings
         self.on_gpu = rows.state_FR.is_cuda
@@ -199,9 +157,8 @@ class Stream:
     def _enter(self, requests: list[StreamRequest]) -> range:
         """The next rows, now those of these requests."""
         rows = range(len(self.in_rows), len(self.in_rows) + len(requests))
-        starts = [request.row_start(self.settings.max_new_tokens) for request in requests]
-        self.rows.enter(rows, starts)
-        counters = [(request.base, start.end, start.step) for request, start in zip(requests, starts, strict=True)]
+        self.rows.enter(rows, requests)
+        counters = [(request.base, request.end(self.settings.max_new_tokens), request.start) for request in requests]
         self.counters[:, rows.start : rows.stop] = np.array(counters).T
         self.in_rows.extend(requests)
         return rows

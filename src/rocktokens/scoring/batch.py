@@ -65,15 +65,16 @@ def collate(
 ) -> RolloutBatch:
     """Batch rollouts in the given order.
 
-    Args:
-        rollouts: Each with a prompt and a response.
-        pad_id: May be any id, its states are never used.
-        device: Where the models are.
-        tokens_per_group: Most padded tokens of a group, on a CPU ``CPU_GROUP_TOKENS`` at most; a sequence that is
-            longer on its own is a group of one.
+    ``pad_id`` may be any id, its states are never used. A group has at most ``tokens_per_group`` padded tokens, on a
+    CPU ``CPU_GROUP_TOKENS``; a sequence that is longer on its own is a group of one.
     """
     for rollout in rollouts:
-        _require_tokens(rollout)
+        for name, ids in (("prompt_ids", rollout.prompt_ids), ("token_ids", rollout.token_ids)):
+            if not len(ids):
+                raise RocktokensError(
+                    f"rollout {rollout.rollout_id} of prompt {rollout.prompt_id!r} has no {name}: "
+                    "leave it out, there is no token to score or nothing to predict it from"
+                )
     prompts_R = np.array([len(rollout.prompt_ids) for rollout in rollouts])
     responses_R = np.array([len(rollout.token_ids) for rollout in rollouts])
     sequences = [np.concatenate([rollout.prompt_ids, rollout.token_ids]) for rollout in rollouts]
@@ -146,12 +147,3 @@ def split_by_length(lengths: Sequence[int], tokens_per_group: float, *, packed: 
             groups.append([index])
             longest, room = lengths[index], tokens_per_group - lengths[index]
     return groups
-
-
-def _require_tokens(rollout: Rollout) -> None:
-    for name, ids in (("prompt_ids", rollout.prompt_ids), ("token_ids", rollout.token_ids)):
-        if not len(ids):
-            raise RocktokensError(
-                f"rollout {rollout.rollout_id} of prompt {rollout.prompt_id!r} has no {name}: "
-                "leave it out, there is no token to score or nothing to predict it from"
-            )

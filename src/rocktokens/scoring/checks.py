@@ -5,6 +5,8 @@
 3. What is refused is named with its row and a remedy.
 """
 
+from typing import Any
+
 import torch
 
 from rocktokens.errors import NonFiniteLossError, RocktokensError
@@ -14,12 +16,14 @@ FINITE_REMEDY = 'use scoring.divergence = "jsd", which is always finite'
 ASYMMETRIC_REMEDY = "use another policy than asymmetric"
 
 
-def outside_error(token_id: int, width: int) -> RocktokensError:
-    """What to raise for an id that is not among the logits of both models."""
-    return RocktokensError(
-        f"token id {token_id} is outside the {width} logits that student and teacher share: use rollouts that were "
-        "made with their tokenizer"
-    )
+def require_ids(token_ids_T: Any, width: int) -> None:
+    """Refuse ids, numpy or torch, that are not among the ``width`` logits of both models."""
+    outside = token_ids_T[(token_ids_T < 0) | (token_ids_T >= width)]
+    if len(outside):
+        raise RocktokensError(
+            f"token id {int(outside[0])} is outside the {width} logits that student and teacher share: use rollouts "
+            "that were made with their tokenizer"
+        )
 
 
 def broken(
@@ -33,8 +37,8 @@ def refuse(broken_4N: torch.Tensor, rows_N: torch.Tensor) -> None:
     """Raise for the first thing that is wrong; ``rows_N`` are the positions' names, on the same device."""
     require_logits(broken_4N[0], "student", rows_N)
     require_logits(broken_4N[1], "teacher", rows_N)
-    require_finite(broken_4N[2], rows_N, FINITE_REMEDY)
-    require_finite(broken_4N[3], rows_N, ASYMMETRIC_REMEDY)
+    require_finite_divergence(broken_4N[2], rows_N, FINITE_REMEDY)
+    require_finite_divergence(broken_4N[3], rows_N, ASYMMETRIC_REMEDY)
 
 
 def require_sound_scores(scores: TokenScores) -> None:
@@ -53,7 +57,7 @@ def require_logits(bad_n: torch.Tensor, model: str, rows_n: torch.Tensor) -> Non
         )
 
 
-def require_finite(bad_n: torch.Tensor, rows_n: torch.Tensor, remedy: str) -> None:
+def require_finite_divergence(bad_n: torch.Tensor, rows_n: torch.Tensor, remedy: str) -> None:
     """Refuse divergences, naming the first row where they are bad."""
     if bad_n.any():
         raise NonFiniteLossError(

@@ -10,7 +10,7 @@
 
 Where all is on a GPU, nothing is wider than float32, Triton is there and no extra column is asked for, ``fused.py``
 does the same in fewer passes; the host then waits for the device once a call, and once more only to look at weights
-that are on the device. The divergences themselves are in ``formulas.py``, what is refused in ``soundness.py``. Every
+that are on the device. The divergences themselves are in ``formulas.py``, what is refused in ``checks.py``. Every
 position is keyed by the token it predicts: row i of ``h_s_TD`` is the state *before* ``token_ids_T[i]``.
 """
 
@@ -33,9 +33,9 @@ from rocktokens.scoring.checks import (
     ASYMMETRIC_REMEDY,
     FINITE_REMEDY,
     broken,
-    outside_error,
     refuse,
-    require_finite,
+    require_finite_divergence,
+    require_ids,
     require_logits,
 )
 from rocktokens.scoring.formulas import DIVERGENCES, EXTRAS, Scored, entropy, require_extras
@@ -108,7 +108,11 @@ def token_scores(
     """
     pair = _Pair.of(w_s_VD, w_t_VE, divergence, temperature, extras, round_logits=round_logits)
     if pair.is_fused(h_s_TD, h_t_TE):
-        return _fused_scores(pair, h_s_TD, h_t_TE, token_ids_T, defer_checks)
+        token_ids_T = pair.checked_ids(h_s_TD, h_t_TE, token_ids_T, deferred=True)
+        table_CT = pair.fused_table(h_s_TD, h_t_TE, token_ids_T)
+        if not defer_checks:
+            pair.require_sound(table_CT, None, token_ids_T)
+        return TokenScores(*table_CT[: len(STANDARD_COLUMNS)].unbind())
     arrays = (h_s_TD, w_s_VD, h_t_TE, w_t_VE, token_ids_T)
     chunks = scored_chunks(*arrays, divergence, temperature, tokens_per_chunk, extras)
     # map lets go of a chunk before it asks for the next: two of them are never in memory
@@ -137,7 +141,7 @@ def scored_chunks(
     with torch.no_grad():
         pair = pair.cast_for(h_s_TD, h_t_TE)
     rows_T = torch.arange(len(token_ids_T), device=token_ids_T.device)
-    for here in _slices(len(rows_T), tokens_per_chunk):
+    for here in fused.slices(0, len(rows_T), tokens_per_chunk):
         yield pair.scored_chunk(here, h_s_TD[here], h_t_TE[here], token_ids_T[here], rows_T[here])
 
 
@@ -157,25 +161,17 @@ def weighted_kl(
     round_logits: bool = False,
     defer_checks: bool = False,
 ) -> tuple[torch.Tensor, TokenScores]:
-    """The loss Σ weight · divergence / denominator (method 7), differentiable in the student's states and head.
+    """Compute Σ weight · divergence / denominator (docs/method.md, section 7), differentiable in the student.
 
-    Args:
-        h_s_TD: The student's last hidden states, each the one that predicts its token.
-        w_s_VD: The student's LM head: its weight, or an ``LMHead`` where there is more to it.
-        h_t_TE: The teacher's hidden states at the same positions; never get a gradient, nor does its head.
-        w_t_VE: The teacher's LM head.
-        token_ids_T: The sampled tokens; on the CPU, looking at them never waits for a GPU.
-        weights_T: The weight of each position, taken as a constant; likewise best left on the CPU.
-        denominator: Of the whole update (all micro-batches, all ranks), so that its parts add up.
-        divergence: What the column ``kl`` holds, and what is minimised unless ``term`` says otherwise.
-        temperature: Of both softmaxes.
-        tokens_per_chunk: Positions whose logits are in memory at once; the result does not depend on it. The fused path
-            of a GPU goes by bytes instead (``fused.SCRATCH_BYTES``) and does not look at it.
-        term: ``asymmetric`` minimises the reverse KL where the teacher's probability of the sampled token is greater
-            than the student's, the forward KL elsewhere; the scores stay those of ``divergence``.
-        round_logits: On a GPU, keep logits in the dtype of the models, not in float32.
-        defer_checks: On a GPU, do not wait to refuse what is not finite: the loss is then not finite either, and the
-            caller is about to read it. Nor ids outside the vocabulary, if they are on the GPU: the caller knows them.
+    Takes what ``token_scores`` takes, and
+
+    - ``weights_T``: the weight of each position, taken as a constant. Weights and ids are best left on the CPU, where
+      looking at them never waits for a GPU. The teacher's states and head never get a gradient.
+    - ``denominator``: of the whole update (all micro-batches, all ranks), so that its parts add up.
+    - ``term``: None minimises ``divergence``; ``asymmetric`` the reverse KL where the teacher's probability of the
+      sampled token is greater than the student's, the forward KL elsewhere. The scores stay those of ``divergence``.
+    - ``defer_checks``: where a divergence is not finite, the loss is not finite either, and the caller is about to read
+      it. Ids on a GPU are not looked at either: the caller knows them.
 
     Returns:
         The loss, and the scores, NaN at positions of weight 0. With every weight 0 the loss is 0 and its gradients are
@@ -216,7 +212,7 @@ def top_overlap(
     k = min(k, pair.student.width)
     empty = h_s_TD.new_zeros(0, dtype=_wide(h_s_TD))
     shares, masses = [empty], [empty]
-    for here in _slices(len(h_s_TD), tokens_per_chunk):
+    for here in fused.slices(0, len(h_s_TD), tokens_per_chunk):
         top_s = torch.log_softmax(pair.student.logits(h_s_TD[here]), dim=-1).topk(k)
         top_t = pair.teacher.logits(h_t_TE[here]).topk(k)
         shared = (top_s.indices.unsqueeze(-1) == top_t.indices.unsqueeze(-2)).any(dim=-1)
@@ -252,9 +248,11 @@ class _Pair:
             raise RocktokensError(f"divergence is {divergence!r}: use one of {', '.join(DIVERGENCES)}")
         if not temperature > 0:
             raise RocktokensError(f"scoring.temperature is {temperature}: it must be greater than 0")
+        if term is not None and term not in get_args(Term):
+            raise RocktokensError(f"term is {term!r}: use {', '.join(get_args(Term))} or None")
         heads = [_whole(head if isinstance(head, LMHead) else LMHead(head)) for head in (student, teacher)]
         width = min(head.width for head in heads)
-        settings = (divergence, temperature, require_extras(extras), _known_term(term), round_logits)
+        settings = (divergence, temperature, require_extras(extras), term, round_logits)
         return cls(heads[0].cut(width), heads[1].cut(width), *settings)
 
     def cast_for(self, h_s_TD: torch.Tensor, h_t_TE: torch.Tensor) -> "_Pair":
@@ -275,18 +273,8 @@ class _Pair:
             )
         token_ids_T = token_ids_T.long()  # a narrow id cannot be compared with a wide vocabulary
         if not (deferred and token_ids_T.is_cuda):
-            self.require_ids(token_ids_T)
+            require_ids(token_ids_T, self.student.width)
         return fused.sent(token_ids_T, h_s_TD.device).contiguous()
-
-    def outside(self, token_ids_T: torch.Tensor) -> torch.Tensor:
-        """Which ids are not among the logits."""
-        return (token_ids_T < 0) | (token_ids_T >= self.student.width)
-
-    def require_ids(self, token_ids_T: torch.Tensor) -> None:
-        """Refuse ids outside the common width."""
-        outside = token_ids_T[self.outside(token_ids_T)]
-        if len(outside):
-            raise outside_error(int(outside[0]), self.student.width)
 
     def is_fused(self, h_s_TD: torch.Tensor, h_t_TE: torch.Tensor) -> bool:
         """Whether ``fused.py`` computes this."""
@@ -318,9 +306,10 @@ class _Pair:
     def require_sound(self, table_CN: torch.Tensor, rows_N: torch.Tensor | None, token_ids_T: torch.Tensor) -> None:
         """Refuse what the torch path refuses; all of it is looked at together, so that the host waits once."""
         broken_4N = broken(*(table_CN[column] for column in LOOKED_AT))
-        if not (broken_4N.any() | self.outside(token_ids_T).any()).item():
+        is_outside_T = (token_ids_T < 0) | (token_ids_T >= self.student.width)
+        if not (broken_4N.any() | is_outside_T.any()).item():
             return
-        self.require_ids(token_ids_T)
+        require_ids(token_ids_T, self.student.width)
         refuse(broken_4N, _kept(torch.arange(len(token_ids_T), device=token_ids_T.device), rows_N))
 
     @torch.no_grad()
@@ -341,7 +330,7 @@ class _Pair:
         log_q = _log_softmax(self.teacher.logits(h_t_nE), self.temperature, "teacher", rows_n)
         distributions = (log_p.exp(), log_p, log_q.exp(), log_q)
         scored = self._scored(self.divergence, distributions)
-        require_finite(~scored[0].isfinite(), rows_n, FINITE_REMEDY)
+        require_finite_divergence(~scored[0].isfinite(), rows_n, FINITE_REMEDY)
         ids = token_ids_n.unsqueeze(-1)
         logp_s_n, logp_t_n = (log.gather(-1, ids).squeeze(-1) for log in (log_p, log_q))
         entropies = entropy(*distributions[:2]), entropy(*distributions[2:])
@@ -349,7 +338,7 @@ class _Pair:
         columns = (scored[0], logp_s_n, logp_t_n, *entropies, scored[1].norm(dim=-1), *extras)
         if self.term == "asymmetric":
             scored = self._asymmetric(scored, distributions, logp_t_n > logp_s_n)
-            require_finite(~scored[0].isfinite(), rows_n, ASYMMETRIC_REMEDY)
+            require_finite_divergence(~scored[0].isfinite(), rows_n, ASYMMETRIC_REMEDY)
         return columns, scored, z_nV
 
     def _scored(self, divergence: Divergence, distributions: Columns) -> Scored:
@@ -366,16 +355,6 @@ class _Pair:
         return term_n, torch.where(underrated_n.unsqueeze(-1), reverse[1], forward[1])
 
 
-def _fused_scores(
-    pair: _Pair, h_s_TD: torch.Tensor, h_t_TE: torch.Tensor, token_ids_T: torch.Tensor, defer_checks: bool
-) -> TokenScores:
-    token_ids_T = pair.checked_ids(h_s_TD, h_t_TE, token_ids_T, deferred=True)
-    table_CT = pair.fused_table(h_s_TD, h_t_TE, token_ids_T)
-    if not defer_checks:
-        pair.require_sound(table_CT, None, token_ids_T)
-    return TokenScores(*table_CT[: len(STANDARD_COLUMNS)].unbind())
-
-
 class _WeightedSum(torch.autograd.Function):
     """Σ weight · term, whose gradient is found in the forward pass and only scaled in the backward pass."""
 
@@ -384,11 +363,13 @@ class _WeightedSum(torch.autograd.Function):
         pair = pair.cast_for(h_s_ND, h_t_NE)
         inputs = (h_s_ND, weight_VD, bias_V)
         wanted = ctx.needs_input_grad[:3]
-        gradients = [_wide_zeros(x) if needed else None for x, needed in zip(inputs, wanted, strict=True)]
+        gradients = [
+            torch.zeros_like(x, dtype=_wide(x)) if needed else None for x, needed in zip(inputs, wanted, strict=True)
+        ]
         arrays = (h_s_ND, h_t_NE, token_ids_N, rows_N)
         chunks = [
             _add_chunk(gradients, here, weights_N[here], pair, *(array_N[here] for array_N in arrays))
-            for here in _slices(len(rows_N), tokens_per_chunk)
+            for here in fused.slices(0, len(rows_N), tokens_per_chunk)
         ]
         term_N, *columns = _concatenate(chunks, h_s_ND, 1 + len(STANDARD_COLUMNS))
         ctx.gradients = [None if g is None else (g, x.dtype) for g, x in zip(gradients, inputs, strict=True)]
@@ -438,12 +419,6 @@ def _log_softmax(logits_nV: torch.Tensor, temperature: float, model: str, rows_n
     return log_p
 
 
-def _known_term(term: Term | None) -> Term | None:
-    if term is not None and term not in get_args(Term):
-        raise RocktokensError(f"term is {term!r}: use {', '.join(get_args(Term))} or None")
-    return term
-
-
 def _checked_weights(weights_T: torch.Tensor, denominator: float, h_TD: torch.Tensor) -> np.ndarray:
     """The weights as constants in the dtype of the loss.
 
@@ -453,7 +428,7 @@ def _checked_weights(weights_T: torch.Tensor, denominator: float, h_TD: torch.Te
     if len(checked_T) != len(h_TD):
         raise RocktokensError(f"weights_T has {len(checked_T)} entries for {len(h_TD)} positions: give one of each")
     if not np.isfinite(checked_T).all():
-        raise NonFiniteLossError("weights_T holds NaN or infinite weights: mend the weight policy that made them")
+        raise NonFiniteLossError("weights_T holds NaN or infinite weights: fix the weight policy that made them")
     if checked_T.any() and not 0 < denominator < math.inf:
         raise RocktokensError(f"the loss's denominator is {denominator}: it must be a positive number of tokens")
     return checked_T
@@ -472,16 +447,8 @@ def _whole(head: LMHead) -> LMHead:
     return replace(head, weight_VD=gathered(head.weight_VD), bias_V=gathered(head.bias_V))
 
 
-def _slices(n_rows: int, size: int) -> list[slice]:
-    return [slice(start, start + size) for start in range(0, n_rows, size)]
-
-
 def _wide(x: torch.Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
-
-
-def _wide_zeros(x: torch.Tensor) -> torch.Tensor:
-    return torch.zeros_like(x, dtype=_wide(x))
 
 
 def _concatenate(chunks: list[Columns], h_TD: torch.Tensor, count: int) -> list[torch.Tensor]:

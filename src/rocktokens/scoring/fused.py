@@ -73,15 +73,8 @@ def scored(
 ) -> torch.Tensor:
     """Score every position, without gradient.
 
-    Args:
-        h_s_ND: The student's states.
-        student: Its head, as wide as the teacher's; states are multiplied in the dtype of its weight.
-        h_t_NE: The teacher's states.
-        teacher: Its head.
-        token_ids_N: The sampled tokens; an id outside the heads is not refused here.
-        divergence: What is measured.
-        temperature: Of both softmaxes.
-        round_logits: Keep logits in the operands' dtype, not in float32: half the bytes where they are half as wide.
+    Both heads are equally wide, and states are multiplied in the dtype of their weights. An id outside the heads is not
+    refused here. ``round_logits`` keeps logits in the operands' dtype: half the bytes where that is half as wide.
 
     Returns:
         (7, N) float32: the standard columns, then what is minimised. The entropy of a model whose logits are NaN,
@@ -108,22 +101,15 @@ def weighted_sum(
     rows_N: torch.Tensor | None = None,
     round_logits: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Σ weight · term, differentiable once in the student's states and head.
+    """Compute Σ weight · term, differentiable once in the student's states and head.
 
-    Args:
-        h_s_TD: The student's states.
-        weight_VD: The weight that gets the gradient.
-        bias_V: Likewise, None if the head has none.
-        student: The head that is multiplied: these two, the weight in the dtype of the product.
-        h_t_TE: The teacher's states.
-        teacher: Its head, as wide.
-        token_ids_T: The sampled tokens.
-        weights_N: float32, constants; from the CPU they are sent while the first product runs.
-        divergence: Of the scores, and the term unless ``asymmetric``.
-        temperature: Of both softmaxes.
-        asymmetric: Minimise the reverse KL at tokens the student underrates, the forward KL elsewhere.
-        rows_N: The positions that have these weights, each once, beside the states; None if all of them have.
-        round_logits: As for ``scored``.
+    Takes what ``scored`` takes, and
+
+    - ``weight_VD``, ``bias_V``: what gets the gradient; ``student`` holds both, the weight in the dtype of the product.
+    - ``weights_N``: float32, constants; from the CPU they are sent while the first product runs.
+    - ``asymmetric``: minimise the reverse KL at tokens the student underrates, the forward KL elsewhere, not
+      ``divergence``.
+    - ``rows_N``: the positions that have these weights, each once, beside the states; None if all of them have.
 
     Returns:
         The sum, and the table of ``scored`` for the positions that count.
@@ -233,10 +219,10 @@ class _Scorer:
     ) -> Iterator[tuple[slice, slice]]:
         """Chunk after chunk with the span it is of, both models' logits put into the scratch before each."""
         weight_VD, teacher_VE = self.student.weight_VD, self.teacher.weight_VD
-        for span in _slices(0, len(h_s_ND), scratch.span_rows):
+        for span in slices(0, len(h_s_ND), scratch.span_rows):
             if scratch.in_place:
                 _project(h_s_ND[span], weight_VD, scratch.of_span(span))
-            for here in _slices(span.start, span.stop, scratch.chunk_rows):
+            for here in slices(span.start, span.stop, scratch.chunk_rows):
                 z_s_nV, z_t_nV, _ = scratch.of_chunk(here, span)
                 if not scratch.in_place:
                     _project(h_s_ND[here], weight_VD, z_s_nV)
@@ -356,17 +342,13 @@ def _sizes(n_rows: int, span_bytes: int, chunk_bytes: int, room: int) -> tuple[i
     """Rows of a span and of a chunk, given what a row of each takes: few of both, in whole tiles, within ``room``."""
     if n_rows * (span_bytes + chunk_bytes) <= room:
         return n_rows, n_rows
-    most = _in_tiles(room // (CHUNKS_PER_SPAN * span_bytes + chunk_bytes))
+    most = room // (CHUNKS_PER_SPAN * span_bytes + chunk_bytes)
+    most = most // TILE * TILE or 1 << max(0, most.bit_length() - 1)  # whole tiles, or a power of two that is less
     if not span_bytes:
         return n_rows, _even_part(n_rows, most)
     chunks = max(1, (room - most * chunk_bytes) // (most * span_bytes))
     span_rows = _even_part(n_rows, chunks * most)
     return span_rows, min(span_rows, most)
-
-
-def _in_tiles(rows: int) -> int:
-    """At most so many rows: a multiple of ``TILE``, or a power of two that is less."""
-    return rows // TILE * TILE or 1 << max(0, rows.bit_length() - 1)
 
 
 def _even_part(total: int, most: int) -> int:
@@ -375,8 +357,8 @@ def _even_part(total: int, most: int) -> int:
     return min(total, most, math.ceil(even / tile) * tile)
 
 
-def _slices(start: int, stop: int, size: int) -> Iterator[slice]:
-    """Of so many rows, the last of fewer."""
+def slices(start: int, stop: int, size: int) -> Iterator[slice]:
+    """Yield slices of ``size`` rows, the last of fewer."""
     for first in range(start, stop, max(1, size)):
         yield slice(first, min(first + size, stop))
 

@@ -1,4 +1,4 @@
-"""Contexts as the student sees them: its last hidden state before an occurrence (method 4.3, encoder ``hidden``).
+"""Contexts as the student sees them: its last hidden state before an occurrence (docs/method.md, section 4.3).
 
 1. Only the rollouts that are asked for are forced through the student, grouped by length as for scoring.
 2. An occurrence at position t gets the state that *predicts* x_t, what the LM head received: it has seen the prompt and
@@ -82,11 +82,8 @@ class HiddenEncoder:
 
 
 def hidden_encoder(student: Any, rollouts: Sequence[Rollout], tokens_per_batch: int = 16384) -> HiddenEncoder:
-    """An encoder of contexts by the student's hidden states.
+    """Make an encoder from the reference checkpoint and the rollouts that the trace was made of.
 
-    Args:
-        student: the reference checkpoint, a ``LoadedModel`` or a transformers causal LM.
-        rollouts: those the trace was made of; only the ones asked for are forced through the student.
-        tokens_per_batch: tokens of one forward, with its padding if it has any.
+    The student is a ``LoadedModel`` or a transformers causal LM; ``tokens_per_batch`` counts padding, if there is any.
     """
     return HiddenEncoder(bare_model(student), {rollout.rollout_id: rollout for rollout in rollouts}, tokens_per_batch)

@@ -23,7 +23,6 @@ import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -52,14 +51,17 @@ def quick_layers(model: Any) -> Iterator[None]:
     lm = causal_lm(model)
     with ExitStack() as replaced:
         if not torch.is_grad_enabled() and on_gpu(lm) and lm.dtype in HALF and has_triton():
-            modules = list(lm.modules())
-            for layer, forward in (*_quick_norms(modules), *_quick_mlps(modules, lm)):
+            modules: list[Any] = list(lm.modules())
+            norms = [(norm, _quick_norm(norm)) for norm in modules if _is_norm(norm) and _passes_as_norm(norm)]
+            mlps = [(mlp, _quick_mlp(mlp)) for mlp in modules if _is_mlp(mlp) and _passes_as_mlp(mlp, lm)]
+            for layer, forward in norms + mlps:
                 layer.forward = forward
                 replaced.callback(vars(layer).pop, "forward", None)
-            for namespace in _quick_rotaries(modules, lm):
-                own = getattr(namespace, ROTARY)
-                setattr(namespace, ROTARY, _QuickRotary(own))
-                replaced.callback(setattr, namespace, ROTARY, own)
+            for name in sorted({type(module).__module__ for module in modules}):
+                own = getattr(sys.modules.get(name), ROTARY, None)
+                if own is not None and _passes_as_rotary(own, lm):
+                    setattr(sys.modules[name], ROTARY, _QuickRotary(own))
+                    replaced.callback(setattr, sys.modules[name], ROTARY, own)
         yield
 
 
@@ -69,12 +71,9 @@ def on_gpu(x: Any) -> bool:
 
 
 def normed(x: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Tensor:
-    """The RMS norm over the last dimension, as LlamaRMSNorm has it.
+    """The RMS norm over the last dimension of (…, D), as LlamaRMSNorm has it.
 
-    Args:
-        x: (…, D) of any half or full width, D ≤ ``MAX_WIDTH``; copied first unless its rows are evenly spaced.
-        weight_D: Of the same dtype.
-        eps: Added to the mean square.
+    D is ``MAX_WIDTH`` at most; the weight has the dtype of x, which is copied first unless its rows are evenly spaced.
     """
     from rocktokens.scoring import layer_kernels
 
@@ -99,11 +98,7 @@ def rotated(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The rotary embedding of Llama, in which the first half of a head turns with the second; strides are kept.
 
-    Args:
-        q_1HNd: N tokens of H heads, in any order in memory but each head's d numbers side by side.
-        k_1GNd: Likewise, of G heads.
-        cos_1Nd: Of the same dtype.
-        sin_1Nd: Likewise.
+    N tokens of H and G heads lie in any order in memory, but each head's d numbers side by side; all have one dtype.
     """
     from rocktokens.scoring import layer_kernels
 
@@ -162,21 +157,13 @@ def _warps(numbers: int) -> int:
 # What is replaced
 
 
-Replacement = tuple[Any, Callable[..., torch.Tensor]]
-"""A layer that nobody else has given a forward of its own, and one for it."""
-
-
-def _quick_norms(modules: list[torch.nn.Module]) -> list[Replacement]:
-    """The norms that the kernel reproduces."""
-    named = (module for module in modules if type(module).__name__.endswith("RMSNorm"))
-    return [(norm, _quick_norm(norm)) for norm in named if _looks_like_a_norm(norm) and _passes_as_norm(norm)]
-
-
-def _looks_like_a_norm(module: Any) -> bool:
+def _is_norm(module: Any) -> bool:
+    """Whether it has the parts of one, and a forward that has not been replaced."""
     weight = module._parameters.get("weight")
     has_only_a_weight = len(module._parameters) == 1 and not module._buffers and not module._modules
     return (
-        "forward" not in vars(module)
+        type(module).__name__.endswith("RMSNorm")
+        and "forward" not in vars(module)
         and has_only_a_weight
         and weight is not None
         and weight.ndim == 1
@@ -197,25 +184,17 @@ def _quick_norm(norm: Any) -> Callable[..., torch.Tensor]:
     own, eps = norm.forward, _eps(norm)
 
     def forward(*arguments: Any, **named: Any) -> torch.Tensor:
-        if named or len(arguments) != 1 or not _takes_norm(arguments[0], norm.weight):
+        if named or len(arguments) != 1:
             return own(*arguments, **named)
-        return normed(arguments[0], norm.weight, eps)
+        x, weight_D = arguments[0], norm.weight  # sharded weights may be whole only by now, or not at all
+        is_plain = _take(x, weight_D) and x.ndim > 1 and x.shape[-1:] == weight_D.shape
+        return normed(x, weight_D, eps) if is_plain else own(x)
 
     return forward
 
 
-def _takes_norm(x: torch.Tensor, weight_D: torch.Tensor) -> bool:
-    """Whether the kernel is for this call: sharded weights, for one, may be whole only by now, or not at all."""
-    return _take(x, weight_D) and x.ndim > 1 and x.shape[-1:] == weight_D.shape
-
-
-def _quick_mlps(modules: list[torch.nn.Module], lm: Any) -> list[Replacement]:
-    """The MLPs whose gate the kernel reproduces."""
-    return [(mlp, _quick_mlp(mlp)) for mlp in modules if _looks_like_an_mlp(mlp) and _passes_as_mlp(mlp, lm)]
-
-
-def _looks_like_an_mlp(module: Any) -> bool:
-    """Whether it has the parts of one, and an activation that nobody watches."""
+def _is_mlp(module: Any) -> bool:
+    """Whether it has the parts of one, a forward that has not been replaced, and an activation without hooks."""
     if module._modules.keys() != MLP_PARTS or module._parameters or module._buffers or "forward" in vars(module):
         return False
     activation = module.act_fn
@@ -235,13 +214,6 @@ def _quick_mlp(mlp: Any) -> Callable[..., torch.Tensor]:
         return mlp.down_proj(gated(x, u) if is_plain else mlp.act_fn(x) * u)
 
     return forward
-
-
-def _quick_rotaries(modules: list[torch.nn.Module], lm: Any) -> list[ModuleType]:
-    """The Python modules of the model's classes that have a rotary embedding which the kernel reproduces."""
-    names = sorted({type(module).__module__ for module in modules})
-    namespaces = (sys.modules[name] for name in names if hasattr(sys.modules.get(name), ROTARY))
-    return [namespace for namespace in namespaces if _passes_as_rotary(getattr(namespace, ROTARY), lm)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,9 +306,8 @@ class _Gives(torch.nn.Module):
 
 def _passes_as_rotary(function: Any, lm: Any) -> bool:
     """Whether a function computes what the kernel does, and has not been replaced already."""
-    if isinstance(function, _QuickRotary):
-        return False
-    return _tried((function, lm.dtype), lambda: _try_rotary(function, lm))
+    is_own = not isinstance(function, _QuickRotary)
+    return is_own and _tried((function, lm.dtype), lambda: _try_rotary(function, lm))
 
 
 def _try_rotary(function: Callable[..., Any], lm: Any) -> bool:
@@ -365,7 +336,7 @@ def _draws(device: torch.device, dtype: torch.dtype) -> Callable[..., torch.Tens
 
 
 def _or_none(call: Callable[[], Any]) -> Any:
-    """What somebody's function returns, None if it refuses such arguments in whatever way."""
+    """What a model's function returns, None if it refuses such arguments in whatever way."""
     try:
         return call()
     except torch.OutOfMemoryError:
@@ -375,15 +346,12 @@ def _or_none(call: Callable[[], Any]) -> Any:
 
 
 def _same(ours: Iterable[torch.Tensor], theirs: Iterable[Any]) -> bool:
-    """Whether all have the same bits, but for a few that were rounded to the neighbour."""
-    return all(
-        isinstance(b, torch.Tensor) and (a.shape, a.dtype) == (b.shape, b.dtype) and _are_neighbours(a, b)
-        for a, b in zip(ours, theirs, strict=True)
-    )
-
-
-def _are_neighbours(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether no number is far from the other, be it next to nothing, and nearly all are equal."""
-    info = torch.finfo(a.dtype)
-    is_close = torch.allclose(a, b, rtol=2 * info.eps, atol=info.eps * info.smallest_normal)
-    return is_close and (a == b).float().mean().item() >= SAME_SHARE
+    """Whether all have the same bits, but for a few that were rounded to the neighbour, however small."""
+    for a, b in zip(ours, theirs, strict=True):
+        if not isinstance(b, torch.Tensor) or (a.shape, a.dtype) != (b.shape, b.dtype):
+            return False
+        info = torch.finfo(a.dtype)
+        is_close = torch.allclose(a, b, rtol=2 * info.eps, atol=info.eps * info.smallest_normal)
+        if not is_close or (a == b).float().mean().item() < SAME_SHARE:
+            return False
+    return True

@@ -14,8 +14,7 @@ checkpointed without them is padded.
 """
 
 import inspect
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +23,7 @@ from transformers import AttentionInterface
 
 from rocktokens.errors import RocktokensError
 from rocktokens.models.head import causal_lm, hidden_states
-from rocktokens.rollouts.slots import fits
+from rocktokens.rollouts.slots import attending, fits
 from rocktokens.scoring.layers import HALF, quick_layers
 
 try:
@@ -59,7 +58,7 @@ class PackedRow:
 
 def packed_states(model: Any, row: PackedRow) -> torch.Tensor:
     """The last hidden states (N, D) of a row, final norm included: no sequence sees another."""
-    with _attending(causal_lm(model).config.get_text_config(), PACKED), quick_layers(model):
+    with attending(causal_lm(model).config.get_text_config(), PACKED), quick_layers(model):
         h_1ND = hidden_states(
             model,
             row.input_ids_N.unsqueeze(0),
@@ -117,17 +116,8 @@ def packed_attention(
 ) -> tuple[torch.Tensor, None]:
     """Causal attention within each sequence: (1, heads, N, width) in, (1, N, heads, width) out, as transformers has it.
 
-    Args:
-        module: The layer that calls.
-        query: Of all heads.
-        key: Of as many heads or fewer.
-        value: Likewise.
-        attention_mask: None.
-        cu_seq_lens_q: ``PackedRow.starts``.
-        max_length_q: ``PackedRow.longest``.
-        scaling: Of the scores.
-        dropout: 0.
-        others: What else the layer says; a window, a cap, a bias or a sink is refused, the rest is for other kernels.
+    ``cu_seq_lens_q`` and ``max_length_q`` are those of ``PackedRow``. A mask, dropout, a window, a cap, a bias or a
+    sink is refused; whatever else ``module`` passes is for other kernels.
     """
     unknown = {"attention_mask": attention_mask, "dropout": dropout or None}
     unknown |= {name: others.get(name) for name in ("sliding_window", "softcap", "s_aux", "position_bias")}
@@ -148,17 +138,6 @@ def packed_attention(
 AttentionInterface.register(PACKED, packed_attention)
 
 
-@contextmanager
-def _attending(config: Any, implementation: str) -> Iterator[None]:
-    """Let the layers that hold ``config`` attend by another implementation."""
-    own = config._attn_implementation
-    config._attn_implementation = implementation
-    try:
-        yield
-    finally:
-        config._attn_implementation = own
-
-
 @dataclass(frozen=True, slots=True)
 class _SameAttention:
     """``context_fn`` of ``torch.utils.checkpoint``: asked in the forward pass, it remembers the attention of then."""
@@ -166,20 +145,17 @@ class _SameAttention:
     config: Any
 
     def __call__(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        return nullcontext(), _attending(self.config, self.config._attn_implementation)
+        return nullcontext(), attending(self.config, self.config._attn_implementation)
 
 
 def _forgets(lm: Any) -> bool:
     """Whether layers would be computed again with the model's own attention, after they were packed."""
     if not torch.is_grad_enabled():
         return False
-    functions = (module._gradient_checkpointing_func for module in lm.modules() if _is_checkpointed(module))
+    again = (module for module in lm.modules() if module.training and getattr(module, "gradient_checkpointing", False))
+    functions = (getattr(module, "_gradient_checkpointing_func", None) for module in again)
     return not all(
-        isinstance(getattr(function, "keywords", {}).get("context_fn"), _SameAttention) for function in functions
+        isinstance(getattr(function, "keywords", {}).get("context_fn"), _SameAttention)
+        for function in functions
+        if function is not None
     )
-
-
-def _is_checkpointed(module: Any) -> bool:
-    """Whether this module will be computed again, whatever mode the rest of the model is in."""
-    is_on = module.training and getattr(module, "gradient_checkpointing", False)
-    return is_on and hasattr(module, "_gradient_checkpointing_func")

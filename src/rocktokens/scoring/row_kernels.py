@@ -14,8 +14,8 @@ times for jsd):
    weight and carried back to the product W h + b, it may be written over the student's row.
 
 ``reverse_rows`` is the short way for the reverse KL of plain heads: all scores from one look, the gradient from another
-that has little left to compute. Where one look loses digits it takes one more, about the mean. Rows that this does not
-mend it leaves to ``score_rows``.
+that has little left to compute. Where one look loses digits it takes one more, about the mean. Rows that this does
+not settle it leaves to ``score_rows``.
 
 Logits are z = cap · tanh(scale · (W h + b) / cap), made on the fly; everything is float32 whatever the products are.
 A NaN anywhere in a row, an infinite logit, or a row that rules out every token makes that model's entropy NaN.
@@ -37,11 +37,11 @@ LARGE = tl.constexpr(4096.0)
 TOO_FAR = tl.constexpr(16.0)
 """A mean log-ratio beyond this has lost digits, and rows cannot be read relative to it."""
 MOST_LOST = tl.constexpr(4.0)
-"""A difference of sums may be so many times smaller than these, one of means four and one of squares sixteen times as
+"""A difference of sums may be this many times smaller than these, one of means four and one of squares sixteen times as
 many: rounding then stays below 1e-5 of it."""
 FURTHEST = tl.constexpr(4096.0)
-"""The square of a mean may be so many times larger than those about it: rounding then stays below 1e-5 of what is left
-of a log-ratio without it."""
+"""The square of a mean may be this many times larger than those about it: rounding then stays below 1e-5 of what is
+left of a log-ratio without it."""
 NEAR = tl.constexpr(0.5)
 """Log-ratios below this are taken by their series."""
 LIKELY = tl.constexpr(4.0)
@@ -429,7 +429,7 @@ def reverse_rows(
     With e = e^s, u = e^t and φ = e b + u − e, which is never negative, Σ e − Σ u = Σ e b − Σ φ. So d, the logarithm of
     the ratio of both sums, is known to many digits, and kl is Σ φ / Σ e − (d + e^(−d) − 1) or Σ e b / Σ e − d: the one
     with the smaller terms is taken. Where these almost cancel, or those of the gradient's length or of an entropy do,
-    the row is read again about the mean, and kl is Σ φ / Σ e with log-ratios less d. What that cannot mend is
+    the row is read again about the mean, and kl is Σ φ / Σ e with log-ratios less d. What that cannot fix is
     log-ratios that differ little beside a mean that is far from zero, and an infinite logit: such rows are not settled,
     and their gradient is not written.
     """

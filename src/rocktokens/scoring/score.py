@@ -20,7 +20,7 @@ from rocktokens.config import Divergence
 from rocktokens.errors import RocktokensError
 from rocktokens.models.head import LMHead, lm_head
 from rocktokens.scoring.batch import response_states
-from rocktokens.scoring.checks import outside_error, require_sound_scores
+from rocktokens.scoring.checks import require_ids, require_sound_scores
 from rocktokens.scoring.divergence import token_scores
 from rocktokens.scoring.formulas import require_extras
 from rocktokens.scoring.teacher_pass import TeacherPass, bare_model, to_host
@@ -75,43 +75,14 @@ class PendingScores:
 
 
 def score_rollouts(
-    student: Any,
-    teacher: Any,
-    rollouts: Sequence[Rollout],
-    *,
-    divergence: Divergence = "reverse",
-    temperature: float = 1.0,
-    tokens_per_chunk: int = 1024,
-    tokens_per_batch: int = 16384,
-    on_done: Callable[[int], None] | None = None,
-    extras: Collection[str] = (),
+    student: Any, teacher: Any, rollouts: Sequence[Rollout], *, tokens_per_batch: int = 16384, **settings: Any
 ) -> TokenScores:
-    """Score every response token of ``rollouts``.
-
-    Args:
-        student: A ``LoadedModel`` or a transformers causal LM.
-        teacher: Likewise, over the same vocabulary and on the same device.
-        rollouts: What the student wrote.
-        divergence: What the column ``kl`` holds.
-        temperature: Of both softmaxes.
-        tokens_per_chunk: Positions whose logits are in memory at once.
-        tokens_per_batch: Tokens of one forward, with its padding if it has any.
-        on_done: Called after each batch with the number of rollouts it scored.
-        extras: Which of the optional columns of ``TokenScores`` to fill as well.
+    """Score every response token of ``rollouts`` once; ``settings`` are those of ``score_pass``.
 
     Returns:
         Numpy columns of shape (T,), rollout after rollout in the given order.
     """
-    teacher_pass = TeacherPass(teacher, rollouts, tokens_per_batch)
-    return score_pass(
-        student,
-        teacher_pass,
-        divergence=divergence,
-        temperature=temperature,
-        tokens_per_chunk=tokens_per_chunk,
-        on_done=on_done,
-        extras=extras,
-    ).wait()
+    return score_pass(student, TeacherPass(teacher, rollouts, tokens_per_batch), **settings).wait()
 
 
 @torch.inference_mode()
@@ -126,15 +97,25 @@ def score_pass(
     extras: Collection[str] = (),
     tops: TopTokens | None = None,
 ) -> PendingScores:
-    """Score the rollouts of a ``TeacherPass`` under a student; takes what ``score_rollouts`` takes.
+    """Score the rollouts of a ``TeacherPass`` under a student.
 
-    ``tops``, made for this pass, finds the likeliest tokens as well; no score depends on it.
+    Args:
+        student: A ``LoadedModel`` or a transformers causal LM, of the teacher's vocabulary and on its device.
+        teacher_pass: What the student wrote, and the teacher's half.
+        divergence: What the column ``kl`` holds.
+        temperature: Of both softmaxes.
+        tokens_per_chunk: Positions whose logits are in memory at once.
+        on_done: Called after each batch with the number of rollouts it scored.
+        extras: Which of the optional columns of ``TokenScores`` to fill as well.
+        tops: Made for this pass, finds the likeliest tokens as well; no score depends on it.
     """
     names = (*STANDARD_COLUMNS, *require_extras(extras))
     tables_CT: Tables = []
     found: dict[str, tuple[Tables, Tables]] = defaultdict(lambda: ([], []))
-    _require_ids(teacher_pass.rollouts, *map(bare_model, (student, teacher_pass.teacher)))
-    for number, (group, states) in enumerate(_forced(student, teacher_pass)):
+    width = min(lm_head(model).width for model in (bare_model(student), teacher_pass.teacher))
+    for rollout in teacher_pass.rollouts:
+        require_ids(rollout.token_ids, width)
+    for number, (group, states) in enumerate(replayed(student, teacher_pass)):
         scores = token_scores(*states, divergence, temperature, tokens_per_chunk, extras, defer_checks=True)
         table_CT = torch.stack([getattr(scores, name) for name in names]).to(torch.float32)
         tables_CT.append((group, to_host(table_CT)))
@@ -147,19 +128,12 @@ def score_pass(
     return PendingScores(names, lengths, tables_CT, found, _mark(teacher_pass.teacher.device))
 
 
-def replayed(
-    student: Any, teacher: Any, rollouts: Sequence[Rollout], tokens_per_batch: int = 16384
-) -> Iterator[tuple[list[int], States]]:
-    """Force the rollouts through both models, group after group.
+def replayed(student: Any, teacher_pass: TeacherPass) -> Iterator[tuple[list[int], States]]:
+    """Force the rollouts of a pass through both models, group after group.
 
-    Returns:
-        Indices of the rollouts of a group, and the first arguments of ``token_scores`` for their response tokens: the
-        student's states and head, the teacher's states and head, the tokens.
+    Yields indices of the rollouts of a group, and the first arguments of ``token_scores`` for their response tokens:
+    the student's states and head, the teacher's states and head, the tokens.
     """
-    return _forced(student, TeacherPass(teacher, rollouts, tokens_per_batch))
-
-
-def _forced(student: Any, teacher_pass: TeacherPass) -> Iterator[tuple[list[int], States]]:
     student, teacher = bare_model(student), teacher_pass.teacher
     if student.device != teacher.device:
         raise RocktokensError(
@@ -170,15 +144,6 @@ def _forced(student: Any, teacher_pass: TeacherPass) -> Iterator[tuple[list[int]
         with torch.inference_mode():
             h_s_TD = response_states(student, group.batch)
         yield group.indices, (h_s_TD, heads[0], group.h_t_TE, heads[1], group.batch.token_ids_T)
-
-
-def _require_ids(rollouts: Sequence[Rollout], *models: Any) -> None:
-    """Refuse tokens that one of the models has no logit for."""
-    width = min(lm_head(model).width for model in models)
-    for rollout in rollouts:
-        outside = rollout.token_ids[(rollout.token_ids < 0) | (rollout.token_ids >= width)]
-        if len(outside):
-            raise outside_error(int(outside[0]), width)
 
 
 def _mark(device: torch.device) -> torch.cuda.Event | None:

@@ -8,7 +8,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.tuners_utils import BaseTunerLayer
 from transformers import PreTrainedModel
 
-from rocktokens.config import Config, LoraSection
+from rocktokens.config import Config
 from rocktokens.errors import ConfigError
 from rocktokens.models.load import LoadedModel, load_model
 from rocktokens.run_dir import derive_seed
@@ -31,7 +31,13 @@ def load_student(config: Config, checkpoint: Path | None, device: str) -> Loaded
 def _with_adapters(model: PreTrainedModel, config: Config, checkpoint: Path | None) -> PeftModel:
     if checkpoint is not None:
         return PeftModel.from_pretrained(model, str(checkpoint), is_trainable=True)
-    adapted = _new_adapters(model, config.lora)
+    settings = config.lora.model_dump(exclude={"enabled"})
+    try:
+        adapted = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **settings))
+    except ValueError as error:
+        raise ConfigError(
+            f"lora.target_modules = {config.lora.target_modules!r} does not fit the student: {error}"
+        ) from None
     base = Path(config.models.student)
     adapted.peft_config["default"].base_model_name_or_path = str(base.resolve() if base.is_dir() else base)
     for module in (model.get_input_embeddings(), model.get_output_embeddings()):
@@ -41,13 +47,3 @@ def _with_adapters(model: PreTrainedModel, config: Config, checkpoint: Path | No
                 "the loss reads directly: use 'all-linear' or a pattern for the layers only"
             )
     return adapted
-
-
-def _new_adapters(model: PreTrainedModel, section: LoraSection) -> PeftModel:
-    settings = section.model_dump(exclude={"enabled"})
-    try:
-        return get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **settings))
-    except ValueError as error:
-        raise ConfigError(
-            f"lora.target_modules = {section.target_modules!r} does not fit the student: {error}"
-        ) from None

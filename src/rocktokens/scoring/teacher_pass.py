@@ -49,37 +49,26 @@ class StatesRoom:
 
     def keep(self, h_TE: torch.Tensor) -> torch.Tensor | None:
         """Return the states where they can stay, None if there is no room for them."""
-        on_device, on_host = self._left(h_TE.device)
-        if h_TE.is_cuda and h_TE.nbytes <= on_device:
-            self._on_device = on_device - h_TE.nbytes
-            return h_TE
-        taken = pinned_bytes(h_TE.nbytes) if h_TE.is_cuda else h_TE.nbytes
-        if taken <= on_host:
-            self._on_host = on_host - taken
-            return to_host(h_TE)
-        return None
-
-    def _left(self, device: torch.device) -> tuple[int, int]:
         if self._on_device is None:
-            self._on_device = int(DEVICE_SHARE * free_on_gpu(device)) if device.type == "cuda" else 0
+            self._on_device = int(DEVICE_SHARE * free_on_gpu(h_TE.device)) if h_TE.is_cuda else 0
         if self._on_host is None:
             self._on_host = int(HOST_SHARE * psutil.virtual_memory().available)
-        return self._on_device, self._on_host
-
-
-def pinned_bytes(size: int) -> int:
-    """Bytes that a pinned block of this size takes: the next power of two."""
-    return 1 << max(0, size - 1).bit_length()
+        if h_TE.is_cuda and h_TE.nbytes <= self._on_device:
+            self._on_device -= h_TE.nbytes
+            return h_TE
+        pinned = 1 << max(0, h_TE.nbytes - 1).bit_length()  # torch rounds up to a power of two
+        taken = pinned if h_TE.is_cuda else h_TE.nbytes
+        if taken <= self._on_host:
+            self._on_host -= taken
+            return to_host(h_TE)
+        return None
 
 
 class TeacherPass:
     """Rollouts forced through the teacher, group after group; walked over once for every student.
 
-    Args:
-        teacher: A ``LoadedModel`` or a transformers causal LM.
-        rollouts: What is replayed.
-        tokens_per_batch: Tokens of one forward, with its padding if it has any.
-        room: Where states are kept between walks; None for a single walk, which keeps nothing.
+    The teacher is a ``LoadedModel`` or a transformers causal LM; ``tokens_per_batch`` counts padding, if there is any.
+    ``room`` is where states are kept between walks; None for a single walk, which keeps nothing.
     """
 
     def __init__(

@@ -21,11 +21,8 @@ Top = tuple[torch.Tensor, torch.Tensor]
 class TopTokens:
     """Finds the likeliest tokens of the groups of one ``TeacherPass``, student after student.
 
-    Args:
-        k: How many; all where the vocabulary has fewer.
-        temperature: Of both softmaxes.
-        tokens_per_chunk: Positions whose logits are in memory at once.
-        room: Where the teacher's are kept; None for a single student, for whom nothing is.
+    There are ``k``, or all where the vocabulary has fewer. ``room`` is where the teacher's are kept; None for a single
+    student, for whom nothing is.
     """
 
     def __init__(

@@ -12,7 +12,6 @@ No state of a random generator is kept: every step seeds its own from the run's 
 """
 
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -30,7 +29,7 @@ from rocktokens.config import Config, load_config
 from rocktokens.config.policies import FILE_KEYS, files_of
 from rocktokens.errors import ConfigError, RunDirError
 from rocktokens.models.describe_run import describe_run
-from rocktokens.run_dir import TRAINER_STATE, RunDir, file_sha256
+from rocktokens.run_dir import TRAINER_STATE, RunDir, file_sha256, fsync
 
 OPTIMIZER_FILE = "optimizer.safetensors"
 POLICY_FILE = "policy.safetensors"
@@ -78,9 +77,9 @@ def save_checkpoint(
         safetensors.numpy.save_file(dict(policy), temporary / POLICY_FILE)
     (temporary / TRAINER_STATE).write_text(json.dumps(asdict(state), indent=1) + "\n", encoding="utf-8")
     for path in (*temporary.rglob("*"), temporary):
-        _flush(path)
+        fsync(path)
     temporary.replace(target)
-    _flush(target.parent)
+    fsync(target.parent)
     run.adopt([path.relative_to(run.path).as_posix() for path in sorted(target.rglob("*")) if path.is_file()])
 
 
@@ -115,14 +114,6 @@ def load_policy_state(directory: Path) -> dict[str, np.ndarray]:
     """What the policy remembered; empty where there was nothing to remember."""
     path = directory / POLICY_FILE
     return safetensors.numpy.load_file(path) if path.exists() else {}
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 # Resuming

@@ -1,4 +1,4 @@
-"""What is watched while a run trains: timings, one JSON line per step in ``logs.jsonl`` (method 9), response lengths.
+"""What is watched while a run trains: timings, a JSON line per step, response lengths (docs/method.md, section 9).
 
 Answers that no longer end stop the run with a named error before the weights are changed, so that the last checkpoint
 stays a good one. So do a loss or gradient that is not finite, and an update without any weight (``step.py``).

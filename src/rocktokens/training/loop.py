@@ -103,7 +103,8 @@ def _train(session: Session, run: RunDir, state: TrainerState | None, report: On
     """Make the steps that are left and return the state after the last."""
     config, total = session.config, session.config.training.max_steps
     clock = PhaseClock()
-    with _tracking(session), _trace_writer(session, run) as traces:
+    is_traced = config.training.trace and session.accelerator.is_main_process
+    with _tracking(session), TraceWriter(run, source="training") if is_traced else nullcontext() as traces:
         if state is None:
             state = TrainerState(0, 0, 0, 0, session.scheduler.state_dict())
             _save(session, run, state, traces)
@@ -211,12 +212,6 @@ def _save(session: Session, run: RunDir, state: TrainerState, traces: TraceWrite
         optimizer = optimizer_state(session.student, session.optimizer)
         save_checkpoint(run, state, session.student, session.tokenizer, optimizer, session.policy.state())
     return state
-
-
-def _trace_writer(session: Session, run: RunDir) -> "TraceWriter | nullcontext[None]":
-    """Of the main process, unless ``training.trace`` is off."""
-    wanted = session.config.training.trace and session.accelerator.is_main_process
-    return TraceWriter(run, source="training") if wanted else nullcontext()
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The loss of one micro-batch (method 7) as a module, so that DDP and FSDP see one forward they can hook.
+"""The loss of one micro-batch (docs/method.md, section 7) as a module: one forward that DDP and FSDP can hook.
 
 1. On a GPU the teacher runs on a stream of its own, starting where the training stream stands, so the two forwards
    share the GPU. ``TeacherStates.wait`` joins the streams just before the loss; the host waits for neither. On a CPU
@@ -92,14 +92,9 @@ class DistillationObjective(nn.Module):
     ) -> ObjectiveOutput:
         """Compute the loss and the scores of the batch's response tokens.
 
-        Args:
-            batch: The rollouts.
-            teacher: Its states, waited for when the student's are there.
-            weights_T: Of the tokens; numpy, since DDP would move a tensor to the GPU.
-            denominator: Of the whole update.
-            term: What ``weighted_kl`` minimises.
-            watched_N: Tokens of weight 0 to score without gradient.
-            overlap_P: Tokens to measure the overlap at.
+        The teacher's states are waited for when the student's are there. Weights are numpy, since DDP would move a
+        tensor to the GPU; denominator and term are those of ``weighted_kl``. Tokens ``watched_N`` have weight 0 and are
+        scored without gradient; the overlap is measured at ``overlap_P``.
         """
         student_head, section = lm_head(self.student), self._section
         settings = (section.divergence, section.temperature, section.tokens_per_chunk)

@@ -1,4 +1,6 @@
-"""One update of the student: weigh its tokens, forward and backward over micro-batches, clip, step (method 7).
+"""One update of the student: weigh its tokens, forward and backward over micro-batches, clip, step.
+
+The loss is that of docs/method.md, section 7.
 
 1. Rank r takes the r-th contiguous block of the update's rollouts and cuts it into micro-batches. Two micro-batches of
    one process and one micro-batch of two processes are therefore the same data in the same places.
@@ -98,7 +100,9 @@ def update_student(session: Session, rollouts: Sequence[Rollout], step: int) -> 
     outputs = accumulate_gradients(session, rollouts, weighing, step)
     max_norm = session.config.training.max_grad_norm
     norm = cast(torch.Tensor, session.accelerator.clip_grad_norm_(session.trainable, max_norm))
-    own_loss, grad_norm, own_overlap = _read(outputs, norm)
+    loss = sum((output.loss for output in outputs[1:]), outputs[0].loss)
+    numbers = torch.cat([torch.stack([loss, norm]), *(output.overlap for output in outputs)]).cpu()  # one transfer
+    own_loss, grad_norm, own_overlap = float(numbers[0]), float(numbers[1]), numbers[2:].float().numpy()
     require_finite(step, own_loss, grad_norm)
     learning_rate = float(session.scheduler.get_last_lr()[0])
     session.optimizer.step()
@@ -282,13 +286,6 @@ def _forward(
             sent(np.flatnonzero(weighing.watched_T[here]), device),
             sent(overlap_P, device),
         )
-
-
-def _read(outputs: list[ObjectiveOutput], norm: torch.Tensor) -> tuple[float, float, np.ndarray]:
-    """Loss, gradient norm and overlap of this rank, in one transfer."""
-    loss = sum((output.loss for output in outputs[1:]), outputs[0].loss)
-    numbers = torch.cat([torch.stack([loss, norm]), *(output.overlap for output in outputs)]).cpu()
-    return float(numbers[0]), float(numbers[1]), numbers[2:].float().numpy()
 
 
 def _filled(scores: TokenScores, known: TokenScores | None) -> TokenScores:
