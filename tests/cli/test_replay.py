@@ -95,7 +95,7 @@ def test_a_checkpoint_whose_scores_are_not_finite_is_named(
     """Whether that shows when they are computed or, as on a GPU, when they arrive; what came before is there."""
     if unseen:
         monkeypatch.setattr(divergence, "require_logits", lambda *_: None)
-        monkeypatch.setattr(divergence, "require_finite", lambda *_: None)
+        monkeypatch.setattr(divergence, "require_finite_divergence", lambda *_: None)
         monkeypatch.setattr(score, "require_sound_scores", refuse_nan)
     run = tmp_path / "run"
     students = [str(finished.path / "checkpoints/step-0"), str(broken_checkpoint(finished, tmp_path / "step-2"))]
