@@ -21,7 +21,6 @@ from rocktokens.gradients.records import (
     GroupPersistence,
     GroupTest,
     KeptKl,
-    KlChange,
     LargestPart,
     LogitSummary,
     NormRatio,
@@ -45,6 +44,7 @@ from rocktokens.gradients.records import (
     WholeGradient,
     WithError,
 )
+from rocktokens.rocks.records import PairedChange
 
 BLOCK = "layer 0 mlp"
 TEXTS = (" So", "9")
@@ -69,8 +69,8 @@ def direction_test(superiority: float, p: float | None, largest: float = 0.3) ->
     return DirectionTest(18, 30, 0.4, 0.1, superiority, p, largest=LargestPart(token_id=7, freq=1, share=largest))
 
 
-def kl_change(relative: float | None, interval: Any) -> KlChange:
-    return KlChange(100, 10, 2.0, 1.5, -0.5, None, relative, interval, None, None)
+def kl_change(relative: float | None, interval: Any) -> PairedChange:
+    return PairedChange(100, 10, 2.0, 1.5, -0.5, None, relative, interval, None, None)
 
 
 def adam_effect(mean: float | None, verdict: Any, below: int = 7) -> AdamEffect:

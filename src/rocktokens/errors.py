@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 
 class RocktokensError(Exception):
-    """The input or the state of a run is wrong in a way the user can mend."""
+    """The input or the state of a run is wrong in a way the user can fix."""
 
 
 class ConfigError(RocktokensError):

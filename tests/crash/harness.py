@@ -4,7 +4,7 @@
 2. It runs again in a fresh directory and is sent SIGKILL: in turns as soon as it has committed a number of parts of its
    work, up to half of them all, and at a moment drawn uniformly over the working phase, which begins when the process
    takes the lock of the run (imports, which take longest, are not worth killing).
-3. It is started again, and killed again, until it finishes; then the run is compared, and 2 begins anew until the
+3. It is started again, and killed again, until it finishes; then the run is compared, and 2 begins again until the
    wanted number of kills has been made. The last run of all is left to finish. At least one kill must have come when
    some of the work was committed and some was still to be done, or nothing has been shown about going on.
 4. Compared are the SHA-256 of every checkpoint, rollout and trace file, of rocks and of knock-outs, on disk and in the

@@ -14,7 +14,7 @@ LIMIT = RULE.alpha + 3 * (RULE.alpha * (1 - RULE.alpha) / BANS) ** 0.5
 
 
 def null_differences(prompts: int, num_samples: int, discordance: float, seed: int) -> np.ndarray:
-    """Bans that decode a share of the prompts anew, with the chance of a right answer each prompt had."""
+    """Bans that decode a share of the prompts again, with the chance of a right answer each prompt had."""
     rng = np.random.default_rng(seed)
     chance_N = rng.beta(1, 1, prompts)
     free_KN, again_KN = rng.binomial(num_samples, chance_N, (2, BANS, prompts))

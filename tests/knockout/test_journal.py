@@ -215,7 +215,7 @@ class OtherGrader:
         return len(text) % 3 > 0
 
 
-def test_a_grader_that_changes_grades_everything_anew(tmp_path: Path):
+def test_a_grader_that_changes_grades_everything_again(tmp_path: Path):
     student, task = load_model("pebbles-student", device="cpu"), make_task(WordmathTask(split="test"))
     sampler = TransformersSampler(student.model, student.eos_ids, student.pad_id, threads=1)
     the, answer = (student.tokenizer.encode(text, add_special_tokens=False)[0] for text in (" the", " answer"))

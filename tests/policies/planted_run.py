@@ -1,7 +1,7 @@
 """A distillation run whose rocks are known, because the student cannot see what the teacher's choice depends on.
 
 1. A rollout is a row of slots; at every slot student and teacher choose between the two types of that slot, and the
-   teacher's choice depends on a hidden sign that is drawn anew for every occurrence.
+   teacher's choice depends on a hidden sign that is drawn again for every occurrence.
 2. What the student's features hold of that sign makes the kind of the slot: ``learned`` all of it, ``slow`` a little
    (so that gradient descent takes long), ``blind`` nothing. At a ``noise`` slot it sees a sign, but what the teacher
    goes by is a coin of its own.

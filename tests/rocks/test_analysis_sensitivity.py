@@ -50,7 +50,7 @@ def values_of(records: list[SensitivityRow]) -> dict[str, list[Any]]:
     return values
 
 
-def assert_found_anew(store: TraceStore, records: list[SensitivityRow], **options: Any) -> None:
+def assert_found_again(store: TraceStore, records: list[SensitivityRow], **options: Any) -> None:
     found = set(find_rocks(store, embeddings=EMBEDDINGS, **options).ids.tolist())
     for record in records:
         direct = find_rocks(store, embeddings=EMBEDDINGS, **{**options, record.parameter: record.value})
@@ -76,7 +76,7 @@ def test_every_row_is_a_search_with_that_setting(store):
     assert [record.parameter for record in defaults] == list(PARAMETERS)
     assert {(record.jaccard, *record.entered, *record.left) for record in defaults} == {(1.0,)}
     assert len({record.jaccard for record in records}) > 3
-    assert_found_anew(store, [record for record in records if not record.default], **SETTINGS)
+    assert_found_again(store, [record for record in records if not record.default], **SETTINGS)
 
 
 @pytest.mark.parametrize(
@@ -97,13 +97,13 @@ def test_the_other_parameters_stay_as_they_are(store, options, parameters):
         assert defaults == [getattr(result.criterion, name)]
         assert len(set(values)) == len(values) > 1
     chosen = [record for record in records if record.parameter in parameters]
-    assert_found_anew(store, [record for record in chosen if not record.default], **options)
+    assert_found_again(store, [record for record in chosen if not record.default], **options)
 
 
 def test_what_has_no_meaning_is_not_varied(store):
     _, records = table_of(store, stage="score", k=5)
     assert values_of(records) == {"joint": [False, True], "exclude_top_freq": [0, 5]}
-    assert_found_anew(store, records, stage="score", k=5)
+    assert_found_again(store, records, stage="score", k=5)
     assert "tau" not in values_of(table_of(store, **SETTINGS, tau_nats=(0.1, 0.3))[1])
     assert "joint" not in values_of(table_of(store, **SETTINGS, reference=9, baseline=9)[1])
     own = embedding_encoder(store.table(9), EMBEDDINGS, 2)
@@ -117,7 +117,7 @@ def test_a_number_of_rocks_that_was_found_is_kept(store):
     options = {**SETTINGS, "k": "auto", "tau": 0.1, "gamma": 0.2}
     result, records = table_of(store, **options)
     chosen = [record for record in records if record.parameter in ("eta", "joint") and not record.default]
-    assert_found_anew(store, chosen, **{**options, "k": result.k})
+    assert_found_again(store, chosen, **{**options, "k": result.k})
 
 
 def test_values_stay_within_their_ranges(store):
@@ -174,4 +174,4 @@ def test_degenerate_traces_have_a_table_too(tmp_path, tables, change, options):
     for record in records:
         assert not record.default or record.jaccard == (1.0 if len(result.columns) else None)
     chosen = [record for record in records if record.parameter in ("exclude_top_freq", "joint", "tau")]
-    assert_found_anew(store, [record for record in chosen if not record.default][:2], **options)
+    assert_found_again(store, [record for record in chosen if not record.default][:2], **options)

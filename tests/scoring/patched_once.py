@@ -14,7 +14,7 @@ _patched: set[int] = set()
 """Globals of functions, of this launch."""
 
 
-def _launch_anew(executor: Any, *arguments: Any, **named: Any) -> None:
+def _launch_again(executor: Any, *arguments: Any, **named: Any) -> None:
     _patched.clear()
     _launch(executor, *arguments, **named)
 
@@ -26,5 +26,5 @@ def _patch_once(function: Callable[..., Any]) -> Any:
     return _patch_lang(function)
 
 
-own.GridExecutor.__call__ = _launch_anew
+own.GridExecutor.__call__ = _launch_again
 own._patch_lang = _patch_once

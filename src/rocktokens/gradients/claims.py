@@ -54,7 +54,6 @@ from rocktokens.gradients.records import (
     DirectionTest,
     Interval,
     KeptKl,
-    KlChange,
     LogitSummary,
     NormRatio,
     ParameterSummary,
@@ -63,6 +62,7 @@ from rocktokens.gradients.records import (
     TraceGroup,
     TraceSummary,
 )
+from rocktokens.rocks.records import PairedChange
 from rocktokens.types import KEPT
 
 ALPHA = 0.05
@@ -176,7 +176,7 @@ def kept(shares: KeptKl | None, rocks: RockColumns) -> Finding:
     return because, tally.verdict
 
 
-def unmoved(change: KlChange | None) -> Finding:
+def unmoved(change: PairedChange | None) -> Finding:
     """Compare the change of the rocks' kl between the checkpoints with a fall by 1/4."""
     if change is None or change.relative is None:
         return _NOT_PAIRED, INCONCLUSIVE

@@ -8,7 +8,7 @@
 3. The trace has ‖g‖ and kl of every token: shares, means and changes by group, with intervals over prompts.
 """
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -21,7 +21,6 @@ from rocktokens.gradients.records import (
     ROCKS,
     ControlGroup,
     KeptKl,
-    KlChange,
     NormRatio,
     RareTypes,
     TraceGroup,
@@ -258,7 +257,7 @@ def _describe_group(held_out: HeldOut, chosen_U: np.ndarray) -> TraceGroup:
         kl_share=kl_share,
         kl_share_interval=intervals["kl_share"],
         mean_norm=int(norm[chosen_U].sum()) / (count * ONE) if count else None,
-        change=KlChange(**asdict(paired_tests(sample, chosen_U, seed=seed))) if paired else None,
+        change=paired_tests(sample, chosen_U, seed=seed) if paired else None,
     )
 
 

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, Self, TypeVa
 from pydantic import BeforeValidator
 
 from rocktokens.display import table
+from rocktokens.rocks.records import PairedChange
 from rocktokens.types import Record, load_record, write_record
 
 if TYPE_CHECKING:
@@ -101,26 +102,6 @@ class ControlGroup(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class KlChange(Record):
-    """The kl of a group of types at the baseline and at the reference, over the same occurrences."""
-
-    n_occurrences: int
-    n_clusters: int
-    """Clusters of prompts in which the group occurs: the sample size of the test."""
-    kl_before: float | None
-    """Mean per occurrence, as are ``kl_after`` and ``delta``."""
-    kl_after: float | None
-    delta: float | None
-    delta_interval: Interval | None
-    relative: float | None
-    """The change as a share of the kl before."""
-    relative_interval: Interval | None
-    wilcoxon_p: float | None
-    rank_biserial: float | None
-    """From −1 (the kl fell in every cluster) to 1 (it rose in every one)."""
-
-
-@dataclass(frozen=True, slots=True)
 class TraceGroup(Record):
     """Shares and means of a group of types in the trace; intervals are over prompts."""
 
@@ -134,7 +115,7 @@ class TraceGroup(Record):
     kl_share: float | None
     kl_share_interval: Interval | None
     mean_norm: float | None
-    change: KlChange | None
+    change: PairedChange | None
     """Of the kl since the baseline; None where no other checkpoint scored the same tokens."""
 
 
