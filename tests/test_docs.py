@@ -16,7 +16,7 @@ import pytest
 import typer
 
 import rocktokens
-from rocktokens.cli.main import app
+from rocktokens.cli.main import VERBS, app
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "rocktokens"
@@ -32,6 +32,8 @@ CODE_ROOTS = (ROOT, SOURCE)
 """Where a path in a page may start: the repository, or the package."""
 SHELL = ("", "sh", "bash", "console", "text")
 """Languages of fenced blocks that may hold commands."""
+
+MOST_FILES_OF_FIND = 18
 
 _FENCE = re.compile(r"^(?P<fence>`{3,}|~{3,})(?P<language>[^\n`]*)\n(?P<body>.*?)^(?P=fence)[ \t]*$", re.M | re.S)
 _SPAN = re.compile(r"(?<!`)`(?P<code>[^`]+)`(?!`)")
@@ -205,6 +207,27 @@ def test_citations_of_the_method_have_a_heading() -> None:
     sections, cited = method_sections(), {page_id(file): cited_sections(words_of(file)) for file in SOURCES}
     assert {file: missing for file, numbers in cited.items() if (missing := set(numbers) - sections)} == {}
     assert sum(map(len, cited.values())) > 20, "citations are no longer recognised"
+
+
+def walks() -> dict[str, list[str]]:
+    """The files that each walk of the architecture names, in order; not those of the tests."""
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").split("\n## Walks\n")[1]
+    found = {}
+    for section in text.split("\n### ")[1:]:
+        title, body = section.split("\n", maxsplit=1)
+        paths = [path for path in _SPAN.findall(body) if path.endswith(".py") and not path.startswith("tests/")]
+        found[title] = paths
+    return found
+
+
+def test_every_command_has_a_walk_of_files_that_exist_none_twice() -> None:
+    found = walks()
+    assert set(VERBS) == {verb for title in found for verb in re.findall(r"rocktokens (\w+)", title)}
+    for title, paths in found.items():
+        assert paths and len(paths) == len(set(paths)), title
+        assert [path for path in paths if not (SOURCE / path).is_file()] == [], title
+    [finding] = [paths for title, paths in found.items() if "rocktokens find" in title]
+    assert len(finding) <= MOST_FILES_OF_FIND
 
 
 def test_the_method_has_its_sections() -> None:
