@@ -28,6 +28,8 @@ NAMED = 5
 CONTROLS_SCHEMA_VERSION = 1
 ONE = 1 << 24
 """1 in fixed point: scores are summed as integers of this unit, the same for any order of the rows."""
+Interval = tuple[float, float]
+"""Low and high end."""
 Verdict = Literal["untested", "pillar", "stumbling", "neutral", "undecided"]
 Category = Literal[
     "latex_math", "markdown_whitespace", "discourse", "digit", "punctuation", "function_word", "content_word", "other"

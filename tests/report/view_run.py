@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 from functools import cache
 from hashlib import sha256
 from importlib import resources
@@ -11,8 +12,9 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
+from knockout_records import SETTINGS, make_sweep
 from rocktokens.knockout.journal import Decoded, RunJournal
-from rocktokens.knockout.records import Ban, BanChanges, Knockout, KnockoutSweep
+from rocktokens.knockout.records import Ban, BanChanges, Knockout
 from rocktokens.rollouts.store import write_rollouts
 from rocktokens.run_dir import RunDir, derive_seed
 from rocktokens.tasks.wordmath import Wordmath, make_problem, write_solution
@@ -120,7 +122,7 @@ def write_knockout(run: RunDir) -> None:
     lost = [(free[place].prompt_id, 0) for place in holders if place % 2 == 0]
     changes = BanChanges(len(holders), len(holders), 0.0, 0.0, 1.0, 0.1, [], lost, [])
     result = Knockout(ban, -0.5, (-0.6, -0.4), 0.01, 0.02, "pillar", "pillar", 0.1, (-1.0, 1.0), 8, None, changes)
-    sweep = KnockoutSweep("", {"conditions": conditions}, {}, {}, {}, {}, {}, [], [], [result])
+    sweep = make_sweep([result], settings=replace(SETTINGS, conditions=conditions))
     run.commit("knockout.json", sweep.save)
 
 

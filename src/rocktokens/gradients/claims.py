@@ -52,7 +52,6 @@ from rocktokens.gradients.records import (
     Claim,
     ClaimVerdict,
     DirectionTest,
-    Interval,
     KeptKl,
     LogitSummary,
     NormRatio,
@@ -63,7 +62,7 @@ from rocktokens.gradients.records import (
     TraceSummary,
 )
 from rocktokens.rocks.records import PairedChange
-from rocktokens.types import KEPT
+from rocktokens.types import KEPT, Interval
 
 ALPHA = 0.05
 ONE_LINE = 0.9

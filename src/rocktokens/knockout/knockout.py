@@ -17,14 +17,13 @@ from rocktokens.config import Config, evaluation_task
 from rocktokens.errors import RocktokensError
 from rocktokens.evaluation.evaluate import resolve_models
 from rocktokens.knockout.bans import Tokens, Wanted, choose_bans, control_ban, ranked_rocks
-from rocktokens.knockout.records import Ban, Knockout, KnockoutSweep
+from rocktokens.knockout.records import Ban, Knockout, KnockoutSweep, Mode
 from rocktokens.models.fingerprints import model_identity, vocabulary_sha256
 from rocktokens.progress import SILENT, Progress
 from rocktokens.run_dir import RunDir, derive_seed, package_versions
 from rocktokens.types import Prompt, RockSet, RockToken
 
 if TYPE_CHECKING:
-    from rocktokens.knockout.sweep import Mode
     from rocktokens.models.load import LoadedModel
     from rocktokens.rollouts.encode import Sampling
 
@@ -49,7 +48,7 @@ def knockout(
     wanted: Wanted | None = None,
     *,
     checkpoint: str = "last",
-    mode: "Mode" = "exact",
+    mode: Mode = "exact",
     rule: RuleName = "method",
     progress: Progress = SILENT,
 ) -> KnockoutSweep:
@@ -106,7 +105,8 @@ def knockout(
                 ),
                 rocks=rocks.ids.tolist(),
                 columns=_columns(run, rocks, bans),
-                facts={"model": banned.name, "conditions": conditions},
+                model=banned.name,
+                conditions=conditions,
                 journal=journal,
                 progress=progress,
             )
@@ -220,7 +220,7 @@ def has_verdicts(rocks: RockSet, sweep: KnockoutSweep, rule: RuleName) -> bool:
 
 def _provenance(sweep: KnockoutSweep, rule: RuleName) -> dict[str, Any]:
     names = ("model", "n_prompts", "num_samples", "temperature", "mode", "seed")
-    return {**{name: sweep.settings[name] for name in names}, "rule": rule}
+    return {**{name: getattr(sweep.settings, name) for name in names}, "rule": rule}
 
 
 def _tested_rocks(rocks: RockSet, sweep: KnockoutSweep) -> dict[int, Knockout]:

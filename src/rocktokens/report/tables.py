@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 KINDS: tuple[Verdict, ...] = ("pillar", "stumbling", "neutral", "undecided")
 ROLES: dict[Role, str] = {"tested": "tested", "matched": "placebo, as frequent", "never": "placebo, never written"}
-RULES = {"method": "ours", "corrected": "ours, corrected", "paper": "the paper's"}
 COMPARED: dict[Kind, str] = {
     "equal_steps": "equal steps",
     "equal_tokens": "equal tokens",
@@ -32,12 +31,14 @@ def ban_name(ban: Ban) -> str:
 
 def verdict_table(sweep: KnockoutSweep) -> Table:
     """Count the verdicts by what was banned and by rule; a dash where a rule could not be applied."""
-    rows = [
-        {"banned": who, "rule": rule, **{kind: (sweep.counts[role][name] or {}).get(kind) for kind in KINDS}}
-        for role, who in ROLES.items()
-        for name, rule in RULES.items()
-        if sweep.of_role(role)
-    ]
+    rows = []
+    for role, who in ROLES.items():
+        if not sweep.of_role(role):
+            continue
+        own = sweep.counts[role]
+        by_rule = {"ours": own.method, "ours, corrected": own.corrected, "the paper's": own.paper}
+        for rule, counts in by_rule.items():
+            rows.append({"banned": who, "rule": rule, **{kind: (counts or {}).get(kind) for kind in KINDS}})
     columns: list[Column[dict[str, Any]]] = [
         Column("banned", lambda own: text(own["banned"])),
         Column("rule", lambda own: text(own["rule"])),

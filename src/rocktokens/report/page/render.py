@@ -200,11 +200,11 @@ def _facts(run: RunView) -> dict[str, dict[str, str]]:
     models = {name: manifest.get(name) or replay.get(name) for name in ("student", "teacher")}
     source = run.rocks.source if run.rocks else {}
     files, steps = manifest["files"], replay.get("checkpoints", {})
-    banning = run.knockout.settings if run.knockout else {}
+    banning = sorted(asdict(run.knockout.settings).items()) if run.knockout else []
     known = {
         "The run": {**models, **{name: manifest.get(name) for name in ("command", "seed", "started", "num_processes")}},
         "What makes a rock": run.rocks.criterion if run.rocks else {},
-        "Knock-out": {name: value for name, value in banning.items() if not isinstance(value, dict | list)},
+        "Knock-out": {name: value for name, value in banning if not isinstance(value, dict | list)},
         "Gradients": asdict(run.gradients.settings) if run.gradients else {},
         "Study": {name: getattr(run.study, name) for name in STUDY_FACTS} if run.study else {},
         "Versions": manifest.get("versions", {}),

@@ -195,7 +195,7 @@ class RunView:
         """The answers of the last knock-out; None where there was none, or its answers are not kept."""
         if self.knockout is None:
             return None
-        conditions = self.knockout.settings.get("conditions", {})
+        conditions = self.knockout.settings.conditions
         digest = hashlib.sha256(json.dumps(conditions, sort_keys=True).encode()).hexdigest()
         journal = RunJournal(self.run, digest)
         free = journal.free()
