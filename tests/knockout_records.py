@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from rocktokens.knockout.records import (
+    Conditions,
     DetectableLoss,
     EngineNoise,
     FreeAnswers,
@@ -16,9 +17,26 @@ from rocktokens.knockout.records import (
     VerdictCounts,
 )
 
+CONDITIONS = Conditions(
+    model="f" * 64,
+    tokenizer_sha256="",
+    config_sha256="",
+    eos_ids=[1],
+    versions={},
+    dtype="float32",
+    device="cpu",
+    task={},
+    prompts_sha256="",
+    num_prompts=200,
+    num_samples=1,
+    temperature=1.0,
+    max_new_tokens=160,
+    batch_size=64,
+    seed=0,
+)
 SETTINGS = KnockoutSettings(
     model="step 4",
-    conditions={},
+    conditions=CONDITIONS,
     n_prompts=200,
     task="wordmath",
     temperature=1.0,

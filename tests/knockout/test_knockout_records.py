@@ -12,6 +12,7 @@ from rocktokens.errors import RocktokensError
 from rocktokens.knockout.records import (
     Ban,
     BanChanges,
+    Conditions,
     Correlation,
     DetectableLoss,
     EngineNoise,
@@ -67,7 +68,14 @@ counts = st.none() | st.dictionaries(verdicts, st.integers(0), max_size=5)
 settings = st.builds(
     KnockoutSettings,
     model=st.text(),
-    conditions=facts,
+    conditions=st.none()
+    | st.builds(
+        Conditions,
+        eos_ids=st.lists(st.integers(0), max_size=2),
+        versions=st.dictionaries(st.text(), st.text(), max_size=2),
+        task=facts,
+        temperature=numbers,
+    ),
     n_prompts=st.integers(0),
     task=st.text(),
     temperature=numbers,

@@ -1,7 +1,7 @@
 """Everything knockout.json says, on sweeps small enough to count by hand; no model decodes anything."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ from rocktokens.types import Interval, Rollout, Verdict
 RULE = VerdictRule(resamples=100, seed=4)
 EXACT_NOISE = EngineNoise(rollouts=4, tokens=6, differing=0, flips=0, delta=0.0, interval=(0.0, 0.0))
 BY_RULE = ("alpha", "epsilon", "margin", "resamples")
-GIVEN = {name: value for name, value in asdict(SETTINGS).items() if name not in BY_RULE}
+GIVEN = {own.name: getattr(SETTINGS, own.name) for own in fields(SETTINGS) if own.name not in BY_RULE}
 NEUTRAL = Settled("neutral", 0.0, (0.0, 0.0), 1.0)
 STOPPED = Settled("pillar", None, None, None, "curtailed")
 

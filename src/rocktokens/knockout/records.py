@@ -3,8 +3,10 @@
 Accuracy changes are shares (−0.05: five points lost), intervals are [low, high].
 """
 
+import hashlib
+import json
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -93,12 +95,45 @@ class Knockout(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Conditions(Record):
+    """What rollouts and grades depend on under any ban; not what is banned, nor how the change is judged."""
+
+    model: str
+    tokenizer_sha256: str
+    config_sha256: str
+    eos_ids: list[int]
+    versions: dict[str, str]
+    dtype: str
+    device: str
+    task: dict[str, Any]
+    """This section of the config."""
+    prompts_sha256: str
+    """Of prompts as the model sees them, template included, and their answers."""
+    num_prompts: int
+    num_samples: int
+    temperature: float
+    max_new_tokens: int
+    batch_size: int
+    seed: int
+
+    @property
+    def digest(self) -> str:
+        """What the rollouts decoded under them are filed under."""
+        return digest(asdict(self))
+
+
+def digest(content: Any) -> str:
+    """Return the hex SHA-256 of what JSON can hold."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KnockoutSettings(Record):
     """What the numbers of a sweep depend on: model, task, prompts, sampling, seed, rule."""
 
     model: str = "unknown"
-    conditions: dict[str, Any] = field(default_factory=dict)
-    """What rollouts and grades depend on under any ban; empty where the sweep was not made in a run."""
+    conditions: Conditions | None = None
+    """None where the sweep was not made in a run."""
     n_prompts: int
     task: str
     temperature: float

@@ -14,7 +14,7 @@
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from rocktokens.knockout.designs import Complete, Curtailed, Design
 from rocktokens.knockout.journal import Journal
 from rocktokens.knockout.outcomes import Answering, SweepDecoder, free_rollouts
 from rocktokens.knockout.placebos import matched_placebos, never_emitted, token_counts
-from rocktokens.knockout.records import Ban, KnockoutSweep, Mode, Role
+from rocktokens.knockout.records import Ban, Conditions, KnockoutSweep, Mode, Role
 from rocktokens.knockout.sequential import GroupSequential
 from rocktokens.knockout.summary import summarise
 from rocktokens.knockout.verdicts import VerdictRule
@@ -85,7 +85,7 @@ def knockout_sweep(
     rocks: Collection[int] = (),
     columns: Mapping[str, Mapping[int, float]] | None = None,
     model: str = "unknown",
-    conditions: Mapping[str, Any] | None = None,
+    conditions: Conditions | None = None,
     journal: Journal | None = None,
     progress: Progress = SILENT,
 ) -> KnockoutSweep:
@@ -103,7 +103,7 @@ def knockout_sweep(
         rocks: ids that are never taken for a placebo, besides those that are tested.
         columns: by name and id, what Δ is correlated with.
         model: what the result calls the model.
-        conditions: anything else to record among the settings of the result.
+        conditions: what else the answers depend on, recorded among the settings of the result.
         journal: remembers what was decoded; default: nothing does.
         progress: shows what is going on.
     """
@@ -127,7 +127,7 @@ def knockout_sweep(
     outcomes = decoder.settle(DESIGNS[settings.mode](len(prompts), rule), rule, progress)
     recorded = {
         "model": model,
-        "conditions": dict(conditions or {}),
+        "conditions": conditions,
         "n_prompts": len(prompts),
         "task": task.name,
         **{name: getattr(sampling, name) for name in ("temperature", "max_new_tokens", "seed")},

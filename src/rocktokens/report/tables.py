@@ -8,6 +8,7 @@ from rocktokens.display.numbers import count, counted, decimal, fixed, level, pe
 from rocktokens.display.table import WIDE, Column, Table, ends, flat, number, text, verdict
 from rocktokens.display.text import printable, visible
 from rocktokens.knockout.records import Ban, KnockoutSweep, Role
+from rocktokens.rocks.cutoff import jaccard
 from rocktokens.studies.records import Arm, Comparison, Kind, StudyResult
 from rocktokens.types import KEPT, RockSet, Verdict
 
@@ -164,5 +165,4 @@ def _jaccard(own: RockSet | None, other: RockSet | None) -> float | None:
     """Compare two sets of rocks; None where their token ids mean different things."""
     if own is None or other is None or own.tokenizer_sha256 != other.tokenizer_sha256:
         return None
-    a, b = ({token.id for token in rocks.tokens} for rocks in (own, other))
-    return len(a & b) / len(a | b) if a | b else None
+    return jaccard(own.ids, other.ids)
