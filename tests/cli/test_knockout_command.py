@@ -228,7 +228,7 @@ def test_the_tables_say_what_the_file_says(swept: Path, copy: Path):
     sweep = sweep_of(swept)
     assert f"the 2 of {len(sweep.of_role('tested'))} bans that change most" in shown
     assert f"0 of {PROMPTS} rollouts differ" in shown and "step 4 at temperature 1 on wordmath" in shown
-    assert f"{100 * sweep.detectable['single']:.1f} points" in shown.replace("\n", " ")
+    assert f"{100 * sweep.detectable.single:.1f} points" in shown.replace("\n", " ")
     assert str(copy / "knockout.json") in shown and str(copy / "rocks.json") in shown
 
 
