@@ -205,7 +205,7 @@ def _report(
     sampled = "greedy" if bench.temperature == 0 else f"temperature {bench.temperature:g}"
     console.print(
         f"{len(tokens)} tokens × {len(bench.prompts)} prompts, {sampled}; {len(written)} of them are written at all; "
-        f"free accuracy {100 * exact[0][0].baseline['accuracy']:.1f} %"
+        f"free accuracy {100 * exact[0][0].baseline.accuracy:.1f} %"
     )
     table = Table(title="tokens that went through the model, and seconds", title_justify="left")
     for name in ("sweep", "tokens", "share", "target", "share, written types", "seconds", "share", "target"):
@@ -215,7 +215,7 @@ def _report(
     table.add_row("plain", f"{full:,}", "1", "", "1", f"{seconds:.1f}", "1", "")
     for name, found, targets in (("exact", exact, EXACT_AT_MOST), ("sequential", sequential, (SEQUENTIAL_AT_MOST,))):
         cost, median = found[0][0].cost, statistics.median(own for _, own in found)
-        through = cost["decoded_tokens"] + cost["retraced_tokens"]
+        through = cost.decoded_tokens + cost.retraced_tokens
         table.add_row(
             name,
             f"{through:,}",

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from replay_records import make_replay
 from rocktokens.errors import RocktokensError, TokenizerMismatchError
-from rocktokens.types import ControlDraw, ControlSet, RockSet, RockToken, TokenScores
+from rocktokens.types import ControlDraw, ControlSet, ReplayRecord, RockSet, RockToken, TokenScores
 
 numbers = st.floats(allow_nan=False, allow_infinity=False)
 intervals = st.none() | st.tuples(numbers, numbers)
@@ -193,3 +194,25 @@ def test_rocks_draw_themselves():
     for chart in (rocks.plot_shares(), rocks.plot_scores(), replace(rocks, tokens=[scored]).plot_scores()):
         assert chart.to_dict()["title"]
     assert replace(rocks, tokens=[]).plot_scores().to_dict()
+
+
+# The record of a replay
+
+
+@pytest.mark.parametrize("top_k", [0, 8])
+def test_a_replay_is_read_from_the_manifest_as_it_was_noted(top_k: int):
+    replay = make_replay(checkpoints={0: "a", 64: "b"}, top_k=top_k)
+    entry = json.loads(json.dumps(replay.to_manifest()))
+    assert ReplayRecord.of({"replay": entry}, "manifest.json") == replay
+    assert ("top_k" in entry) == bool(top_k) and entry["checkpoints"] == {"0": "a", "64": "b"}
+
+
+@pytest.mark.parametrize("manifest", [{}, {"replay": None}, {"replay": {}}])
+def test_a_run_without_a_replay_has_no_record_of_one(manifest: dict):
+    assert ReplayRecord.of(manifest, "manifest.json") is None
+
+
+def test_a_damaged_record_of_a_replay_is_refused_in_one_sentence():
+    entry = {**make_replay().to_manifest(), "probe": 3}
+    with pytest.raises(RocktokensError, match=r"manifest\.json is no record of a replay \(probe: .*\): write it again"):
+        ReplayRecord.of({"replay": entry}, "manifest.json")

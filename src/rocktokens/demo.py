@@ -79,7 +79,7 @@ class DemoResult:
             "movement": asdict(self.movement),
             "rocks": {"summary": self.rocks.summary, "top": [token.text for token in self.rocks.tokens]},
             "gradients": {"claims": [claim.to_record() for claim in self.gradients.claims]},
-            "knockout": {"baseline": sweep.baseline, "counts": sweep.counts, "noise": sweep.noise},
+            "knockout": {name: asdict(sweep)[name] for name in ("baseline", "counts", "noise")},
             "study": self.study.to_record(),
             "report": self.report,
         }

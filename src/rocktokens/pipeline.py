@@ -183,11 +183,13 @@ def _is_banned(run: RunDir, config: Config) -> bool:
         "batch_size": config.rollouts.batch_size,
         "seed": config.run.seed,
     }
-    made_under = sweep.settings["conditions"]
-    bannable = [token.id for token in rocks.tokens if token.id not in made_under["eos_ids"]]
+    made_under = sweep.settings.conditions
+    if made_under is None:
+        return False
+    bannable = [token.id for token in rocks.tokens if token.id not in made_under.eos_ids]
     return (
-        wanted.items() <= sweep.settings.items()
-        and all(made_under[name] == value for name, value in conditions.items())
+        wanted.items() <= asdict(sweep.settings).items()
+        and all(getattr(made_under, name) == value for name, value in conditions.items())
         and [own.ban.ids for own in sweep.of_role("tested")] == [(token_id,) for token_id in bannable[: section.top]]
         and has_verdicts(rocks, sweep, "method")
     )

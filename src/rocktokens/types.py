@@ -28,6 +28,8 @@ NAMED = 5
 CONTROLS_SCHEMA_VERSION = 1
 ONE = 1 << 24
 """1 in fixed point: scores are summed as integers of this unit, the same for any order of the rows."""
+Interval = tuple[float, float]
+"""Low and high end."""
 Verdict = Literal["untested", "pillar", "stumbling", "neutral", "undecided"]
 Category = Literal[
     "latex_math", "markdown_whitespace", "discourse", "digit", "punctuation", "function_word", "content_word", "other"
@@ -328,6 +330,39 @@ class Record:
 R = TypeVar("R", bound=Record)
 
 
+@dataclass(frozen=True, slots=True)
+class ReplayRecord(Record):
+    """What the rows of a replay depend on, as ``rocktokens trace`` notes it in the manifest of the run."""
+
+    checkpoints: dict[int, str]
+    """By step, the content of the student that was replayed."""
+    probe: str
+    num_prompts: int
+    num_generations: int
+    rollouts_per_part: int
+    teacher: str
+    """Its content, or its name."""
+    dtype: str
+    seed: int
+    task: dict[str, Any]
+    """This section of the config, as are the next two."""
+    rollouts: dict[str, Any]
+    scoring: dict[str, Any]
+    top_k: int = 0
+
+    @classmethod
+    def of(cls, manifest: dict[str, Any], path: str | Path) -> Self | None:
+        """Read it from the manifest at ``path``; None where the rows were written without ``rocktokens trace``."""
+        if not (entry := manifest.get("replay")):
+            return None
+        return validate_record(cls, entry, path, "record of a replay", "`rocktokens trace --restart`")
+
+    def to_manifest(self) -> dict[str, Any]:
+        """Return what the manifest holds: records without tops have no ``top_k``."""
+        entry = {**asdict(self), "checkpoints": {str(step): own for step, own in self.checkpoints.items()}}
+        return {name: value for name, value in entry.items() if name != "top_k" or value}
+
+
 def write_record(path: str | Path, record: dict[str, Any], indent: int | None = 1) -> None:
     """Write one JSON object, byte for byte the same for the same content."""
     text = json.dumps(record, indent=indent, ensure_ascii=False, sort_keys=True, allow_nan=False)
@@ -339,9 +374,14 @@ def load_record(cls: type[R], path: str | Path, name: str, maker: str, schema_ve
 
     ``cls`` has a field ``schema_version``, ``maker`` is the command that writes such a file.
     """
+    record = {"schema_version": schema_version, **read_record(path, name, maker, schema_version)}
+    return validate_record(cls, record, path, name, maker)
+
+
+def validate_record(cls: type[R], record: Any, path: str | Path, name: str, maker: str) -> R:
+    """Read the content of a file as nested records; the arguments are those of ``load_record``."""
     from pydantic import TypeAdapter, ValidationError
 
-    record = {"schema_version": schema_version, **read_record(path, name, maker, schema_version)}
     # Half of a surrogate pair is valid JSON, but not valid text.
     content = json.dumps(record, ensure_ascii=False).encode("utf-8", "replace")
     try:

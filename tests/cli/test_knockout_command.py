@@ -75,9 +75,9 @@ def test_changes_are_those_of_banning_by_hand(swept: Path, tmp_path: Path, optio
     if options:
         succeed(*knockout(run, *options))
     sweep, temperature = sweep_of(run), 0.0 if options else 1.0
-    assert sweep.settings["temperature"] == temperature
+    assert sweep.settings.temperature == temperature
     free = accuracy(run, temperature, frozenset())
-    assert sweep.baseline["accuracy"] == free
+    assert sweep.baseline.accuracy == free
     assert any(own.delta for own in sweep.knockouts)
     for own in sweep.knockouts:
         assert own.delta == pytest.approx(accuracy(run, temperature, frozenset(own.ban.ids)) - free), own.ban
@@ -87,9 +87,9 @@ def test_without_a_ban_it_is_the_accuracy_that_evaluate_reports(swept: Path, cop
     settings = changed(f"evaluation.num_prompts={PROMPTS}")
     [record] = succeed("evaluate", copy, *settings, "--json").record["evaluations"]
     baseline = sweep_of(swept).baseline
-    assert baseline["accuracy"] == record["accuracy"]
-    assert baseline["interval"] == record["wilson_interval"]
-    assert baseline["mean_length"] == record["mean_response_length"]
+    assert baseline.accuracy == record["accuracy"]
+    assert [*baseline.interval] == record["wilson_interval"]
+    assert baseline.mean_length == record["mean_response_length"]
 
 
 def test_temperature_is_the_sections_then_the_evaluations(copy: Path):
@@ -102,9 +102,9 @@ def test_temperature_is_the_sections_then_the_evaluations(copy: Path):
 def test_stopping_when_nothing_can_change_changes_no_verdict(swept: Path, copy: Path):
     succeed(*knockout(copy, "--curtail"))
     sweep = sweep_of(copy)
-    assert sweep.settings["mode"] == "curtailed" and any(own.stopped for own in sweep.knockouts)
+    assert sweep.settings.mode == "curtailed" and any(own.stopped for own in sweep.knockouts)
     assert [own.verdict for own in sweep.knockouts] == [own.verdict for own in sweep_of(swept).knockouts]
-    assert sweep.cost["decoded_tokens"] < sweep_of(swept).cost["decoded_tokens"]
+    assert sweep.cost.decoded_tokens < sweep_of(swept).cost.decoded_tokens
 
 
 def test_sequential_is_passed_on(copy: Path):
@@ -187,7 +187,7 @@ def test_rocks_say_where_their_verdicts_come_from(finished: FinishedRun, swept: 
         "num_samples": 1,
         "temperature": 1.0,
         "mode": "exact",
-        "seed": sweep_of(swept).settings["seed"],
+        "seed": sweep_of(swept).settings.seed,
         "rule": "method",
     }
     assert source == {**before, "verdicts": verdicts} and "verdicts" not in before
@@ -228,7 +228,7 @@ def test_the_tables_say_what_the_file_says(swept: Path, copy: Path):
     sweep = sweep_of(swept)
     assert f"the 2 of {len(sweep.of_role('tested'))} bans that change most" in shown
     assert f"0 of {PROMPTS} rollouts differ" in shown and "step 4 at temperature 1 on wordmath" in shown
-    assert f"{100 * sweep.detectable['single']:.1f} points" in shown.replace("\n", " ")
+    assert f"{100 * sweep.detectable.single:.1f} points" in shown.replace("\n", " ")
     assert str(copy / "knockout.json") in shown and str(copy / "rocks.json") in shown
 
 

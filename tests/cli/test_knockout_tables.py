@@ -2,12 +2,12 @@
 
 import io
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
+from knockout_records import EXACT, make_sweep
 from rocktokens.cli import tables
 from rocktokens.cli.knockout_tables import (
     ban_table,
@@ -20,9 +20,18 @@ from rocktokens.cli.knockout_tables import (
 from rocktokens.display.numbers import points
 from rocktokens.display.table import Table
 from rocktokens.display.text import visible
-from rocktokens.knockout.records import Ban, BanChanges, Knockout, KnockoutSweep, Role
+from rocktokens.knockout.records import (
+    Ban,
+    BanChanges,
+    Correlation,
+    DetectableLoss,
+    Knockout,
+    KnockoutSweep,
+    Role,
+    VerdictCounts,
+)
 from rocktokens.report.tables import verdict_table
-from rocktokens.types import Verdict
+from rocktokens.types import Interval, Verdict
 
 HOSTILE = ["[bold]", "[/]", "\\[", "[red]x", ":smile:", "\x1b[31m", "\r", "\u202e", "a[b]c\\"]
 UNTOUCHED = BanChanges(0, 0, None, None, None, None, [], [], [])
@@ -54,34 +63,26 @@ def ban(
     )
 
 
-def counts(pillar: int, undecided: int) -> dict[str, dict[str, int]]:
-    ours = {"pillar": pillar, "stumbling": 0, "neutral": 7, "undecided": undecided}
-    return {
-        "method": ours,
-        "paper": {**ours, "neutral": 7 + undecided, "undecided": 0},
-        "corrected": {**ours, "pillar": 0, "undecided": undecided + pillar},
-    }
+def counts(pillar: int, undecided: int) -> VerdictCounts:
+    ours: dict[Verdict, int] = {"pillar": pillar, "stumbling": 0, "neutral": 7, "undecided": undecided}
+    return VerdictCounts(
+        method=ours,
+        paper={**ours, "neutral": 7 + undecided, "undecided": 0},
+        corrected={**ours, "pillar": 0, "undecided": undecided + pillar},
+    )
 
 
-def correlation(name: str, interval: Sequence[float] | None, n: int = 40) -> dict[str, object]:
+def correlation(name: str, interval: Interval | None, n: int = 40) -> Correlation:
     rho = None if interval is None else sum(interval) / 2
-    return {"name": name, "rho": rho, "interval": interval, "p": None if interval is None else 0.4, "n": n}
+    return Correlation(name, rho, interval, p=None if interval is None else 0.4, n=n)
 
 
 def sweep_of(*knockouts: Knockout, **changes: object) -> KnockoutSweep:
-    sweep = KnockoutSweep(
-        tokenizer_sha256="",
-        settings={"model": "step 4", "task": "wordmath", "temperature": 1.0, "mode": "exact", "alpha": 0.05},
-        baseline={"accuracy": 0.715, "interval": [0.649, 0.773], "n_prompts": 200, "num_samples": 1},
-        noise={"rollouts": 200, "differing": 0, "flips": 0, "delta": 0.0, "interval": [0.0, 0.0]},
-        cost={"decoded_tokens": 81203, "retraced_tokens": 1200, "full_sweep_tokens": 262114, "share": 0.3144},
-        counts={"tested": counts(3, 2), "matched": counts(1, 4), "never": counts(0, 0)},
-        detectable={"single": 0.0412, "corrected": 0.0931},
-        correlations=[correlation(name, (-0.3, 0.2)) for name in ("entropy", "log_freq", "kl")],
-        warnings=[],
-        knockouts=list(knockouts),
-    )
-    return replace(sweep, **changes)
+    own = {
+        "counts": {"tested": counts(3, 2), "matched": counts(1, 4), "never": counts(0, 0)},
+        "correlations": [correlation(name, (-0.3, 0.2)) for name in ("entropy", "log_freq", "kl")],
+    }
+    return make_sweep(knockouts, **{**own, **changes})
 
 
 def rendered(table: Table, width: int = 120) -> list[str]:
@@ -178,7 +179,7 @@ def test_counts_stand_by_kind_and_rule():
 
 def test_what_was_not_corrected_is_not_counted_as_if():
     bans = [ban(1, "a"), ban(2, "b", None, "pillar"), ban(3, "c", role="matched")]
-    tested = {**counts(3, 2), "corrected": None}
+    tested = replace(counts(3, 2), corrected=None)
     sweep = sweep_of(*bans, counts={"tested": tested, "matched": counts(1, 4), "never": counts(0, 0)})
     rows = [line.split() for line in rendered(verdict_table(sweep))[3:]]
     assert rows[1] == ["tested", "ours,", "corrected", "—", "—", "—", "—"]
@@ -214,7 +215,7 @@ def test_the_conditions_of_the_sweep_come_first(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_an_engine_that_is_not_exact_says_by_how_much(monkeypatch: pytest.MonkeyPatch):
-    noise = {"rollouts": 200, "differing": 3, "flips": 2, "delta": -0.01, "interval": [-0.025, 0.0]}
+    noise = replace(EXACT, differing=3, flips=2, delta=-0.01, interval=(-0.025, 0.0))
     shown = printed(sweep_of(ban(1, "a"), noise=noise, warnings=["3 of 200 [b]differ[/b]"]), monkeypatch)
     assert "warning: 3 of 200 [b]differ[/b]\n" in shown
     assert "without a ban changes accuracy by −1.0 points [−2.5, 0.0]." in shown and "0 of 200" not in shown
@@ -226,7 +227,7 @@ def test_what_stopped_early_and_what_never_occurs_is_said(monkeypatch: pytest.Mo
     shown = printed(sweep, monkeypatch)
     assert "* 1 stopped" in shown and "1 of 3 occur in no answer" in shown
     assert "there is nothing to compare these changes with" in shown
-    curtailed = printed(replace(sweep, settings={**sweep.settings, "mode": "curtailed"}), monkeypatch)
+    curtailed = printed(replace(sweep, settings=replace(sweep.settings, mode="curtailed")), monkeypatch)
     assert "their Δ is not known" in curtailed and "forecasts" in shown
 
 
@@ -239,7 +240,7 @@ def test_what_stopped_early_and_what_never_occurs_is_said(monkeypatch: pytest.Mo
     ],
 )
 def test_what_could_have_been_seen(single: float, corrected: float, sentence: str):
-    sweep = sweep_of(ban(1, "a"), ban(2, "b"), detectable={"single": single, "corrected": corrected})
+    sweep = sweep_of(ban(1, "a"), ban(2, "b"), detectable=DetectableLoss(single, corrected))
     assert re.match(sentence, detectable_sentence(sweep))
 
 

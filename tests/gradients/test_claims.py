@@ -20,11 +20,11 @@ from gradient_records import (
     trace_group,
 )
 from rocktokens.gradients import claims
-from rocktokens.gradients.claims import Finding, Tally, directions, judge, sign_test
+from rocktokens.gradients.claims import Judged, Tally, directions, judge, sign_test
 from rocktokens.gradients.records import CONTRADICTED, INCONCLUSIVE, SUPPORTED, KeptKl, NormRatio
 
 
-def says(finding: Finding, verdict: str, *parts: str) -> None:
+def says(finding: Judged, verdict: str, *parts: str) -> None:
     """Check a verdict, and what it is said to rest on."""
     because, found = finding
     assert found == verdict, because

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import permutations
 from typing import Any
 
@@ -16,13 +17,14 @@ from trace_oracle import counted, occurrences_of, random_trace, with_column, wri
 from rocktokens.inference import bootstrap
 from rocktokens.inference.bootstrap import bootstrap_counts
 from rocktokens.knockout.correlates import correlate, type_columns
+from rocktokens.knockout.records import Correlation
 from rocktokens.run_dir import derive_seed
 from rocktokens.traces.store import TraceStore
 
 tied = st.integers(-3, 3).map(float)
 
 
-def one(x, y, resamples: int = 20, seed: int = 0) -> dict:
+def one(x, y, resamples: int = 20, seed: int = 0) -> Correlation:
     """The correlation of two lists."""
     return correlate(np.array(x, dtype=float), {"y": np.array(y, dtype=float)}, resamples, seed)[0]
 
@@ -46,21 +48,21 @@ def sample(seed: int, count: int, slope: float = 0.0) -> tuple[np.ndarray, np.nd
 def test_rho_is_that_of_scipy_under_ties(pairs):
     x, y = zip(*pairs, strict=True)
     found = one(x, y)
-    assert found["n"] == len(pairs)
+    assert found.n == len(pairs)
     if len(set(x)) == 1 or len(set(y)) == 1:
-        assert (found["rho"], found["interval"], found["p"]) == (None, None, None)
+        assert (found.rho, found.interval, found.p) == (None, None, None)
     else:
-        assert found["rho"] == pytest.approx(scipy_rho(x, y), abs=1e-12)
+        assert found.rho == pytest.approx(scipy_rho(x, y), abs=1e-12)
 
 
 def test_only_the_order_of_values_matters():
     x, y = sample(0, 40, slope=1.0)
     columns = {"as it is": y, "stretched": np.exp(3 * y), "upside down": -y}
     same, stretched, reversed_ = correlate(x, columns, resamples=500)
-    assert {**stretched, "name": ""} == {**same, "name": ""}
-    assert reversed_["rho"] == -same["rho"]
-    assert reversed_["p"] == same["p"]
-    assert reversed_["interval"] == pytest.approx([-same["interval"][1], -same["interval"][0]], abs=1e-12)
+    assert replace(stretched, name="") == replace(same, name="")
+    assert reversed_.rho == -same.rho
+    assert reversed_.p == same.p
+    assert reversed_.interval == pytest.approx([-same.interval[1], -same.interval[0]], abs=1e-12)
 
 
 def test_a_type_without_a_value_is_left_out_of_that_correlation_alone():
@@ -69,20 +71,20 @@ def test_a_type_without_a_value_is_left_out_of_that_correlation_alone():
     gaps[[3, 7]], no_delta[5] = np.nan, np.nan
     full, some = correlate(no_delta, {"full": y, "gaps": gaps}, resamples=200, seed=4)
     known = np.setdiff1d(np.arange(30), [3, 5, 7])
-    assert full["n"] == 29
-    assert {**some, "name": "y"} == one(x[known], y[known], resamples=200, seed=4)
-    assert some["n"] == 27
+    assert full.n == 29
+    assert replace(some, name="y") == one(x[known], y[known], resamples=200, seed=4)
+    assert some.n == 27
 
 
 @pytest.mark.parametrize("count", [0, 1])
 def test_too_few_types_have_no_correlation(count):
-    assert one([0.1] * count, [2.0] * count) == {"name": "y", "rho": None, "interval": None, "p": None, "n": count}
+    assert one([0.1] * count, [2.0] * count) == Correlation("y", rho=None, interval=None, p=None, n=count)
 
 
 def test_three_types_have_a_rho_and_no_interval():
-    assert one([1, 2, 3], [1, 2, 3])["rho"] == 1.0
-    assert one([1, 2, 3], [1, 2, 3])["interval"] is None
-    assert one([1, 2, 3, 4], [1, 2, 3, 4])["interval"] is not None
+    assert one([1, 2, 3], [1, 2, 3]).rho == 1.0
+    assert one([1, 2, 3], [1, 2, 3]).interval is None
+    assert one([1, 2, 3, 4], [1, 2, 3, 4]).interval is not None
 
 
 # Interval
@@ -105,7 +107,7 @@ def naive_interval(x: np.ndarray, y: np.ndarray, resamples: int, seed: int) -> n
 @pytest.mark.parametrize(("count", "slope"), [(4, 0.0), (7, 1.0), (40, 0.5)])
 def test_the_interval_is_that_of_a_loop_over_the_same_draws(count, slope):
     x, y = sample(2, count, slope)
-    found = one(x, y, resamples=300, seed=6)["interval"]
+    found = one(x, y, resamples=300, seed=6).interval
     assert found == pytest.approx(naive_interval(x, y, 300, 6), abs=1e-12)
 
 
@@ -116,17 +118,17 @@ def test_resamples_in_which_nothing_varies_count_as_no_association():
     found, rhos = one(x, -y, resamples=400, seed=1), naive_rhos(x, -y, 400, 1)
     assert np.isnan(rhos).mean() > 0.2
     assert np.nanmin(rhos) > 0
-    assert found["interval"] == pytest.approx(naive_interval(x, -y, 400, 1), abs=1e-12)
-    assert found["interval"][0] == 0.0
+    assert found.interval == pytest.approx(naive_interval(x, -y, 400, 1), abs=1e-12)
+    assert found.interval[0] == 0.0
 
 
 def test_nothing_depends_on_blocks_and_everything_on_the_seed(monkeypatch):
     x, y = sample(3, 25, slope=0.5)
     whole = one(x, y, resamples=200, seed=3)
     other = one(x, y, resamples=200, seed=4)
-    assert whole["rho"] == other["rho"]
-    assert whole["interval"] != other["interval"]
-    assert whole["p"] != other["p"]
+    assert whole.rho == other.rho
+    assert whole.interval != other.interval
+    assert whole.p != other.p
     monkeypatch.setattr(bootstrap, "BLOCK_CELLS", 60)
     assert one(x, y, resamples=200, seed=3) == whole
 
@@ -138,7 +140,7 @@ def test_the_interval_holds_the_true_rho_about_as_often_as_it_says():
     rng, held = np.random.default_rng(0), 0
     for seed in range(trials):
         x, noise = rng.standard_normal((2, 60))
-        low, high = one(x, r * x + math.sqrt(1 - r * r) * noise, resamples=200, seed=seed)["interval"]
+        low, high = one(x, r * x + math.sqrt(1 - r * r) * noise, resamples=200, seed=seed).interval
         held += low <= truth <= high
     assert 0.88 <= held / trials <= 0.99
 
@@ -154,26 +156,26 @@ def test_p_is_the_share_of_all_orders_with_as_strong_a_rho(pairs):
         return
     strengths = [abs(scipy_rho(x, order)) for order in permutations(y)]
     exact = np.mean(np.array(strengths) >= strengths[0] - 1e-9)
-    assert one(x, y, resamples=2000)["p"] == pytest.approx(exact, abs=0.06)
+    assert one(x, y, resamples=2000).p == pytest.approx(exact, abs=0.06)
 
 
 def test_p_is_close_to_that_of_scipy_where_there_are_many_types():
     for seed in range(4):
         x, y = sample(seed, 150, slope=0.1 * seed)
         test: Any = spearmanr(x, y)
-        assert one(x, y, resamples=4000)["p"] == pytest.approx(test.pvalue, abs=0.03)
+        assert one(x, y, resamples=4000).p == pytest.approx(test.pvalue, abs=0.03)
 
 
 def test_p_is_never_0():
-    assert one(range(50), range(50), resamples=99)["p"] == 0.01
+    assert one(range(50), range(50), resamples=99).p == 0.01
 
 
 def test_what_is_planted_is_found_and_chance_is_not():
     found = [one(*sample(seed, 100, slope=-1.0), resamples=400) for seed in range(10)]
-    assert all(result["rho"] < -0.4 and result["interval"][1] < 0 and result["p"] < 0.01 for result in found)
+    assert all(result.rho < -0.4 and result.interval[1] < 0 and result.p < 0.01 for result in found)
     chance = [one(*sample(seed, 100), resamples=400) for seed in range(200)]
-    assert np.mean([result["p"] <= 0.05 for result in chance]) <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 200)
-    outside = [result["interval"][0] > 0 or result["interval"][1] < 0 for result in chance]
+    assert np.mean([result.p <= 0.05 for result in chance]) <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 200)
+    outside = [result.interval[0] > 0 or result.interval[1] < 0 for result in chance]
     assert np.mean(outside) <= 0.06 + 3 * math.sqrt(0.06 * 0.94 / 200)
 
 

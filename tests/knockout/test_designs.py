@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rocktokens.knockout.designs import Complete, Curtailed, Design, Interim, Settled, complete
-from rocktokens.knockout.records import Interval
 from rocktokens.knockout.verdicts import EXACT, VerdictRule, paired_effects, verdict
+from rocktokens.types import Interval
 
 RULE = VerdictRule(resamples=200, seed=1)
 LAX = VerdictRule(resamples=100, epsilon=0.05, margin=0.15, seed=2)

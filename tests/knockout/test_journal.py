@@ -234,6 +234,6 @@ def test_a_grader_that_changes_grades_everything_again(tmp_path: Path):
         assert run.files("knockout/") == files
         assert sweep(task, RunJournal(run, "here")) == before
     assert regraded == sweep(other, Journal())
-    assert regraded.baseline["accuracy"] != before.baseline["accuracy"]
+    assert regraded.baseline.accuracy != before.baseline.accuracy
     assert [own.delta for own in regraded.knockouts] != [own.delta for own in before.knockouts]
     assert any(own.changes.lost or own.changes.gained for own in regraded.knockouts)

@@ -7,8 +7,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from knockout_records import SETTINGS, make_sweep
 from rocktokens.errors import RocktokensError
-from rocktokens.knockout.records import Ban, BanChanges, Knockout, KnockoutSweep
+from rocktokens.knockout.records import (
+    Ban,
+    BanChanges,
+    Conditions,
+    Correlation,
+    DetectableLoss,
+    EngineNoise,
+    FreeAnswers,
+    Knockout,
+    KnockoutSettings,
+    KnockoutSweep,
+    SweepCost,
+    VerdictCounts,
+)
 
 numbers = st.floats(allow_nan=False, allow_infinity=False)
 perhaps = st.none() | numbers
@@ -50,16 +64,47 @@ knockouts = st.builds(
     changes=changes,
 )
 facts = st.dictionaries(st.text(), st.none() | st.booleans() | st.integers() | numbers | st.text(), max_size=3)
+counts = st.none() | st.dictionaries(verdicts, st.integers(0), max_size=5)
+settings = st.builds(
+    KnockoutSettings,
+    model=st.text(),
+    conditions=st.none()
+    | st.builds(
+        Conditions,
+        eos_ids=st.lists(st.integers(0), max_size=2),
+        versions=st.dictionaries(st.text(), st.text(), max_size=2),
+        task=facts,
+        temperature=numbers,
+    ),
+    n_prompts=st.integers(0),
+    task=st.text(),
+    temperature=numbers,
+    max_new_tokens=st.integers(0),
+    seed=st.integers(),
+    num_samples=st.integers(0),
+    mode=st.sampled_from(["exact", "curtailed", "sequential"]),
+    matched=st.integers(0),
+    never=st.integers(0),
+    tolerance=numbers,
+    alpha=numbers,
+    epsilon=numbers,
+    margin=numbers,
+    resamples=st.integers(0),
+)
 sweeps = st.builds(
     KnockoutSweep,
     tokenizer_sha256=st.text(),
-    settings=facts,
-    baseline=facts,
-    noise=facts,
-    cost=facts,
-    counts=facts,
-    detectable=st.dictionaries(st.sampled_from(["single", "corrected"]), numbers),
-    correlations=st.lists(facts, max_size=2),
+    settings=settings,
+    baseline=st.builds(FreeAnswers, numbers, intervals, st.integers(0), st.integers(0), numbers, numbers),
+    noise=st.builds(EngineNoise, *[st.integers(0)] * 4, numbers, intervals),
+    cost=st.builds(SweepCost, *[st.integers(0)] * 5, numbers),
+    counts=st.dictionaries(
+        st.sampled_from(["tested", "matched", "never"]), st.builds(VerdictCounts, counts, counts, counts)
+    ),
+    detectable=st.builds(DetectableLoss, numbers, numbers),
+    correlations=st.lists(
+        st.builds(Correlation, st.text(), perhaps, st.none() | intervals, perhaps, st.integers(0)), max_size=2
+    ),
     warnings=st.lists(st.text(), max_size=2),
     knockouts=st.lists(knockouts, max_size=3),
 )
@@ -87,12 +132,12 @@ def small_sweep() -> KnockoutSweep:
     placebo = replace(so, ban=Ban((7,), "the", "matched"), verdict="undecided", paper_verdict="neutral")
     never = replace(so, ban=Ban((8,), "zz", "never"), delta=0.0, interval=(0.0, 0.0), verdict="neutral", changes=none)
     every = replace(so, ban=Ban((7, 325), "both"), delta=None, interval=None, p=None, q=None, stopped="futility")
-    return KnockoutSweep(
-        tokenizer_sha256="f" * 64, settings={"seed": 0}, baseline={"accuracy": 0.7}, noise={"flips": 0},
-        cost={"share": 0.1}, counts={"tested": {"method": {"pillar": 1}}}, detectable={"single": 0.04},
-        correlations=[{"name": "kl", "rho": None, "interval": None, "p": None, "n": 1}], warnings=[],
-        knockouts=[so, every, placebo, never],
-    )  # fmt: skip
+    return make_sweep(
+        [so, every, placebo, never],
+        tokenizer_sha256="f" * 64,
+        counts={"tested": VerdictCounts(method={"pillar": 1}, paper={"pillar": 1}, corrected=None)},
+        correlations=[Correlation("kl", rho=None, interval=None, p=None, n=1)],
+    )
 
 
 def test_knockouts_are_told_apart_by_role_in_their_order():
@@ -158,6 +203,10 @@ FIELDS = r"is no knockout\.json \(.*\): write it again with `rocktokens knockout
         (lambda r: drop(r, "knockouts"), FIELDS),
         (lambda r: drop(r, "noise"), FIELDS),
         (lambda r: {**r, "later": 1}, FIELDS),
+        (lambda r: {**r, "settings": drop(r["settings"], "alpha")}, FIELDS),
+        (lambda r: {**r, "baseline": {}}, FIELDS),
+        (lambda r: {**r, "noise": {**r["noise"], "later": 1}}, FIELDS),
+        (lambda r: {**r, "counts": {"others": {}}}, FIELDS),
         (lambda r: {**r, "knockouts": 3}, FIELDS),
         (lambda r: {**r, "knockouts": ["So"]}, FIELDS),
         (lambda r: {**r, "knockouts": [drop(r["knockouts"][0], "verdict")]}, FIELDS),
@@ -179,7 +228,7 @@ def test_a_newer_or_damaged_file_is_refused_in_one_sentence(tmp_path, damage, se
 
 def test_a_notebook_shows_the_verdicts_and_no_token_as_markup():
     sweep = small_sweep()
-    named = replace(sweep, settings={"model": "step 4", "task": "wordmath", "n_prompts": 40})
+    named = replace(sweep, settings=replace(SETTINGS, n_prompts=40))
     tally = "2 bans: 2 pillar, 0 stumbling, 0 neutral, 0 undecided"
     assert repr(named) == f"KnockoutSweep(step 4 on wordmath, 40 prompts; {tally})"
     assert len(sweep) == 4
@@ -190,6 +239,5 @@ def test_a_notebook_shows_the_verdicts_and_no_token_as_markup():
 
 
 def test_a_sweep_draws_itself():
-    sweep = replace(small_sweep(), settings={"model": "step 4", "task": "wordmath", "alpha": 0.05, "margin": 0.03})
-    drawn = sweep.plot_forest().to_dict()
+    drawn = small_sweep().plot_forest().to_dict()
     assert "step 4 on wordmath" in str(drawn["title"]) and "So" in str(drawn["datasets"])

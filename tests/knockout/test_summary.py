@@ -1,24 +1,36 @@
 """Everything knockout.json says, on sweeps small enough to count by hand; no model decodes anything."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
+from knockout_records import SETTINGS
 from rocktokens.inference.power import detectable_loss, detectable_scattered_loss
 from rocktokens.knockout.designs import Interim, Settled
 from rocktokens.knockout.outcomes import Continuation, SweepOutcomes, first_occurrences
-from rocktokens.knockout.records import Ban, Interval, KnockoutSweep, Role
+from rocktokens.knockout.records import (
+    Ban,
+    DetectableLoss,
+    EngineNoise,
+    FreeAnswers,
+    KnockoutSweep,
+    Role,
+    SweepCost,
+    VerdictCounts,
+)
 from rocktokens.knockout.summary import summarise
 from rocktokens.knockout.verdicts import VerdictRule
 from rocktokens.traces.token_text import Vocabulary
-from rocktokens.types import Rollout, Verdict
+from rocktokens.types import Interval, Rollout, Verdict
 
 RULE = VerdictRule(resamples=100, seed=4)
-EXACT_NOISE = {"rollouts": 4, "tokens": 6, "differing": 0, "flips": 0, "delta": 0.0, "interval": (0.0, 0.0)}
+EXACT_NOISE = EngineNoise(rollouts=4, tokens=6, differing=0, flips=0, delta=0.0, interval=(0.0, 0.0))
+BY_RULE = ("alpha", "epsilon", "margin", "resamples")
+GIVEN = {own.name: getattr(SETTINGS, own.name) for own in fields(SETTINGS) if own.name not in BY_RULE}
 NEUTRAL = Settled("neutral", 0.0, (0.0, 0.0), 1.0)
 STOPPED = Settled("pillar", None, None, None, "curtailed")
 
@@ -96,7 +108,7 @@ def sweep_of(
 def summary(
     outcomes: SweepOutcomes, rule: VerdictRule = RULE, columns: dict | None = None, unmatched: Sequence[int] = ()
 ) -> KnockoutSweep:
-    return summarise(outcomes, rule, Vocabulary(None), "sha", {"model": "step 4"}, columns or {}, unmatched)
+    return summarise(outcomes, rule, Vocabulary(None), "sha", GIVEN, columns or {}, unmatched)
 
 
 # What is said of one ban
@@ -127,7 +139,7 @@ def test_what_a_ban_could_have_shown_comes_from_the_prompts_that_are_known():
     free = [rollout(place, [5, 1]) for place in range(200)]
     outcomes = sweep_of(judging("tested", NEUTRAL, NEUTRAL), lowest_KN, free=free)
     highest_KN = np.where(known_KN, lowest_KN, 1)
-    noise = {**EXACT_NOISE, "differing": 1, "interval": (-0.01, 0.02)}
+    noise = replace(EXACT_NOISE, differing=1, interval=(-0.01, 0.02))
     outcomes = replace(outcomes, interim=replace(outcomes.interim, highest_KN=highest_KN), noise=noise)
     for ban, own in enumerate(summary(outcomes).knockouts):
         known = lowest_KN[ban, known_KN[ban]][None]
@@ -142,9 +154,9 @@ def test_what_a_ban_could_have_shown_comes_from_the_prompts_that_are_known():
 def test_what_the_sample_could_have_shown_is_corrected_for_the_tested_bans_alone(noise: Interval):
     free = [rollout(place, [5, 1]) for place in range(120)]
     judged = [*judging("tested", *[NEUTRAL] * 20), *judging("matched", *[NEUTRAL] * 40)]
-    found = summary(sweep_of(judged, free=free, noise={**EXACT_NOISE, "interval": noise})).detectable
+    found = summary(sweep_of(judged, free=free, noise=replace(EXACT_NOISE, interval=noise))).detectable
     single, corrected, all_bans = (detectable_loss(120, RULE.alpha, RULE.epsilon, n, noise[1]) for n in (1, 20, 60))
-    assert found == {"single": single, "corrected": corrected}
+    assert found == DetectableLoss(single=single, corrected=corrected)
     assert single < corrected < all_bans
 
 
@@ -167,9 +179,9 @@ def test_a_role_in_which_a_ban_has_no_p_is_not_corrected():
     judged = judging("tested", replace(NEUTRAL, p=0.01), STOPPED) + judging("matched", replace(NEUTRAL, p=0.2))
     found = summary(sweep_of(judged))
     assert [own.q for own in found.knockouts] == [None, None, 0.2]
-    assert found.counts["tested"]["corrected"] is None
-    assert found.counts["tested"]["method"] == counts(pillar=1, neutral=1)
-    assert found.counts["matched"]["corrected"] == counts(neutral=1)
+    assert found.counts["tested"].corrected is None
+    assert found.counts["tested"].method == counts(pillar=1, neutral=1)
+    assert found.counts["matched"].corrected == counts(neutral=1)
 
 
 def counts(**some: int) -> dict[str, int]:
@@ -198,12 +210,13 @@ def test_an_effect_that_does_not_survive_is_what_its_interval_makes_it(
     outcomes = sweep_of(judging("tested", own, NEUTRAL) + judging("never", NEUTRAL))
     found = summary(outcomes, replace(RULE, epsilon=epsilon)).counts
     one_more = {"neutral": 1}
-    assert found["tested"]["corrected"] == counts(**{**one_more, corrected: 1 + one_more.get(corrected, 0)})
-    assert found["tested"]["method"] == counts(**{**one_more, verdict: 1 + one_more.get(verdict, 0)})
-    assert found["tested"]["paper"]["undecided"] == 0
-    assert sum(found["tested"]["paper"].values()) == 2
-    assert found["never"] == dict.fromkeys(("method", "paper", "corrected"), counts(neutral=1))
-    assert found["matched"]["corrected"] == counts()
+    assert found["tested"].corrected == counts(**{**one_more, corrected: 1 + one_more.get(corrected, 0)})
+    assert found["tested"].method == counts(**{**one_more, verdict: 1 + one_more.get(verdict, 0)})
+    by_paper = found["tested"].paper
+    assert by_paper is not None and by_paper["undecided"] == 0
+    assert sum(by_paper.values()) == 2
+    assert found["never"] == VerdictCounts(*[counts(neutral=1)] * 3)
+    assert found["matched"].corrected == counts()
 
 
 # Cost
@@ -214,34 +227,30 @@ def test_cost_is_counted_in_tokens():
 
     The full sweep writes all 14 once without a ban, then 3 + 3 + 2 + 2, 5 + 1 + 5 + 2, 4 + 3 + 3 + 2 and the 14 again.
     """
-    assert summary(small_sweep()).cost == {
-        "jobs": 5,
-        "free_tokens": 14,
-        "decoded_tokens": 14 + 6 + 5 + 5 + 2,
-        "retraced_tokens": 5,
-        "full_sweep_tokens": 14 + 10 + 13 + 12 + 14,
-        "share": (32 + 5) / 63,
-    }
+    assert summary(small_sweep()).cost == SweepCost(
+        jobs=5,
+        free_tokens=14,
+        decoded_tokens=14 + 6 + 5 + 5 + 2,
+        retraced_tokens=5,
+        full_sweep_tokens=14 + 10 + 13 + 12 + 14,
+        share=(32 + 5) / 63,
+    )
 
 
 def test_nothing_banned_costs_the_free_answers_and_their_repetition():
     cost = summary(sweep_of([])).cost
-    assert (cost["jobs"], cost["decoded_tokens"], cost["full_sweep_tokens"]) == (0, 4 + 6, 4)
+    assert (cost.jobs, cost.decoded_tokens, cost.full_sweep_tokens) == (0, 4 + 6, 4)
 
 
 # Baseline
 
 
 def test_the_baseline_is_that_of_the_free_answers():
-    found = summary(small_sweep())
-    low, high = found.baseline.pop("interval")
-    assert found.baseline == {
-        "accuracy": 0.75,
-        "n_prompts": 4,
-        "num_samples": 1,
-        "mean_length": 3.5,
-        "truncated_share": 0.25,
-    }
+    found = summary(small_sweep()).baseline
+    low, high = found.interval
+    assert found == FreeAnswers(
+        accuracy=0.75, interval=(low, high), n_prompts=4, num_samples=1, mean_length=3.5, truncated_share=0.25
+    )
     z, n, share = 1.959964, 4, 0.75
     middle, half = share + z * z / (2 * n), z * np.sqrt(share * (1 - share) / n + (z / (2 * n)) ** 2)
     assert (low, high) == pytest.approx(((middle - half) / (1 + z * z / n), (middle + half) / (1 + z * z / n)))
@@ -253,15 +262,15 @@ def test_several_answers_a_prompt_are_resampled_by_prompt():
     outcomes = sweep_of([], free=free, free_right_R=np.array([True, False, True, True]))
     interim = Interim(np.zeros((0, 2), int), np.zeros((0, 2), int), np.zeros((0, 2), bool), np.array([1, 2]), 2, 2)
     baseline = summary(replace(outcomes, interim=interim)).baseline
-    assert (baseline["accuracy"], baseline["n_prompts"], baseline["num_samples"]) == (0.75, 2, 2)
-    assert baseline["interval"] == [0.5, 1.0]
+    assert (baseline.accuracy, baseline.n_prompts, baseline.num_samples) == (0.75, 2, 2)
+    assert baseline.interval == (0.5, 1.0)
 
 
 def test_what_the_numbers_depend_on_is_recorded():
     found = summary(small_sweep(), replace(RULE, alpha=0.1, epsilon=0.02, margin=0.2))
-    assert found.settings == {"model": "step 4", "alpha": 0.1, "epsilon": 0.02, "margin": 0.2, "resamples": 100}
+    assert found.settings == replace(SETTINGS, alpha=0.1, epsilon=0.02, margin=0.2, resamples=100)
     assert found.tokenizer_sha256 == "sha"
-    assert found.noise == {**EXACT_NOISE, "interval": [0.0, 0.0]}
+    assert found.noise == EXACT_NOISE
 
 
 # Warnings
@@ -270,7 +279,7 @@ def test_what_the_numbers_depend_on_is_recorded():
 def warnings_of(n_prompts: int, right: int, unmatched: Sequence[int] = (), **noise: Any) -> list[str]:
     free = [rollout(place, [5, 1]) for place in range(n_prompts)]
     right_R = np.arange(n_prompts) < right
-    outcomes = sweep_of([], free=free, free_right_R=right_R, noise={**EXACT_NOISE, **noise})
+    outcomes = sweep_of([], free=free, free_right_R=right_R, noise=replace(EXACT_NOISE, **noise))
     outcomes = replace(outcomes, interim=replace(outcomes.interim, free_right_N=right_R.astype(int)))
     return summary(outcomes, unmatched=unmatched).warnings
 
@@ -326,11 +335,11 @@ def correlated(**changes: Settled) -> KnockoutSweep:
 
 def test_only_tested_types_that_are_written_are_correlated():
     entropy, kl = correlated().correlations
-    assert (entropy["name"], entropy["n"]) == ("entropy", 6)
+    assert (entropy.name, entropy.n) == ("entropy", 6)
     expected, _ = spearmanr(list(DELTAS.values()), [ENTROPY[token] for token in DELTAS])
-    assert entropy["rho"] == pytest.approx(expected, abs=1e-12)
+    assert entropy.rho == pytest.approx(expected, abs=1e-12)
     assert expected not in (0, pytest.approx(1), pytest.approx(-1))
-    assert (kl["name"], kl["n"]) == ("kl", 1)
+    assert (kl.name, kl.n) == ("kl", 1)
 
 
 def test_an_unknown_change_of_a_written_type_leaves_nothing_to_correlate():

@@ -1,6 +1,5 @@
 """A run of hostile texts with all that the explorer shows, made without a model."""
 
-import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -11,8 +10,9 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models
 
 from hostile_texts import HOSTILE, SURROGATES
+from knockout_records import CONDITIONS, make_sweep
 from rocktokens.knockout.journal import Decoded, RunJournal
-from rocktokens.knockout.records import Ban, BanChanges, Knockout, KnockoutSweep, Role
+from rocktokens.knockout.records import Ban, BanChanges, Knockout, Role
 from rocktokens.rocks.sums import HELD_OUT
 from rocktokens.rollouts.store import write_rollouts
 from rocktokens.run_dir import RunDir
@@ -121,8 +121,7 @@ def _rocks() -> RockSet:
 
 
 def _write_knockout(run: RunDir, rollouts: list[Rollout]) -> None:
-    conditions = {"made": "by hand"}
-    journal = RunJournal(run, hashlib.sha256(json.dumps(conditions, sort_keys=True).encode()).hexdigest())
+    journal = RunJournal(run, CONDITIONS.digest)
     journal.keep_free(rollouts)
     for banned in ROCK_IDS:
         for place, rollout in enumerate(rollouts):
@@ -130,8 +129,7 @@ def _write_knockout(run: RunDir, rollouts: list[Rollout]) -> None:
                 journal.add(((banned,), place), Decoded(found[0], np.array([5, 6, 7], np.int32), True))
     journal.flush()
     records = [_knockout(token_id, "tested") for token_id in ROCK_IDS] + [_knockout(6, "matched")]
-    settings = {"alpha": 0.05, "conditions": conditions}
-    sweep = KnockoutSweep("", settings, {}, {}, {}, {}, {}, [], [], records)
+    sweep = make_sweep(records)
     run.commit_text("knockout.json", json.dumps({"schema_version": 1, **asdict(sweep)}))
 
 

@@ -11,8 +11,9 @@ from explorer_run import CHECKPOINTS, ROCK_IDS, VOCABULARY, make_run
 
 from gradient_records import make_gradients as make_gradients_record
 from hostile_texts import HOSTILE, SURROGATES
+from knockout_records import FREE, SETTINGS, make_sweep
 from rocktokens.gradients.records import Claim, GradientsRecord
-from rocktokens.knockout.records import Ban, BanChanges, Knockout, KnockoutSweep, Role
+from rocktokens.knockout.records import Ban, BanChanges, DetectableLoss, Knockout, KnockoutSweep, Role, VerdictCounts
 from rocktokens.report.tables import ROLES
 from rocktokens.rocks.records import (
     CategoryShares,
@@ -211,18 +212,14 @@ def make_knockout(bans: list[Knockout] | None = None, alpha: float = 0.05) -> Kn
             make_ban(VOCABULARY[6], "matched", ids=[6]),
             make_ban(VOCABULARY[7], "never", "neutral", 0.0, ids=[7]),
         ]
-    counts = dict.fromkeys(VERDICTS, 1)
-    return KnockoutSweep(
-        tokenizer_sha256="",
-        settings={"margin": 0.03, "alpha": alpha, "model": "step 10", "task": "wordmath", "conditions": {}},
-        baseline={"accuracy": 0.875, "interval": [0.75, 0.9375], "n_prompts": 90, "num_samples": 1},
-        noise={},
-        cost={},
-        counts={role: {"method": counts, "paper": counts, "corrected": None} for role in ROLES},
-        detectable={"single": 0.04, "corrected": 0.06},
-        correlations=[],
+    counts: dict[Verdict, int] = dict.fromkeys(VERDICTS, 1)
+    return make_sweep(
+        bans,
+        settings=replace(SETTINGS, alpha=alpha, model="step 10"),
+        baseline=replace(FREE, accuracy=0.875, interval=(0.75, 0.9375), n_prompts=90),
+        counts={role: VerdictCounts(method=counts, paper=counts, corrected=None) for role in ROLES},
+        detectable=DetectableLoss(single=0.04, corrected=0.06),
         warnings=[TEXTS[2]],
-        knockouts=bans,
     )
 
 

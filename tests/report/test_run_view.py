@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from view_run import CHECKPOINTS, log_line, probe_rollouts, rock_ids, scores, write_traced, write_whole
 
+from replay_records import make_replay
 from rocktokens.errors import RocktokensError
 from rocktokens.report.views.grades import FIRST_PROMPTS, Grades
 from rocktokens.report.views.live import live
@@ -26,6 +27,7 @@ from rocktokens.studies.records import StudyResult
 from rocktokens.tasks.wordmath import Wordmath
 from rocktokens.traces.schema import trace_table
 from rocktokens.traces.writer import TraceWriter
+from rocktokens.types import ReplayRecord
 
 
 @pytest.fixture(scope="module")
@@ -115,11 +117,8 @@ def test_threads_get_the_answers_of_one(whole: Path):
 # Grades
 
 
-RECORDED = {"task": {"name": "jsonl", "path": ""}, "num_prompts": 1, "seed": 0}
-
-
 def graded(path: Path, response: str, seen: str = "user: 1 + 1? assistant:") -> bool | None:
-    recorded = {**RECORDED, "task": {"name": "jsonl", "path": str(path)}}
+    recorded = make_replay(task={"name": "jsonl", "path": str(path)}, num_prompts=1)
     return Grades(recorded, "probe prompts").is_right("jsonl-0", seen, response)
 
 
@@ -132,13 +131,13 @@ def test_answers_are_graded_by_the_prompts_that_were_recorded(tmp_path: Path):
     assert graded(tmp_path / "gone.jsonl", "The answer is 2.") is None
 
 
-@pytest.mark.parametrize("recorded", [{}, {"task": {"name": "hub", "path": "x"}, "num_prompts": 1, "seed": 0}])
-def test_prompts_that_cannot_be_made_again_give_no_grade(recorded: dict):
+@pytest.mark.parametrize("recorded", [None, make_replay(), make_replay(task={"name": "hub", "path": "x"})])
+def test_prompts_that_cannot_be_made_again_give_no_grade(recorded: ReplayRecord | None):
     assert Grades(recorded, "probe prompts").is_right("jsonl-0", "1 + 1?", "2") is None
 
 
 def test_prompts_beyond_the_first_are_graded_alike():
-    recorded = {"task": {"name": "wordmath"}, "num_prompts": FIRST_PROMPTS + 2, "seed": 3}
+    recorded = make_replay(task={"name": "wordmath"}, num_prompts=FIRST_PROMPTS + 2, seed=3)
     *prompts, beyond = Wordmath().prompts(FIRST_PROMPTS + 3, derive_seed(3, "probe prompts"))
     grades = Grades(recorded, "probe prompts")
     for own in (prompts[-1], prompts[0]):

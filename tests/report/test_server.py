@@ -2,7 +2,6 @@
 
 import base64
 import hashlib
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.testclient import TestClient
 
 from hostile_texts import HOSTILE
+from rocktokens.report.explorer import server
 from rocktokens.report.explorer.security import HEADERS, Guard, new_token
 from rocktokens.report.explorer.server import make_app
 from rocktokens.report.views.run_view import RunView
@@ -242,11 +242,12 @@ def test_what_is_not_there_is_named(client: TestClient, path: str, naming: str):
     assert naming in require_sentence(client.get(f"/{TOKEN}/api/{path}"), 404)
 
 
-def test_a_failure_is_one_sentence_too(tmp_path: Path):
-    run = make_run(tmp_path / "run")
-    record = json.loads((run / "knockout.json").read_text())
-    (run / "knockout.json").write_text(json.dumps({**record, "settings": {}}))
-    client = TestClient(make_app([RunView.open(run)], TOKEN), base_url=ORIGIN)
+def test_a_failure_is_one_sentence_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def fail(_: RunView) -> None:
+        raise KeyError("alpha")
+
+    monkeypatch.setattr(server, "knockouts", fail)
+    client = TestClient(make_app([RunView.open(make_run(tmp_path / "run"))], TOKEN), base_url=ORIGIN)
     response = client.get(f"/{TOKEN}/api/runs/0/knockouts")
     assert "failed to answer" in require_sentence(response, 500)
     assert response.headers["x-content-type-options"] == "nosniff"

@@ -2,8 +2,8 @@
 
 import json
 import random
+from dataclasses import replace
 from functools import cache
-from hashlib import sha256
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
+from knockout_records import CONDITIONS, SETTINGS, make_sweep
+from replay_records import make_replay
 from rocktokens.knockout.journal import Decoded, RunJournal
-from rocktokens.knockout.records import Ban, BanChanges, Knockout, KnockoutSweep
+from rocktokens.knockout.records import Ban, BanChanges, Knockout
 from rocktokens.rollouts.store import write_rollouts
 from rocktokens.run_dir import RunDir, derive_seed
 from rocktokens.tasks.wordmath import Wordmath, make_problem, write_solution
@@ -98,7 +100,7 @@ def write_whole(path: Path) -> RunDir:
     with run.lock():
         run.commit_text("tokenizer/tokenizer.json", TOKENIZER)
         write_rollouts(run, f"rollouts/probe/checkpoint={CHECKPOINTS[-1]}.parquet", probe_rollouts())
-        run.update_manifest(replay={"task": TASK, "num_prompts": N_PROMPTS, "seed": SEED})
+        run.update_manifest(replay=make_replay(task=TASK, num_prompts=N_PROMPTS, seed=SEED).to_manifest())
         run.commit("rocks.json", rock_set().save)
         run.commit_text("config.toml", "[training]\nmax_steps = 40\n")
         write_knockout(run)
@@ -111,8 +113,8 @@ def write_knockout(run: RunDir) -> None:
     ban = Ban((rock_ids()[0],), "So", category="discourse")
     free = probe_rollouts("evaluation prompts")
     holders = [place for place, rollout in enumerate(free) if ban.ids[0] in rollout.token_ids]
-    conditions = {"task": TASK, "num_prompts": N_PROMPTS, "seed": SEED}
-    journal = RunJournal(run, sha256(json.dumps(conditions, sort_keys=True).encode()).hexdigest())
+    conditions = replace(CONDITIONS, task=TASK, num_prompts=N_PROMPTS, seed=SEED)
+    journal = RunJournal(run, conditions.digest)
     journal.keep_free(free)
     for place in holders:
         journal.add((ban.ids, place), under_ban(free, place, ban.ids[0]))
@@ -120,7 +122,7 @@ def write_knockout(run: RunDir) -> None:
     lost = [(free[place].prompt_id, 0) for place in holders if place % 2 == 0]
     changes = BanChanges(len(holders), len(holders), 0.0, 0.0, 1.0, 0.1, [], lost, [])
     result = Knockout(ban, -0.5, (-0.6, -0.4), 0.01, 0.02, "pillar", "pillar", 0.1, (-1.0, 1.0), 8, None, changes)
-    sweep = KnockoutSweep("", {"conditions": conditions}, {}, {}, {}, {}, {}, [], [], [result])
+    sweep = make_sweep([result], settings=replace(SETTINGS, conditions=conditions))
     run.commit("knockout.json", sweep.save)
 
 

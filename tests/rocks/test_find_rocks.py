@@ -25,6 +25,7 @@ from trace_oracle import (
     write_trace,
 )
 
+from replay_records import make_replay
 from rocktokens.config import FindSection
 from rocktokens.errors import RocktokensError
 from rocktokens.inference.bootstrap import bootstrap_counts
@@ -466,7 +467,7 @@ def test_a_run_without_replay_traces_says_what_to_do(tmp_path, tables):
 def replayed_store(run, tables, probe="last", checkpoints=(0, 50, 200)) -> TraceStore:
     """A run of which ``rocktokens trace`` has recorded that it replays these checkpoints."""
     RunDir(write_trace(run, tables)).update_manifest(
-        replay={"probe": probe, "checkpoints": {str(step): "" for step in checkpoints}}
+        replay=make_replay(probe=probe, checkpoints=dict.fromkeys(checkpoints, "")).to_manifest()
     )
     return TraceStore(run)
 

@@ -52,8 +52,8 @@ def find(
             raise RocktokensError(
                 f"--compare takes two runs, {len(runs)} given: name two, or one twice as RUN@CHECKPOINT"
             )
-        compared = compare_runs((runs[0], runs[1]), chosen, options, terminal).to_record()
-        return print_json(compared) if as_json else print_comparison(compared, show)
+        compared = compare_runs((runs[0], runs[1]), chosen, options, terminal)
+        return print_json(compared.to_record()) if as_json else print_comparison(compared, show)
     if len(runs) != 1:
         raise RocktokensError(f"find takes one run, {len(runs)} were given: add --compare to set two side by side")
     run = RunDir(runs[0]).require()

@@ -10,6 +10,7 @@ from rocktokens.display.numbers import counted, decimal, fixed, p_value, percent
 from rocktokens.display.rocks import movement_sentence, rock_table
 from rocktokens.display.table import Cell, Column, Table, ends, number, text, token
 from rocktokens.display.text import visible
+from rocktokens.rocks.compare import MovedType, RunComparison
 from rocktokens.rocks.records import (
     CategoryShares,
     ControlMatch,
@@ -25,7 +26,6 @@ from rocktokens.types import SURE, RockSet
 GROUP_NAMES = {"rock": "rocks", "rare high-kl": "high mean kl", "random": "random types"}
 NAMED = 6
 """How many types that enter or leave the set are named."""
-Record = dict[str, Any]
 
 
 def print_found(rocks: RockSet, found: FindRecord, show: int) -> None:
@@ -93,7 +93,7 @@ def print_summary(rocks: RockSet) -> None:
     )
 
 
-def _in_contexts(criterion: Record) -> str:
+def _in_contexts(criterion: dict[str, Any]) -> str:
     if criterion["stage"] != "context":
         return ""
     if criterion["baseline"] == criterion["reference"]:
@@ -231,28 +231,29 @@ def _controls(record: ControlMatch) -> str:
     )
 
 
-def print_comparison(record: Record, show: int) -> None:
+def print_comparison(compared: RunComparison, show: int) -> None:
     """Print two searches side by side."""
-    within = " and ".join(decimal(value, 2) for value in record["jaccard_within"])
+    found = compared.agreement
+    within = " and ".join(decimal(value, 2) for value in found.jaccard_within)
     output.print(
-        f"[bold]Jaccard of the rocks {decimal(record['jaccard'], 2)}[/bold] ({record['n_rocks'][0]} and "
-        f"{record['n_rocks'][1]} rocks; by chance {decimal(record['jaccard_by_chance'], 2)}; two halves of the "
-        f"prompts of each run alone: {within}).",
+        f"[bold]Jaccard of the rocks {decimal(found.jaccard, 2)}[/bold] ({found.n_rocks[0]} and {found.n_rocks[1]} "
+        f"rocks; by chance {decimal(found.jaccard_by_chance, 2)}; two halves of the prompts of each run alone: "
+        f"{within}).",
         highlight=False,
     )
     print_lines(
-        f"Rank correlation of the scores {decimal(record['spearman'], 2)} over the {record['n_types_in_both']} types "
+        f"Rank correlation of the scores {decimal(found.spearman, 2)} over the {found.n_types_in_both} types "
         "ranked in both. Both were searched with the settings of A."
     )
-    columns: list[Column[Record]] = [
-        Column("token", lambda own: token(own["text"])),
-        Column("category", lambda own: text(own["category"])),
-        *(Column(f"rank {side.upper()}", lambda own, side=side: number(own[f"rank_{side}"])) for side in "ab"),
-        *(
-            Column(f"{title} {side.upper()}", lambda own, name=f"{name}_{side}": number(own[name], percent))
-            for name, title in (("kl_share", "kl"), ("token_share", "tokens"))
-            for side in "ab"
-        ),
+    columns: list[Column[MovedType]] = [
+        Column("token", lambda own: token(own.text)),
+        Column("category", lambda own: text(own.category)),
+        Column("rank A", lambda own: number(own.rank_a)),
+        Column("rank B", lambda own: number(own.rank_b)),
+        Column("kl A", lambda own: number(own.kl_share_a, percent)),
+        Column("kl B", lambda own: number(own.kl_share_b, percent)),
+        Column("tokens A", lambda own: number(own.token_share_a, percent)),
+        Column("tokens B", lambda own: number(own.token_share_b, percent)),
     ]
-    title = f"what moved most of {len(record['moved'])} types (A: {record['a']}, B: {record['b']})"
-    print_table(Table.of("moved", columns, record["moved"][:show], title))
+    title = f"what moved most of {len(found.moved)} types (A: {compared.a}, B: {compared.b})"
+    print_table(Table.of("moved", columns, found.moved[:show], title))

@@ -23,7 +23,7 @@ from rocktokens.display.numbers import (
 )
 from rocktokens.display.table import WIDE, Column, Table, ends, number, text, verdict
 from rocktokens.display.text import printable, visible
-from rocktokens.knockout.records import Knockout, KnockoutSweep
+from rocktokens.knockout.records import Correlation, Knockout, KnockoutSweep
 from rocktokens.report.tables import KINDS, ROLES, ban_name, verdict_table
 
 COLUMN_NAMES = {"entropy": "student entropy", "log_freq": "log frequency", "kl": "kl"}
@@ -60,22 +60,22 @@ def conclusion(sweep: KnockoutSweep, rule: str) -> str:
 def _conditions(sweep: KnockoutSweep) -> Iterator[str]:
     baseline, cost, noise, settings = sweep.baseline, sweep.cost, sweep.noise, sweep.settings
     yield (
-        f"Without a ban, {with_interval(baseline['accuracy'], baseline['interval'])} of the answers are right: "
-        f"{printable(settings['model'])} at temperature {settings['temperature']:g} on {settings['task']}, "
-        f"{baseline['n_prompts']} prompts × {baseline['num_samples']}."
+        f"Without a ban, {with_interval(baseline.accuracy, baseline.interval)} of the answers are right: "
+        f"{printable(settings.model)} at temperature {settings.temperature:g} on {settings.task}, "
+        f"{baseline.n_prompts} prompts × {baseline.num_samples}."
     )
     yield (
-        f"Decoded {cost['decoded_tokens']:,} tokens and retraced {cost['retraced_tokens']:,}: "
-        f"{decimal(cost['share'], 2)} of the {cost['full_sweep_tokens']:,} of a full sweep."
+        f"Decoded {cost.decoded_tokens:,} tokens and retraced {cost.retraced_tokens:,}: "
+        f"{decimal(cost.share, 2)} of the {cost.full_sweep_tokens:,} of a full sweep."
     )
-    if not noise["differing"]:
-        yield f"Decoded again without a ban, 0 of {noise['rollouts']} rollouts differ."
+    if not noise.differing:
+        yield f"Decoded again without a ban, 0 of {noise.rollouts} rollouts differ."
     for warning in sweep.warnings:
         yield f"warning: {printable(warning)}"
-    if noise["differing"]:
+    if noise.differing:
         yield (
-            f"Decoding again without a ban changes accuracy by {points(noise['delta'])} points "
-            f"{interval(noise['interval'], points)}."
+            f"Decoding again without a ban changes accuracy by {points(noise.delta)} points "
+            f"{interval(noise.interval, points)}."
         )
 
 
@@ -88,7 +88,7 @@ def ban_table(sweep: KnockoutSweep, rule: str, show: int) -> Table:
         Column("category", lambda own: text(own.ban.category), room=WIDE),
         Column("in", lambda own: number(own.changes.n_rollouts)),
         Column("Δ", lambda own: number(own.delta, points)),
-        Column(level(sweep.settings["alpha"]), lambda own: ends(own.interval, points)),
+        Column(level(sweep.settings.alpha), lambda own: ends(own.interval, points)),
         Column("p", lambda own: number(own.p, p_value), room=WIDE),
         Column("q", lambda own: number(own.q, p_value)),
         Column("verdict", lambda own: verdict(_verdict(own, rule) + ("" if own.stopped is None else " *"))),
@@ -117,7 +117,7 @@ def _remarks(sweep: KnockoutSweep) -> Iterator[str]:
         "corrected (Benjamini–Hochberg) · replaced by: the most frequent replacement · length: change in tokens"
     )
     if stopped := [own for own in tested if own.stopped]:
-        is_curtailed = sweep.settings["mode"] == "curtailed"
+        is_curtailed = sweep.settings.mode == "curtailed"
         why = "their verdicts are certain, their Δ is not known" if is_curtailed else "their numbers are forecasts"
         yield f"* {len(stopped)} stopped before all prompts were decoded: {why}"
     if absent := sum(own.changes.n_rollouts == 0 for own in tested):
@@ -154,10 +154,10 @@ def _beyond_placebos(sweep: KnockoutSweep) -> Iterator[str]:
 
 def detectable_sentence(sweep: KnockoutSweep) -> str:
     """Say from which loss on a ban would have been called a pillar."""
-    single, corrected = (sweep.detectable[name] for name in ("single", "corrected"))
+    single, corrected = sweep.detectable.single, sweep.detectable.corrected
     count = len(sweep.of_role("tested"))
     if single >= 1:
-        return f"None: with {sweep.baseline['n_prompts']} prompts no loss would be called a pillar."
+        return f"None: with {sweep.baseline.n_prompts} prompts no loss would be called a pillar."
     after = "none" if corrected >= 1 else f"{decimal(100 * corrected, 1)} points"
     correction = f"; corrected for {counted(count, 'ban')}: {after}" if count > 1 else ""
     return (
@@ -169,30 +169,29 @@ def detectable_sentence(sweep: KnockoutSweep) -> str:
 def _print_correlations(sweep: KnockoutSweep) -> None:
     from rocktokens.knockout.correlates import FEWEST_TYPES
 
-    if all(record["n"] < FEWEST_TYPES for record in sweep.correlations):
+    if all(record.n < FEWEST_TYPES for record in sweep.correlations):
         return
     heading("Is Δ related to what the trace says of a type?", orthogonality_sentence(sweep.correlations))
-    columns: list[Column[dict[str, Any]]] = [
-        Column("Δ with", lambda own: text(COLUMN_NAMES[own["name"]])),
-        Column("Spearman's ρ", lambda own: number(own["rho"], fixed(2))),
-        Column("95 %", lambda own: ends(own["interval"], fixed(2))),
-        Column("p", lambda own: number(own["p"], p_value)),
-        Column("types", lambda own: number(own["n"])),
+    columns: list[Column[Correlation]] = [
+        Column("Δ with", lambda own: text(COLUMN_NAMES[own.name])),
+        Column("Spearman's ρ", lambda own: number(own.rho, fixed(2))),
+        Column("95 %", lambda own: ends(own.interval, fixed(2))),
+        Column("p", lambda own: number(own.p, p_value)),
+        Column("types", lambda own: number(own.n)),
     ]
     print_table(Table.of("correlations", columns, sweep.correlations))
 
 
-def orthogonality_sentence(correlations: Sequence[dict[str, Any]]) -> str:
+def orthogonality_sentence(correlations: Sequence[Correlation]) -> str:
     """Judge the paper's claim that Δ is unrelated to entropy, frequency and kl."""
     claim = "the paper's claim that Δ is unrelated to all of them is"
-    known = [record for record in correlations if record["interval"] is not None]
-    related = [record for record in known if not record["interval"][0] <= 0 <= record["interval"][1]]
+    known = [(own.name, own.interval) for own in correlations if own.interval is not None]
+    related = [COLUMN_NAMES[name] for name, (low, high) in known if not low <= 0 <= high]
     if related:
-        names = listed([COLUMN_NAMES[record["name"]] for record in related])
-        return f"Δ is related to {names}: {claim} contradicted."
+        return f"Δ is related to {listed(related)}: {claim} contradicted."
     if len(known) < len(correlations) or not known:
         return f"Too few different values for all intervals: {claim} inconclusive."
-    strongest = max(abs(end) for record in known for end in record["interval"])
+    strongest = max(abs(end) for _, ends_of in known for end in ends_of)
     if strongest <= WEAK:
         return f"Every ρ is within ±{WEAK}: {claim} supported, as far as the noise of Δ lets a ρ show."
     return f"Every interval includes 0, and the widest reaches |ρ| = {decimal(strongest, 2)}: {claim} inconclusive."

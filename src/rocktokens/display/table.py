@@ -29,7 +29,7 @@ STYLES = {
 }
 """Verdicts that have a colour on a terminal; their word says the same."""
 Kind = Literal["number", "text", "token", "verdict"]
-Record = TypeVar("Record")
+Row = TypeVar("Row")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +69,11 @@ def verdict(word: str) -> Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Column(Generic[Record]):
+class Column(Generic[Row]):
     """A title, and what each record shows below it."""
 
     title: str
-    cell: Callable[[Record], Cell]
+    cell: Callable[[Row], Cell]
     room: int = 0
     """Characters of the narrowest screen that shows it: 0, ``WIDE`` or ``WIDEST``."""
 
@@ -99,8 +99,8 @@ class Table:
     def of(
         cls,
         name: str,
-        columns: Sequence[Column[Record]],
-        rows: Iterable[Record],
+        columns: Sequence[Column[Row]],
+        rows: Iterable[Row],
         title: str = "",
         notes: Sequence[str] = (),
         records: Sequence[Mapping[str, Any]] = (),

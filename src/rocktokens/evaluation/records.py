@@ -15,9 +15,9 @@ from rocktokens.display.numbers import percent, with_interval
 from rocktokens.display.table import Column, Table, ends, flat, number, text
 from rocktokens.display.text import printable
 from rocktokens.errors import RunDirError
+from rocktokens.types import Interval
 
 SCHEMA_VERSION = 1
-Interval = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)

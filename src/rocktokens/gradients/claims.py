@@ -52,7 +52,6 @@ from rocktokens.gradients.records import (
     Claim,
     ClaimVerdict,
     DirectionTest,
-    Interval,
     KeptKl,
     LogitSummary,
     NormRatio,
@@ -63,7 +62,7 @@ from rocktokens.gradients.records import (
     TraceSummary,
 )
 from rocktokens.rocks.records import PairedChange
-from rocktokens.types import KEPT
+from rocktokens.types import KEPT, Interval
 
 ALPHA = 0.05
 ONE_LINE = 0.9
@@ -77,7 +76,7 @@ ALONG = 0.1
 SAME_WAY = math.cos(math.pi / 4)
 HALF_OF_IT = 0.5
 """The share of a sum of gradients above which its direction is that of one of them."""
-Finding = tuple[str, ClaimVerdict]
+Judged = tuple[str, ClaimVerdict]
 """What a verdict rests on, and the verdict."""
 _NOT_PAIRED = "no other checkpoint scored the same tokens"
 _NO_BATCH = "the rocks or the gradient are missing from every batch"
@@ -110,7 +109,7 @@ def judge(trace: TraceSummary, logit: LogitSummary, parameter: ParameterSummary)
     ]
 
 
-def small(rare: RareTypes) -> Finding:
+def small(rare: RareTypes) -> Judged:
     """Compare the norm of a rock's gradient with that of a rare type of as high a kl."""
     ratio = rare.norm_ratio
     if ratio.ratio is None:
@@ -129,7 +128,7 @@ def small(rare: RareTypes) -> Finding:
     return because, above(inverted, -1.0)
 
 
-def total(ratio: NormRatio, rocks: TraceGroup) -> Finding:
+def total(ratio: NormRatio, rocks: TraceGroup) -> Judged:
     """Compare the rocks' share of Σ‖g‖ with their share of the tokens; ``ratio``: of their mean norm to all tokens'."""
     if ratio.ratio is None:
         return "there is no gradient on these prompts", INCONCLUSIVE
@@ -140,7 +139,7 @@ def total(ratio: NormRatio, rocks: TraceGroup) -> Finding:
     return because, above(ratio.interval, 1.0)
 
 
-def direction(test: DirectionTest, rocks: RockColumns) -> Finding:
+def direction(test: DirectionTest, rocks: RockColumns) -> Judged:
     """Compare the cosines with R of rocks with 0.1, and with those of other types."""
     if test.p is None or test.superiority is None:
         return "there are no other types to compare the rocks with", INCONCLUSIVE
@@ -161,7 +160,7 @@ def direction(test: DirectionTest, rocks: RockColumns) -> Finding:
     return because, CONTRADICTED if CONTRADICTED in parts else INCONCLUSIVE if INCONCLUSIVE in parts else SUPPORTED
 
 
-def kept(shares: KeptKl | None, rocks: RockColumns) -> Finding:
+def kept(shares: KeptKl | None, rocks: RockColumns) -> Judged:
     """Count the rocks that kept more than 3/4 of their kl."""
     if shares is None:
         return _NOT_PAIRED, INCONCLUSIVE
@@ -176,7 +175,7 @@ def kept(shares: KeptKl | None, rocks: RockColumns) -> Finding:
     return because, tally.verdict
 
 
-def unmoved(change: PairedChange | None) -> Finding:
+def unmoved(change: PairedChange | None) -> Judged:
     """Compare the change of the rocks' kl between the checkpoints with a fall by 1/4."""
     if change is None or change.relative is None:
         return _NOT_PAIRED, INCONCLUSIVE
@@ -189,7 +188,7 @@ def unmoved(change: PairedChange | None) -> Finding:
     return because, above(interval, KEPT - 1)
 
 
-def parameters(excess: BatchMean, share: BatchMean) -> Finding:
+def parameters(excess: BatchMean, share: BatchMean) -> Judged:
     """Compare the rocks' signed share of the gradient with their share of the tokens, batch by batch."""
     if excess.mean is None or share.mean is None:
         return _NO_BATCH, INCONCLUSIVE
@@ -201,7 +200,7 @@ def parameters(excess: BatchMean, share: BatchMean) -> Finding:
     return because, above(excess.interval if n_defined >= LEAST_BATCHES else None, 0.0)
 
 
-def adam(effects: Mapping[str, AdamEffect] | None) -> Finding:
+def adam(effects: Mapping[str, AdamEffect] | None) -> Judged:
     """Compare the rocks' share of Adam's step with their share of the gradient; None without the optimizer's state."""
     if effects is None:
         return "this checkpoint has no optimizer state, so only the gradient is known", INCONCLUSIVE
@@ -217,7 +216,7 @@ def adam(effects: Mapping[str, AdamEffect] | None) -> Finding:
     return because, _OF_ADAM[own.verdict]
 
 
-def cancels(rocks: RockColumns, others: float | None) -> Finding:
+def cancels(rocks: RockColumns, others: float | None) -> Judged:
     """Count the rocks of which averaging leaves less than half; ``others``: the median coherence of other types."""
     coherence = [value for value in rocks.coherence if value is not None]
     if not coherence:
@@ -235,7 +234,7 @@ def cancels(rocks: RockColumns, others: float | None) -> Finding:
     return because, tally.verdict
 
 
-def persists(corrected: Sequence[float | None] | None, rocks: RockColumns) -> Finding:
+def persists(corrected: Sequence[float | None] | None, rocks: RockColumns) -> Judged:
     """Count the rocks whose mean gradient turned by less than 45°; ``corrected``: its cosine, noise corrected."""
     known = [value for value in corrected or () if value is not None]
     if corrected is None or not known:

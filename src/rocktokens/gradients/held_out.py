@@ -54,7 +54,7 @@ class HeldOut:
     """The rollouts that are measured, and the groups of their types."""
 
     store: TraceStore
-    evidence: PromptSums
+    sums: PromptSums
     rollouts: list[Rollout]
     """Of the prompts that are measured on, in the order of the probe."""
     groups: Groups
@@ -69,7 +69,7 @@ class HeldOut:
     @property
     def measured_on(self) -> str:
         """Which prompts."""
-        return HELD_OUT if self.evidence.is_split else NOT_SPLIT
+        return HELD_OUT if self.sums.is_split else NOT_SPLIT
 
     @property
     def n_prompts(self) -> int:
@@ -84,7 +84,7 @@ class HeldOut:
     @property
     def sample(self) -> Sample:
         """The traced tokens of these prompts at the reference."""
-        return self.evidence.measuring
+        return self.sums.measuring
 
 
 def hold_out(run: RunDir, rocks: RockSet, reference: int | None, baseline: int | None) -> HeldOut:
@@ -96,26 +96,26 @@ def hold_out(run: RunDir, rocks: RockSet, reference: int | None, baseline: int |
     known = rocks.source.get("manifest_sha256") == store.manifest_sha256
     if baseline is None and (baseline := criterion.get("baseline")) is not None and reference is not None:
         baseline = min(baseline, reference)
-    evidence = gather(
+    sums = gather(
         store,
         criterion.get("reference") if reference is None else reference,
         baseline,
         criterion.get("split") if known else None,
         criterion.get("seed", 0),
     )
-    sample, prompts = evidence.measuring, evidence.prompts.measuring
+    sample, prompts = sums.measuring, sums.prompts.measuring
     if not np.isin(rocks.ids, sample.token_ids[sample.totals("freq") > 0]).any():
         raise RocktokensError(
-            f"none of the {len(rocks.tokens)} rocks of rocks.json occurs at checkpoint {evidence.reference} on the "
-            f"{evidence.prompts.n_measuring} prompts to measure on ({HELD_OUT if evidence.is_split else NOT_SPLIT}): "
+            f"none of the {len(rocks.tokens)} rocks of rocks.json occurs at checkpoint {sums.reference} on the "
+            f"{sums.prompts.n_measuring} prompts to measure on ({HELD_OUT if sums.is_split else NOT_SPLIT}): "
             "trace more prompts (trace.num_prompts), or run `rocktokens find` again"
         )
-    groups, rare_ids, control = _groups(store, rocks, evidence)
+    groups, rare_ids, control = _groups(store, rocks, sums)
     measured = None if prompts is None else set(prompts)
-    probe = _probe(run, evidence.reference)
+    probe = _probe(run, sums.reference)
     return HeldOut(
         store=store,
-        evidence=evidence,
+        sums=sums,
         rollouts=[rollout for rollout in probe if measured is None or rollout.prompt_id in measured],
         groups=groups,
         rare_ids=rare_ids,
@@ -136,18 +136,18 @@ def _probe(run: RunDir, reference: int) -> list[Rollout]:
     return read_rollouts(run, own if len(probes) > 1 else probes[0])
 
 
-def _groups(store: TraceStore, rocks: RockSet, evidence: PromptSums) -> tuple[Groups, np.ndarray, ControlGroup]:
+def _groups(store: TraceStore, rocks: RockSet, sums: PromptSums) -> tuple[Groups, np.ndarray, ControlGroup]:
     """Return the groups by name, all rare high-kl types, and how the control was matched."""
-    token_ids, criterion = evidence.selection.token_ids, rocks.criterion
+    token_ids, criterion = sums.selection.token_ids, rocks.criterion
     rock_columns = np.flatnonzero(np.isin(token_ids, rocks.ids))
     columns = persistence.type_groups(
-        evidence.selection,
+        sums.selection,
         rock_columns,
         criterion.get("min_freq", 2),
         derive_seed(criterion.get("seed", 0), "analysis"),
     )
     rare_ids = token_ids[columns[persistence.RARE]]
-    rocks = replace(rocks, criterion={**criterion, "reference": evidence.reference})
+    rocks = replace(rocks, criterion={**criterion, "reference": sums.reference})
     control_ids, control = _control(store, rocks, rare_ids)
     groups = {
         ROCKS: token_ids[rock_columns],
@@ -198,7 +198,7 @@ def category_ids(store: TraceStore, token_ids: np.ndarray) -> Groups:
 
 def describe_trace(held_out: HeldOut) -> TraceSummary:
     """Summarize the trace by group and by type: norms, kl before and after, intervals over prompts."""
-    sample, seed, paired = held_out.sample, held_out.seed, held_out.evidence.paired
+    sample, seed, paired = held_out.sample, held_out.seed, held_out.sums.paired
     members = {name: np.isin(sample.token_ids, ids) for name, ids in held_out.groups.items()}
     rocks_U, rare_U = members[ROCKS], np.isin(sample.token_ids, held_out.rare_ids)
     against = {"all": np.ones(len(sample.token_ids), dtype=bool), **members}
@@ -240,7 +240,7 @@ def norm_ratio(sample: Sample, first_U: np.ndarray, second_U: np.ndarray, seed: 
 
 
 def _describe_group(held_out: HeldOut, chosen_U: np.ndarray) -> TraceGroup:
-    sample, paired, seed = held_out.sample, held_out.evidence.paired, held_out.seed
+    sample, paired, seed = held_out.sample, held_out.sums.paired, held_out.seed
     intervals = share_intervals(sample, chosen_U, paired, seed=seed)
     freq, norm, kl = (sample.totals(name) for name in ("freq", "grad_norm", "kl"))
     count = int(freq[chosen_U].sum())
@@ -276,7 +276,7 @@ def _types(held_out: HeldOut, members: Groups) -> TraceTypes:
         category=list(store_categories(store, ids)),
         group=np.select([chosen_U[used] for chosen_U in members.values()], list(members), default=REST).tolist(),
         freq=freq.tolist(),
-        kl_before=mean("kl_before") if held_out.evidence.paired else [None] * len(ids),
+        kl_before=mean("kl_before") if held_out.sums.paired else [None] * len(ids),
         kl=mean("kl"),
         mean_norm=mean("grad_norm"),
     )

@@ -67,18 +67,18 @@ TESTED = ("mean_norm", "norm", "coherence", "cos_balanced", "cos_pooled", "contr
 COSINES = ("cosine", "split_half_before", "split_half_after", "cross_half", "corrected")
 RELIABLE = 0.25
 """The least cosine of two halves of the prompts that makes a direction of a mean gradient."""
-Groups = Mapping[str, Collection[int] | np.ndarray]
+IdsByName = Mapping[str, Collection[int] | np.ndarray]
 
 
 # One checkpoint
 
 
-def describe_checkpoint(gradients: TypeGradients, groups: Groups, categories: Groups) -> BySpace[SpaceGradients]:
+def describe_checkpoint(gradients: TypeGradients, groups: IdsByName, categories: IdsByName) -> BySpace[SpaceGradients]:
     """Describe one checkpoint in logit space; the rocks are among the groups."""
     return BySpace(*(_describe_space(gradients, space, groups, categories) for space in SPACES))
 
 
-def _describe_space(gradients: TypeGradients, space: Space, groups: Groups, categories: Groups) -> SpaceGradients:
+def _describe_space(gradients: TypeGradients, space: Space, groups: IdsByName, categories: IdsByName) -> SpaceGradients:
     table, sketch = describe_types(gradients, space), gradients.sums(space).sketch
     is_rock_U = members(gradients.token_ids, groups[ROCKS])
     cos_others_U, largest = compare_with_others(gradients, space, is_rock_U)
@@ -107,7 +107,7 @@ def _describe_space(gradients: TypeGradients, space: Space, groups: Groups, cate
     )
 
 
-def describe_groups(gradients: TypeGradients, table: TypeTable, groups: Groups) -> dict[str, GroupGradient]:
+def describe_groups(gradients: TypeGradients, table: TypeTable, groups: IdsByName) -> dict[str, GroupGradient]:
     """Describe each group in the space of ``table``, which is ``describe_types`` of ``gradients``."""
     sums, space = gradients.sums(table.space), table.space
     pooled_W, balanced_W, width = gradients.pooled(space), gradients.balanced(space), sums.sketch_width
@@ -137,7 +137,7 @@ def describe_groups(gradients: TypeGradients, table: TypeTable, groups: Groups) 
     return found
 
 
-def compare_groups(table: TypeTable, groups: Groups, columns: Sequence[str] = TESTED) -> list[GroupTest]:
+def compare_groups(table: TypeTable, groups: IdsByName, columns: Sequence[str] = TESTED) -> list[GroupTest]:
     """Test every pair of groups on some columns of ``table``."""
     found = []
     for first, second in combinations(groups, 2):
@@ -214,7 +214,7 @@ def persistence(before: TypeGradients, after: TypeGradients, space: Space) -> Pe
     )
 
 
-def describe_change(before: TypeGradients, after: TypeGradients, groups: Groups) -> BySpace[SpacePersistence]:
+def describe_change(before: TypeGradients, after: TypeGradients, groups: IdsByName) -> BySpace[SpacePersistence]:
     """Describe how directions changed between two checkpoints."""
     described = []
     for found in (persistence(before, after, space) for space in SPACES):
@@ -230,7 +230,7 @@ def describe_change(before: TypeGradients, after: TypeGradients, groups: Groups)
     return BySpace(*described)
 
 
-def describe_persistence(found: Persistence, groups: Groups) -> dict[str, GroupPersistence]:
+def describe_persistence(found: Persistence, groups: IdsByName) -> dict[str, GroupPersistence]:
     """Take the medians over each group of types."""
     described = {}
     for name, token_ids in groups.items():

@@ -125,7 +125,7 @@ def _require_measurable(run: RunDir, config: Config, held_out: HeldOut) -> None:
     """Refuse settings whose gradients would be of another loss than the rows of the trace, and too few prompts."""
     scoring, models, replay = config.scoring, config.models, held_out.store.replay
     if replay:
-        traced_with = {**replay["scoring"], "teacher": replay["teacher"]}
+        traced_with = {**replay.scoring, "teacher": replay.teacher}
         for name, given, now in (
             ("scoring.divergence", scoring.divergence, scoring.divergence),
             ("scoring.temperature", scoring.temperature, scoring.temperature),
@@ -146,8 +146,8 @@ def _require_measurable(run: RunDir, config: Config, held_out: HeldOut) -> None:
 def _settings(config: Config, held_out: HeldOut) -> GradientsSettings:
     return GradientsSettings(
         **config.gradients.model_dump(),
-        reference=held_out.evidence.reference,
-        baseline=held_out.evidence.baseline,
+        reference=held_out.sums.reference,
+        baseline=held_out.sums.baseline,
         measured_on=held_out.measured_on,
         n_prompts=held_out.n_prompts,
         n_rollouts=len(held_out.rollouts),
@@ -164,12 +164,12 @@ def _settings(config: Config, held_out: HeldOut) -> GradientsSettings:
 
 def _logit_space(session: Session) -> LogitSummary:
     """Measure both checkpoints, and what changed between them; None where there is one only."""
-    evidence, groups, categories = session.held_out.evidence, session.held_out.groups, session.categories
-    now = _type_gradients(session, evidence.reference)
+    sums, groups, categories = session.held_out.sums, session.held_out.groups, session.categories
+    now = _type_gradients(session, sums.reference)
     reference = describe_checkpoint(now, groups, categories)
-    if evidence.baseline == evidence.reference:
+    if sums.baseline == sums.reference:
         return LogitSummary(reference, None, None)
-    before = _type_gradients(session, evidence.baseline)
+    before = _type_gradients(session, sums.baseline)
     baseline = describe_checkpoint(before, groups, categories)
     return LogitSummary(reference, baseline, describe_change(before, now, groups))
 
@@ -212,7 +212,7 @@ def _parameter_space(session: Session) -> ParameterSummary:
 
 def _load_trainee(session: Session) -> Trainee:
     """Load the student of the reference checkpoint with what is trainable in it, and its optimizer's state."""
-    config, step, device = session.config, session.held_out.evidence.reference, str(session.teacher.model.device)
+    config, step, device = session.config, session.held_out.sums.reference, str(session.teacher.model.device)
     name, folder = session.student_name(step), session.run.checkpoint(step)
     is_own = name == str(folder)
     student = load_student(config, folder, device) if is_own else load_model(name, "float32", device)

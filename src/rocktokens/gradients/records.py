@@ -26,7 +26,7 @@ from pydantic import BeforeValidator
 
 from rocktokens.display import table
 from rocktokens.rocks.records import PairedChange
-from rocktokens.types import Record, load_record, write_record
+from rocktokens.types import Interval, Record, load_record, write_record
 
 if TYPE_CHECKING:
     import altair as alt
@@ -38,7 +38,6 @@ ROCKS, RARE, CONTROL, REST = "rocks", "rare high-kl", "control", "rest"
 """The groups of types. ``REST`` is also what the tokens outside any other partition's groups are called."""
 Space = Literal["hidden", "vocabulary"]
 T = TypeVar("T")
-Interval = tuple[float, float]
 Column = list[float | None]
 """One number per type or per batch; None where it is not defined."""
 

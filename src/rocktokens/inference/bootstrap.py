@@ -13,9 +13,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from rocktokens.types import Interval
+
 BLOCK_CELLS = 1 << 22
 """Cells of a block of replicates: 32 MiB as counts or in float64."""
-Interval = tuple[float, float]
 
 
 def prompt_draws(n_prompts: int, resamples: int, seed: int) -> Iterator[np.ndarray]:

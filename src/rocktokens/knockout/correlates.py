@@ -21,8 +21,10 @@ import ibis.expr.types as ir
 import numpy as np
 
 from rocktokens.inference.bootstrap import prompt_draws
+from rocktokens.knockout.records import Correlation
 from rocktokens.rocks.sums import ONE, TypeSums, occurrences, type_sums
 from rocktokens.run_dir import derive_seed
+from rocktokens.types import Interval
 
 RESAMPLES = 10_000
 CONFIDENCE = 0.95
@@ -49,38 +51,39 @@ def type_columns(rows: ir.Table, ids: Sequence[int]) -> dict[str, np.ndarray]:
 
 def correlate(
     deltas_K: np.ndarray, columns: Mapping[str, np.ndarray], resamples: int = RESAMPLES, seed: int = 0
-) -> list[dict[str, Any]]:
+) -> list[Correlation]:
     """Compute Spearman's ρ of Δ with every column, float (K,) by name.
 
-    A type whose Δ or value is NaN is left out of that correlation. Returns by column name, rho, interval (95 %), p and
-    n, the number of types. All but n are None where Δ or the column is constant, and the interval also with fewer than
-    four types.
+    A type whose Δ or value is NaN is left out of that correlation. All but ``name`` and ``n``, the number of types, are
+    None where Δ or the column is constant, and the interval also with fewer than four types.
     """
     deltas_K = np.asarray(deltas_K, dtype=np.float64)
     return [
-        {"name": name, **_association(deltas_K, np.asarray(column_K, dtype=np.float64), resamples, seed)}
+        _correlation(name, deltas_K, np.asarray(column_K, dtype=np.float64), resamples, seed)
         for name, column_K in columns.items()
     ]
 
 
-def _association(x_K: np.ndarray, y_K: np.ndarray, resamples: int, seed: int) -> dict[str, Any]:
+def _correlation(name: str, x_K: np.ndarray, y_K: np.ndarray, resamples: int, seed: int) -> Correlation:
     known_K = np.isfinite(x_K) & np.isfinite(y_K)
     x_N, y_N = x_K[known_K], y_K[known_K]
     count = len(x_N)
     if min(len(np.unique(x_N)), len(np.unique(y_N))) < 2:
-        return {"rho": None, "interval": None, "p": None, "n": count}
-    return {
-        "rho": float(_spearman(x_N, y_N, np.ones((1, count)))[0]),
-        "interval": _interval(x_N, y_N, resamples, seed) if count >= FEWEST_TYPES else None,
-        "p": _permutation_p(x_N, y_N, resamples, seed),
-        "n": count,
-    }
+        return Correlation(name, rho=None, interval=None, p=None, n=count)
+    return Correlation(
+        name,
+        rho=float(_spearman(x_N, y_N, np.ones((1, count)))[0]),
+        interval=_interval(x_N, y_N, resamples, seed) if count >= FEWEST_TYPES else None,
+        p=_permutation_p(x_N, y_N, resamples, seed),
+        n=count,
+    )
 
 
-def _interval(x_N: np.ndarray, y_N: np.ndarray, resamples: int, seed: int) -> list[float]:
+def _interval(x_N: np.ndarray, y_N: np.ndarray, resamples: int, seed: int) -> Interval:
     draws = prompt_draws(len(x_N), resamples, derive_seed(seed, "bootstrap"))  # here of types
     rho_B = np.concatenate([_spearman(x_N, y_N, counts_BN.astype(np.float64)) for counts_BN in draws])
-    return np.quantile(rho_B, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]).tolist()
+    low, high = np.quantile(rho_B, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]).tolist()
+    return low, high
 
 
 def _permutation_p(x_N: np.ndarray, y_N: np.ndarray, permutations: int, seed: int) -> float:

@@ -14,9 +14,8 @@ from typing import Protocol
 
 import numpy as np
 
-from rocktokens.knockout.records import Interval
 from rocktokens.knockout.verdicts import VerdictRule, paired_effects, settled_verdicts, verdict
-from rocktokens.types import Verdict
+from rocktokens.types import Interval, Verdict
 
 CURTAILED_LOOKS = 20
 

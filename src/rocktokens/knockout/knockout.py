@@ -7,7 +7,6 @@
 3. The sweep goes into knockout.json. Its verdicts go into rocks.json if a student of the run wrote the answers.
 """
 
-import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,14 +16,13 @@ from rocktokens.config import Config, evaluation_task
 from rocktokens.errors import RocktokensError
 from rocktokens.evaluation.evaluate import resolve_models
 from rocktokens.knockout.bans import Tokens, Wanted, choose_bans, control_ban, ranked_rocks
-from rocktokens.knockout.records import Ban, Knockout, KnockoutSweep
+from rocktokens.knockout.records import Ban, Conditions, Knockout, KnockoutSweep, Mode, digest
 from rocktokens.models.fingerprints import model_identity, vocabulary_sha256
 from rocktokens.progress import SILENT, Progress
 from rocktokens.run_dir import RunDir, derive_seed, package_versions
 from rocktokens.types import Prompt, RockSet, RockToken
 
 if TYPE_CHECKING:
-    from rocktokens.knockout.sweep import Mode
     from rocktokens.models.load import LoadedModel
     from rocktokens.rollouts.encode import Sampling
 
@@ -49,7 +47,7 @@ def knockout(
     wanted: Wanted | None = None,
     *,
     checkpoint: str = "last",
-    mode: "Mode" = "exact",
+    mode: Mode = "exact",
     rule: RuleName = "method",
     progress: Progress = SILENT,
 ) -> KnockoutSweep:
@@ -86,11 +84,11 @@ def knockout(
             banned = _load(run, config, checkpoint)
         rocks.require_tokenizer(banned.tokenizer_sha256)
         bans, left_out = _bans(run, config, rocks, wanted, banned.loaded)
-        conditions = _conditions(config, banned, prompts, sampling)
-        journal = RunJournal(run, _digest(conditions))
+        conditions = Conditions(**_conditions(config, banned, prompts, sampling))
+        journal = RunJournal(run, conditions.digest)
         try:
             sweep = knockout_sweep(
-                make_sampler(config, banned.loaded, threads=1 if conditions["device"] == "cpu" else None),
+                make_sampler(config, banned.loaded, threads=1 if conditions.device == "cpu" else None),
                 banned.loaded.tokenizer,
                 task,
                 prompts,
@@ -106,7 +104,8 @@ def knockout(
                 ),
                 rocks=rocks.ids.tolist(),
                 columns=_columns(run, rocks, bans),
-                facts={"model": banned.name, "conditions": conditions},
+                model=banned.name,
+                conditions=conditions,
                 journal=journal,
                 progress=progress,
             )
@@ -163,14 +162,14 @@ def _conditions(config: Config, banned: BannedModel, prompts: Sequence[Prompt], 
     return {
         "model": banned.identity,
         "tokenizer_sha256": banned.tokenizer_sha256,
-        "config_sha256": _digest(json.loads(loaded.model.config.to_json_string())),
+        "config_sha256": digest(json.loads(loaded.model.config.to_json_string())),
         "eos_ids": sorted(loaded.eos_ids),
         "versions": package_versions(DECODING_PACKAGES),
         "dtype": config.models.dtype,
         "device": loaded.model.device.type,
         "task": evaluation_task(config).model_dump(mode="json"),
         # Prompts as the model sees them, template included, and their answers.
-        "prompts_sha256": _digest([[prompt.id, prompt.answer, ids] for prompt, ids in zip(prompts, seen, strict=True)]),
+        "prompts_sha256": digest([[prompt.id, prompt.answer, ids] for prompt, ids in zip(prompts, seen, strict=True)]),
         "num_prompts": len(prompts),
         "num_samples": config.knockout.num_samples,
         "temperature": sampling.temperature,
@@ -178,10 +177,6 @@ def _conditions(config: Config, banned: BannedModel, prompts: Sequence[Prompt], 
         "batch_size": config.rollouts.batch_size,
         "seed": config.run.seed,
     }
-
-
-def _digest(content: Any) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _columns(run: RunDir, rocks: RockSet, bans: Sequence[Ban]) -> dict[str, dict[int, float]]:
@@ -220,7 +215,7 @@ def has_verdicts(rocks: RockSet, sweep: KnockoutSweep, rule: RuleName) -> bool:
 
 def _provenance(sweep: KnockoutSweep, rule: RuleName) -> dict[str, Any]:
     names = ("model", "n_prompts", "num_samples", "temperature", "mode", "seed")
-    return {**{name: sweep.settings[name] for name in names}, "rule": rule}
+    return {**{name: getattr(sweep.settings, name) for name in names}, "rule": rule}
 
 
 def _tested_rocks(rocks: RockSet, sweep: KnockoutSweep) -> dict[int, Knockout]:

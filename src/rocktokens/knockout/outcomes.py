@@ -19,7 +19,7 @@ import numpy as np
 
 from rocktokens.knockout.designs import Design, Interim, Settled
 from rocktokens.knockout.journal import Decoded, Journal, Key
-from rocktokens.knockout.records import Ban
+from rocktokens.knockout.records import Ban, EngineNoise
 from rocktokens.knockout.verdicts import VerdictRule, paired_effects
 from rocktokens.progress import Progress
 from rocktokens.rollouts.encode import Sampling, make_rollouts
@@ -87,9 +87,7 @@ class SweepOutcomes:
     """By ban, what was decoded of which free rollouts."""
     interim: Interim
     settled: list[Settled]
-    noise: dict[str, Any]
-    """Free rollouts continued once more: rollouts, tokens, differing, flips (answers that change sides), delta,
-    interval."""
+    noise: EngineNoise
     retraced_tokens: int
 
 
@@ -117,14 +115,15 @@ class SweepDecoder:
     def settle(self, design: Design, rule: VerdictRule, progress: Progress) -> SweepOutcomes:
         """Decode block by block what the design still wants to see, until it has settled every ban."""
         settled: dict[int, Settled] = {}
-        noise: dict[str, Any] = {}
+        noise: EngineNoise | None = None
         for number, block in enumerate(design.blocks):
             still_open = [ban for ban in range(len(self.bans)) if ban not in settled]
             again = [] if noise else self._again
             self._look(still_open, block, again, f"decoding under bans {number + 1}/{len(design.blocks)}", progress)
             noise = noise or self._noise(rule)
-            found = design.judge(self._interim().of(still_open), number, noise["interval"])
+            found = design.judge(self._interim().of(still_open), number, noise.interval)
             settled |= {ban: own for ban, own in zip(still_open, found, strict=True) if own is not None}
+        assert noise is not None, "a design has blocks"
         return SweepOutcomes(
             bans=self.bans,
             free=self.free,
@@ -152,7 +151,7 @@ class SweepDecoder:
             for place, rollout in enumerate(self.free)
         ]
 
-    def _noise(self, rule: VerdictRule) -> dict[str, Any]:
+    def _noise(self, rule: VerdictRule) -> EngineNoise:
         """Return what has changed in the free rollouts that were decoded again, amid the jobs."""
         again = [self._outcome((ids, place)) for ids, place, _ in self._again]
         changes_R = np.array([own.right for own in again]).astype(int) - self.free_right_R
@@ -161,14 +160,14 @@ class SweepDecoder:
             np.array_equal(own.token_ids, rollout.token_ids[own.start :])
             for own, rollout in zip(again, self.free, strict=True)
         ]
-        return {
-            "rollouts": len(again),
-            "tokens": sum(len(own.token_ids) for own in again),
-            "differing": len(same) - sum(same),
-            "flips": int(np.count_nonzero(changes_R)),
-            "delta": effect.delta,
-            "interval": effect.interval,
-        }
+        return EngineNoise(
+            rollouts=len(again),
+            tokens=sum(len(own.token_ids) for own in again),
+            differing=len(same) - sum(same),
+            flips=int(np.count_nonzero(changes_R)),
+            delta=effect.delta,
+            interval=effect.interval,
+        )
 
     def _interim(self) -> Interim:
         """Return what is known now."""

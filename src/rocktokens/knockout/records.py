@@ -3,6 +3,8 @@
 Accuracy changes are shares (−0.05: five points lost), intervals are [low, high].
 """
 
+import hashlib
+import json
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from rocktokens.display.numbers import counted, level, points
 from rocktokens.display.table import Column, Table, number, text, token, verdict
 from rocktokens.display.text import printable
-from rocktokens.types import Record, Verdict, load_record, write_record
+from rocktokens.types import Interval, Record, Verdict, load_record, write_record
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -20,7 +22,8 @@ if TYPE_CHECKING:
 KNOCKOUT_SCHEMA_VERSION = 1
 Role = Literal["tested", "matched", "never"]
 """Tested: a rock or what was asked for; matched: a placebo as frequent as a rock; never: an id in no rollout."""
-Interval = tuple[float, float]
+Mode = Literal["exact", "curtailed", "sequential"]
+"""When a ban is settled (rocktokens.knockout.sweep)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,130 @@ class Knockout(Record):
     changes: BanChanges
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conditions(Record):
+    """What rollouts and grades depend on under any ban; not what is banned, nor how the change is judged."""
+
+    model: str
+    tokenizer_sha256: str
+    config_sha256: str
+    eos_ids: list[int]
+    versions: dict[str, str]
+    dtype: str
+    device: str
+    task: dict[str, Any]
+    """This section of the config."""
+    prompts_sha256: str
+    """Of prompts as the model sees them, template included, and their answers."""
+    num_prompts: int
+    num_samples: int
+    temperature: float
+    max_new_tokens: int
+    batch_size: int
+    seed: int
+
+    @property
+    def digest(self) -> str:
+        """What the rollouts decoded under them are filed under."""
+        return digest(asdict(self))
+
+
+def digest(content: Any) -> str:
+    """Return the hex SHA-256 of what JSON can hold."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnockoutSettings(Record):
+    """What the numbers of a sweep depend on: model, task, prompts, sampling, seed, rule."""
+
+    model: str = "unknown"
+    conditions: Conditions | None = None
+    """None where the sweep was not made in a run."""
+    n_prompts: int
+    task: str
+    temperature: float
+    max_new_tokens: int
+    seed: int
+    num_samples: int
+    mode: Mode
+    matched: int
+    never: int
+    tolerance: float
+    alpha: float
+    epsilon: float
+    margin: float
+    resamples: int
+
+
+@dataclass(frozen=True, slots=True)
+class FreeAnswers(Record):
+    """The answers without a ban."""
+
+    accuracy: float
+    interval: Interval
+    n_prompts: int
+    num_samples: int
+    mean_length: float
+    truncated_share: float
+
+
+@dataclass(frozen=True, slots=True)
+class EngineNoise(Record):
+    """What changes when free rollouts are continued once more, under bans that change nothing."""
+
+    rollouts: int
+    tokens: int
+    differing: int
+    flips: int
+    """Answers that change sides."""
+    delta: float
+    interval: Interval
+
+
+@dataclass(frozen=True, slots=True)
+class SweepCost(Record):
+    """Jobs and tokens of a sweep, placebos included."""
+
+    jobs: int
+    free_tokens: int
+    decoded_tokens: int
+    retraced_tokens: int
+    full_sweep_tokens: int
+    share: float
+    """Of a full sweep."""
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictCounts(Record):
+    """How many bans of one role have each verdict, by rule; None for a rule that could not be applied."""
+
+    method: dict[Verdict, int] | None
+    paper: dict[Verdict, int] | None
+    corrected: dict[Verdict, int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class DetectableLoss(Record):
+    """Smallest loss detectable with 80 % power, of a ban that changes no other answer."""
+
+    single: float
+    corrected: float
+    """For the number of tested bans."""
+
+
+@dataclass(frozen=True, slots=True)
+class Correlation(Record):
+    """Spearman's ρ of Δ with one column of the trace; all but ``n`` are None where one of both is constant."""
+
+    name: str
+    rho: float | None
+    interval: Interval | None
+    """95 %; None also with too few types."""
+    p: float | None
+    n: int
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class KnockoutSweep(Record):
     """Everything in knockout.json; ``len`` counts the bans, placebos included.
@@ -99,22 +226,14 @@ class KnockoutSweep(Record):
     """
 
     tokenizer_sha256: str
-    settings: dict[str, Any]
-    """What the numbers depend on: model, task, prompts, sampling, seed, rule."""
-    baseline: dict[str, Any]
-    """accuracy, interval, n_prompts, num_samples, mean_length, truncated_share."""
-    noise: dict[str, Any]
-    """Free rollouts continued once more, under bans that change nothing: rollouts, tokens, differing, flips (answers
-    that change sides), delta, interval."""
-    cost: dict[str, Any]
-    """jobs, decoded_tokens, full_sweep_tokens, share; placebos included."""
-    counts: dict[str, Any]
-    """How many verdicts of each kind, by role, then by rule ("method", "paper", "corrected"), then by verdict; None for
-    a rule that could not be applied."""
-    detectable: dict[str, float]
-    """Smallest loss detectable with 80 % power, of a ban that changes no other answer: single, corrected."""
-    correlations: list[dict[str, Any]]
-    """Spearman's ρ of Δ with entropy, log_freq and kl over the tested types: name, rho, interval, p, n."""
+    settings: KnockoutSettings
+    baseline: FreeAnswers
+    noise: EngineNoise
+    cost: SweepCost
+    counts: dict[Role, VerdictCounts]
+    detectable: DetectableLoss
+    correlations: list[Correlation]
+    """With entropy, log_freq and kl, over the tested types."""
     warnings: list[str]
     knockouts: list[Knockout]
     """Tested, then matched, then never, each in the order asked for."""
@@ -144,12 +263,12 @@ class KnockoutSweep(Record):
         """Draw the change of accuracy under each ban with its interval, placebos below."""
         from rocktokens.report.charts.forest import forest_chart, forest_records
 
-        margin, interval_level = 100 * self.settings["margin"], level(self.settings["alpha"])
+        margin, interval_level = 100 * self.settings.margin, level(self.settings.alpha)
         return forest_chart(forest_records(self.knockouts), margin, self._where(), interval_level)
 
     def _where(self) -> str:
-        model, task = (self.settings.get(name, "unknown") for name in ("model", "task"))
-        return f"{model} on {task}, {counted(self.settings.get('n_prompts', 0), 'prompt')}"
+        own = self.settings
+        return f"{own.model} on {own.task}, {counted(own.n_prompts, 'prompt')}"
 
     def _tally(self, role: Role) -> str:
         verdicts = Counter(own.verdict for own in self.of_role(role))

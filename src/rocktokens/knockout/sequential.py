@@ -33,10 +33,9 @@ import numpy as np
 
 from rocktokens.inference.paired import flip_chances
 from rocktokens.knockout.designs import Interim, Settled
-from rocktokens.knockout.records import Interval
 from rocktokens.knockout.verdicts import ROUNDING, Effect, VerdictRule, paired_effects, verdict
 from rocktokens.run_dir import derive_seed
-from rocktokens.types import Verdict
+from rocktokens.types import Interval, Verdict
 
 LOOKS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 """Shares of the prompts: close together where strong effects show, wider apart where few bans are left."""

@@ -20,10 +20,22 @@ from rocktokens.inference.power import detectable_loss, detectable_scattered_los
 from rocktokens.inference.proportions import bootstrap_interval, wilson_interval
 from rocktokens.knockout.correlates import correlate
 from rocktokens.knockout.outcomes import NOWHERE, Continuation, SweepOutcomes
-from rocktokens.knockout.records import BanChanges, Interval, Knockout, KnockoutSweep, Role
+from rocktokens.knockout.records import (
+    BanChanges,
+    Correlation,
+    DetectableLoss,
+    EngineNoise,
+    FreeAnswers,
+    Knockout,
+    KnockoutSettings,
+    KnockoutSweep,
+    Role,
+    SweepCost,
+    VerdictCounts,
+)
 from rocktokens.knockout.verdicts import VerdictRule, paper_verdict, without_effect
 from rocktokens.traces.token_text import Vocabulary
-from rocktokens.types import Rollout, Verdict
+from rocktokens.types import Interval, Rollout, Verdict
 
 NAMED = 5
 MOST_REPLACEMENTS = 5
@@ -49,24 +61,25 @@ def summarise(
         columns: by name and id, what Δ of the tested types is correlated with.
         unmatched: tested types without a placebo.
     """
-    noise_interval: Interval = tuple(outcomes.noise["interval"])
-    knockouts = _knockouts(outcomes, rule, noise_interval, vocabulary)
+    noise = outcomes.noise
+    knockouts = _knockouts(outcomes, rule, noise.interval, vocabulary)
     tested = [knockout for knockout in knockouts if knockout.ban.role == "tested"]
     baseline = _baseline(outcomes, rule.seed)
-    n_prompts = baseline["n_prompts"]
+    single, corrected = (
+        detectable_loss(baseline.n_prompts, rule.alpha, rule.epsilon, n_tests, noise.interval[1])
+        for n_tests in (1, max(1, len(tested)))
+    )
+    judged_by = {name: getattr(rule, name) for name in ("alpha", "epsilon", "margin", "resamples")}
     return KnockoutSweep(
         tokenizer_sha256=tokenizer_sha256,
-        settings={**settings, **{name: getattr(rule, name) for name in ("alpha", "epsilon", "margin", "resamples")}},
+        settings=KnockoutSettings(**settings, **judged_by),
         baseline=baseline,
-        noise={**outcomes.noise, "interval": [*noise_interval]},
+        noise=noise,
         cost=_cost(outcomes),
         counts={role: _counts([own for own in knockouts if own.ban.role == role], rule) for role in get_args(Role)},
-        detectable={
-            name: detectable_loss(n_prompts, rule.alpha, rule.epsilon, n_tests, noise_interval[1])
-            for name, n_tests in (("single", 1), ("corrected", max(1, len(tested))))
-        },
+        detectable=DetectableLoss(single, corrected),
         correlations=_correlations(tested, columns, rule.seed),
-        warnings=_warnings(baseline, outcomes.noise, [vocabulary.text(token) for token in unmatched], rule),
+        warnings=_warnings(baseline, noise, [vocabulary.text(token) for token in unmatched], rule),
         knockouts=knockouts,
     )
 
@@ -147,41 +160,41 @@ def describe_changes(
     )
 
 
-def _baseline(outcomes: SweepOutcomes, seed: int) -> dict[str, Any]:
+def _baseline(outcomes: SweepOutcomes, seed: int) -> FreeAnswers:
     right_N, num_samples = outcomes.interim.free_right_N, outcomes.interim.num_samples
     right, total = int(right_N.sum()), len(outcomes.free)
     interval = (
         wilson_interval(right, total) if num_samples == 1 else bootstrap_interval(right_N.tolist(), num_samples, seed)
     )
-    return {
-        "accuracy": right / total,
-        "interval": [*interval],
-        "n_prompts": len(right_N),
-        "num_samples": num_samples,
-        "mean_length": float(np.mean([len(rollout.token_ids) for rollout in outcomes.free])),
-        "truncated_share": float(np.mean([not rollout.finished for rollout in outcomes.free])),
-    }
+    return FreeAnswers(
+        accuracy=right / total,
+        interval=interval,
+        n_prompts=len(right_N),
+        num_samples=num_samples,
+        mean_length=float(np.mean([len(rollout.token_ids) for rollout in outcomes.free])),
+        truncated_share=float(np.mean([not rollout.finished for rollout in outcomes.free])),
+    )
 
 
-def _cost(outcomes: SweepOutcomes) -> dict[str, Any]:
+def _cost(outcomes: SweepOutcomes) -> SweepCost:
     """Count tokens; where a rollout was not decoded to its end, a full sweep is taken to need the free one's length."""
     lengths_R = np.array([len(rollout.token_ids) for rollout in outcomes.free])
     free_tokens, n_bans = int(lengths_R.sum()), len(outcomes.bans)
     continuations = [(place, own) for looked in outcomes.looked for place, own in looked.items()]
-    decoded = free_tokens + outcomes.noise["tokens"] + sum(len(own.token_ids) for _, own in continuations)
+    decoded = free_tokens + outcomes.noise.tokens + sum(len(own.token_ids) for _, own in continuations)
     longer = sum(own.length - int(lengths_R[place]) for place, own in continuations)
     full = (1 + n_bans) * free_tokens + longer
-    return {
-        "jobs": len(continuations),
-        "free_tokens": free_tokens,
-        "decoded_tokens": decoded,
-        "retraced_tokens": outcomes.retraced_tokens,
-        "full_sweep_tokens": full,
-        "share": (decoded + outcomes.retraced_tokens) / full,
-    }
+    return SweepCost(
+        jobs=len(continuations),
+        free_tokens=free_tokens,
+        decoded_tokens=decoded,
+        retraced_tokens=outcomes.retraced_tokens,
+        full_sweep_tokens=full,
+        share=(decoded + outcomes.retraced_tokens) / full,
+    )
 
 
-def _counts(knockouts: Sequence[Knockout], rule: VerdictRule) -> dict[str, dict[str, int] | None]:
+def _counts(knockouts: Sequence[Knockout], rule: VerdictRule) -> VerdictCounts:
     """Count by rule, then by verdict; nothing is corrected where a ban was stopped without a p."""
 
     def corrected(own: Knockout) -> Verdict | None:
@@ -191,18 +204,20 @@ def _counts(knockouts: Sequence[Knockout], rule: VerdictRule) -> dict[str, dict[
         is_call = own.verdict in ("pillar", "stumbling")
         return without_effect(own.interval, rule) if is_call and own.q > rule.alpha else own.verdict
 
-    by_rule = {
-        "method": [own.verdict for own in knockouts],
-        "paper": [own.paper_verdict for own in knockouts],
-        "corrected": [corrected(own) for own in knockouts],
-    }
-    kinds = ("pillar", "stumbling", "neutral", "undecided")
-    return {name: None if None in of else {kind: of.count(kind) for kind in kinds} for name, of in by_rule.items()}
+    def counted(verdicts: Sequence[Verdict | None]) -> dict[Verdict, int] | None:
+        kinds: tuple[Verdict, ...] = ("pillar", "stumbling", "neutral", "undecided")
+        return None if None in verdicts else {kind: verdicts.count(kind) for kind in kinds}
+
+    return VerdictCounts(
+        method=counted([own.verdict for own in knockouts]),
+        paper=counted([own.paper_verdict for own in knockouts]),
+        corrected=counted([corrected(own) for own in knockouts]),
+    )
 
 
 def _correlations(
     tested: Sequence[Knockout], columns: Mapping[str, Mapping[int, float]], seed: int
-) -> list[dict[str, Any]]:
+) -> list[Correlation]:
     """Correlate over types that are written at all; not if some were stopped without Δ: the others are no sample."""
     single = [knockout for knockout in tested if len(knockout.ban.ids) == 1 and knockout.changes.n_rollouts]
     if not single or any(knockout.delta is None for knockout in single):
@@ -215,23 +230,21 @@ def _correlations(
     return correlate(deltas_K, values, seed=seed)
 
 
-def _warnings(
-    baseline: dict[str, Any], noise: dict[str, Any], unmatched: Sequence[str], rule: VerdictRule
-) -> list[str]:
+def _warnings(baseline: FreeAnswers, noise: EngineNoise, unmatched: Sequence[str], rule: VerdictRule) -> list[str]:
     warnings = []
-    unseen = (1 - rule.margin) ** baseline["n_prompts"]
+    unseen = (1 - rule.margin) ** baseline.n_prompts
     if unseen > rule.alpha:
         warnings.append(
-            f"{baseline['n_prompts']} prompts are few: a ban that loses {100 * rule.margin:g} points changes none of "
+            f"{baseline.n_prompts} prompts are few: a ban that loses {100 * rule.margin:g} points changes none of "
             f"them in {100 * unseen:.0f} % of samples, and is then called neutral"
         )
-    if baseline["accuracy"] in (0, 1):
-        none = "wrong, so no ban can lose" if baseline["accuracy"] == 0 else "right, so no ban can gain"
+    if baseline.accuracy in (0, 1):
+        none = "wrong, so no ban can lose" if baseline.accuracy == 0 else "right, so no ban can gain"
         warnings.append(f"every free answer is {none} any: this sample has no power in that direction")
-    if noise["differing"]:
+    if noise.differing:
         warnings.append(
-            f"the engine is not exact: decoded a second time, {noise['differing']} of {noise['rollouts']} free "
-            f"rollouts differ and {noise['flips']} answers change sides; intervals are widened by what that does to "
+            f"the engine is not exact: decoded a second time, {noise.differing} of {noise.rollouts} free "
+            f"rollouts differ and {noise.flips} answers change sides; intervals are widened by what that does to "
             "accuracy, p is not"
         )
     if unmatched:

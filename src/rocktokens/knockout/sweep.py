@@ -14,7 +14,7 @@
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from rocktokens.knockout.designs import Complete, Curtailed, Design
 from rocktokens.knockout.journal import Journal
 from rocktokens.knockout.outcomes import Answering, SweepDecoder, free_rollouts
 from rocktokens.knockout.placebos import matched_placebos, never_emitted, token_counts
-from rocktokens.knockout.records import Ban, KnockoutSweep, Role
+from rocktokens.knockout.records import Ban, Conditions, KnockoutSweep, Mode, Role
 from rocktokens.knockout.sequential import GroupSequential
 from rocktokens.knockout.summary import summarise
 from rocktokens.knockout.verdicts import VerdictRule
@@ -41,7 +41,6 @@ from rocktokens.types import Prompt, Rollout
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Mode = Literal["exact", "curtailed", "sequential"]
 DESIGNS: dict[str, Callable[[int, VerdictRule], Design]] = {
     "exact": Complete,
     "curtailed": Curtailed,
@@ -85,7 +84,8 @@ def knockout_sweep(
     settings: SweepSettings | None = None,
     rocks: Collection[int] = (),
     columns: Mapping[str, Mapping[int, float]] | None = None,
-    facts: Mapping[str, Any] | None = None,
+    model: str = "unknown",
+    conditions: Conditions | None = None,
     journal: Journal | None = None,
     progress: Progress = SILENT,
 ) -> KnockoutSweep:
@@ -102,7 +102,8 @@ def knockout_sweep(
         settings: answers per prompt, when bans are settled and judged, how many placebos.
         rocks: ids that are never taken for a placebo, besides those that are tested.
         columns: by name and id, what Δ is correlated with.
-        facts: anything else to record among the settings of the result.
+        model: what the result calls the model.
+        conditions: what else the answers depend on, recorded among the settings of the result.
         journal: remembers what was decoded; default: nothing does.
         progress: shows what is going on.
     """
@@ -125,7 +126,8 @@ def knockout_sweep(
     decoder = SweepDecoder(answering, free, [*tested, *placebos], settings.num_samples, journal)
     outcomes = decoder.settle(DESIGNS[settings.mode](len(prompts), rule), rule, progress)
     recorded = {
-        **(facts or {}),
+        "model": model,
+        "conditions": conditions,
         "n_prompts": len(prompts),
         "task": task.name,
         **{name: getattr(sampling, name) for name in ("temperature", "max_new_tokens", "seed")},

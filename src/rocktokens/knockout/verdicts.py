@@ -20,9 +20,8 @@ import numpy as np
 from rocktokens.errors import RocktokensError
 from rocktokens.inference.bootstrap import prompt_draws
 from rocktokens.inference.paired import percentile_interval, resampled_sums, sign_flip_test
-from rocktokens.knockout.records import Interval
 from rocktokens.run_dir import derive_seed
-from rocktokens.types import Verdict
+from rocktokens.types import Interval, Verdict
 
 ROUNDING = 1e-12
 """Far above the rounding of a share and far below the change that one answer makes."""

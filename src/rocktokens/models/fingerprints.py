@@ -5,11 +5,12 @@ import json
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rocktokens.config import student_name
 from rocktokens.errors import RocktokensError, TokenizerMismatchError
 from rocktokens.run_dir import RunDir, file_sha256
+from rocktokens.types import ReplayRecord
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -54,20 +55,29 @@ def model_identity(name: str, run: RunDir) -> str:
     return directory_fingerprint(directory) if name not in EMBEDDED and directory.is_dir() else name
 
 
-def traced_student(run: RunDir, replay: Mapping[str, Any], step: int) -> str:
-    """What to load for a checkpoint, refused if it is no longer the student that was traced.
+def traced_student(
+    run: RunDir,
+    replay: ReplayRecord | None,
+    step: int,
+    *,
+    verify: bool = True,
+    remedy: str = "run `rocktokens trace` again",
+) -> str:
+    """Return what to load for a checkpoint, refused if it is no longer the student that was traced.
 
-    The files of the run's own checkpoints are verified. ``replay`` is what ``rocktokens trace`` recorded
-    (``TraceStore.replay``); without a record nothing can be compared.
+    Args:
+        run: the run that was traced.
+        replay: what ``rocktokens trace`` recorded (``TraceStore.replay``); without it nothing can be compared.
+        step: the checkpoint.
+        verify: whether to read all files of the run's own checkpoints, and refuse those that were changed.
+        remedy: what to do if it is another student.
     """
     name = student_name(run, step)
-    if name == str(run.checkpoint(step)):
+    if verify and name == str(run.checkpoint(step)):
         run.verified_checkpoint(step)
-    traced = replay.get("checkpoints", {}).get(str(step))
+    traced = replay.checkpoints.get(step) if replay else None
     if traced is not None and model_identity(name, run) != traced:
-        raise RocktokensError(
-            f"checkpoint {step} was traced with another student than {name} is now: run `rocktokens trace` again"
-        )
+        raise RocktokensError(f"checkpoint {step} was traced with another student than {name} is now: {remedy}")
     return name
 
 

@@ -11,29 +11,30 @@ from typing import TYPE_CHECKING, Any
 from rocktokens.config import Config
 from rocktokens.errors import RocktokensError, TokenizerMismatchError
 from rocktokens.run_dir import RunDir
+from rocktokens.types import ReplayRecord
 
 if TYPE_CHECKING:
     from rocktokens.models.load import LoadedModel
 
 
-def replay_settings(run: RunDir, config: Config, students: Mapping[int, str]) -> dict[str, Any]:
-    """What the rows of a replay depend on; ``students`` are the models to replay through, by step."""
+def replay_settings(run: RunDir, config: Config, students: Mapping[int, str]) -> ReplayRecord:
+    """Describe what the rows of a replay depend on; ``students`` are the models to replay through, by step."""
     from rocktokens.models.fingerprints import model_identity
 
-    return {
-        "checkpoints": {str(step): model_identity(model, run) for step, model in students.items()},
-        "probe": config.trace.probe,
-        "num_prompts": config.trace.num_prompts,
-        "num_generations": config.trace.num_generations,
-        "rollouts_per_part": config.trace.rollouts_per_part,
-        **({"top_k": config.trace.top_k} if config.trace.top_k else {}),  # records without tops have no such key
-        "teacher": model_identity(config.models.teacher, run),
-        "dtype": config.models.dtype,
-        "seed": config.run.seed,
-        "task": config.task.model_dump(mode="json"),
-        "rollouts": config.rollouts.model_dump(mode="json"),
-        "scoring": config.scoring.model_dump(mode="json", exclude={"round_logits"}),  # a replay never rounds them
-    }
+    return ReplayRecord(
+        checkpoints={step: model_identity(model, run) for step, model in students.items()},
+        probe=config.trace.probe,
+        num_prompts=config.trace.num_prompts,
+        num_generations=config.trace.num_generations,
+        rollouts_per_part=config.trace.rollouts_per_part,
+        teacher=model_identity(config.models.teacher, run),
+        dtype=config.models.dtype,
+        seed=config.run.seed,
+        task=config.task.model_dump(mode="json"),
+        rollouts=config.rollouts.model_dump(mode="json"),
+        scoring=config.scoring.model_dump(mode="json", exclude={"round_logits"}),  # a replay never rounds them
+        top_k=config.trace.top_k,
+    )
 
 
 def has_replay(run: RunDir) -> bool:
@@ -41,15 +42,16 @@ def has_replay(run: RunDir) -> bool:
     return bool(_replay_files(run))
 
 
-def require_same_replay(run: RunDir, settings: dict[str, Any]) -> None:
+def require_same_replay(run: RunDir, settings: ReplayRecord) -> None:
     """Refuse to mix replays made with different settings, or with traces that came another way."""
     recorded = run.manifest().get("replay")
-    if recorded == settings or not has_replay(run):
+    now = settings.to_manifest()
+    if recorded == now or not has_replay(run):
         return
     remedy = "replace them with `rocktokens trace --restart`, or give another run.directory"
     if not recorded:
         raise RocktokensError(f"{run.path} holds traces that `rocktokens trace` did not make: {remedy}")
-    before, now = _flat(recorded), _flat(settings)
+    before, now = _flat(recorded), _flat(now)
     changed = next(key for key in now | before if before.get(key) != now.get(key))
     raise RocktokensError(
         f"{run.path} holds replays made with {changed} = {before.get(changed)!r}, now it is {now.get(changed)!r}: "
@@ -69,12 +71,12 @@ def require_vocabulary(run: RunDir, teacher: "LoadedModel") -> None:
         )
 
 
-def begin_record(run: RunDir, config: Config, teacher: "LoadedModel", settings: dict[str, Any]) -> None:
+def begin_record(run: RunDir, config: Config, teacher: "LoadedModel", settings: ReplayRecord) -> None:
     """Drop whatever replay is there and note the settings of the one that begins."""
     from rocktokens.models.describe_run import describe_run
 
     run.drop(_replay_files(run))
-    run.update_manifest(replay=settings)
+    run.update_manifest(replay=settings.to_manifest())
     if not _is_distilled(run):
         run.drop([entry.path for entry in run.files("tokenizer/")])
         describe_run(run, config, teacher.tokenizer, command="trace")

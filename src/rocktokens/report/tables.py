@@ -8,6 +8,7 @@ from rocktokens.display.numbers import count, counted, decimal, fixed, level, pe
 from rocktokens.display.table import WIDE, Column, Table, ends, flat, number, text, verdict
 from rocktokens.display.text import printable, visible
 from rocktokens.knockout.records import Ban, KnockoutSweep, Role
+from rocktokens.rocks.cutoff import jaccard
 from rocktokens.studies.records import Arm, Comparison, Kind, StudyResult
 from rocktokens.types import KEPT, RockSet, Verdict
 
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 
 KINDS: tuple[Verdict, ...] = ("pillar", "stumbling", "neutral", "undecided")
 ROLES: dict[Role, str] = {"tested": "tested", "matched": "placebo, as frequent", "never": "placebo, never written"}
-RULES = {"method": "ours", "corrected": "ours, corrected", "paper": "the paper's"}
 COMPARED: dict[Kind, str] = {
     "equal_steps": "equal steps",
     "equal_tokens": "equal tokens",
@@ -32,12 +32,14 @@ def ban_name(ban: Ban) -> str:
 
 def verdict_table(sweep: KnockoutSweep) -> Table:
     """Count the verdicts by what was banned and by rule; a dash where a rule could not be applied."""
-    rows = [
-        {"banned": who, "rule": rule, **{kind: (sweep.counts[role][name] or {}).get(kind) for kind in KINDS}}
-        for role, who in ROLES.items()
-        for name, rule in RULES.items()
-        if sweep.of_role(role)
-    ]
+    rows = []
+    for role, who in ROLES.items():
+        if not sweep.of_role(role):
+            continue
+        own = sweep.counts[role]
+        by_rule = {"ours": own.method, "ours, corrected": own.corrected, "the paper's": own.paper}
+        for rule, counts in by_rule.items():
+            rows.append({"banned": who, "rule": rule, **{kind: (counts or {}).get(kind) for kind in KINDS}})
     columns: list[Column[dict[str, Any]]] = [
         Column("banned", lambda own: text(own["banned"])),
         Column("rule", lambda own: text(own["rule"])),
@@ -163,5 +165,4 @@ def _jaccard(own: RockSet | None, other: RockSet | None) -> float | None:
     """Compare two sets of rocks; None where their token ids mean different things."""
     if own is None or other is None or own.tokenizer_sha256 != other.tokenizer_sha256:
         return None
-    a, b = ({token.id for token in rocks.tokens} for rocks in (own, other))
-    return len(a & b) / len(a | b) if a | b else None
+    return jaccard(own.ids, other.ids)

@@ -62,7 +62,7 @@ from rocktokens.traces.store import TraceStore
 from rocktokens.types import ONE, Category, RockSet
 
 OTHER = "other"
-Groups = dict[str, np.ndarray]
+GroupColumns = dict[str, np.ndarray]
 LINE_BINS = ("start of line", "elsewhere")
 SINCE_NEWLINE_BINS = {"0": 0, "1": 1, "2–4": 2, "5–9": 5, "10+": 10}
 """Tokens between a token and the start of its line, by the least of each bin."""
@@ -107,7 +107,9 @@ def analyse(store: TraceStore, result: SearchResult, rocks: RockSet) -> FindReco
     )
 
 
-def persistence_report(sums: PromptSums, groups: Groups, persistent: Persistent | None, seed: int) -> list[GroupChange]:
+def persistence_report(
+    sums: PromptSums, groups: GroupColumns, persistent: Persistent | None, seed: int
+) -> list[GroupChange]:
     """Measure by group and half how the kl changed over the same occurrences; nothing without paired checkpoints."""
     if not sums.paired:
         return []
@@ -233,7 +235,7 @@ def position_profile(
     )
 
 
-def _funnel(store: TraceStore, result: SearchResult, groups: Groups, categories: list[Category]) -> FunnelColumns:
+def _funnel(store: TraceStore, result: SearchResult, groups: GroupColumns, categories: list[Category]) -> FunnelColumns:
     """List every type used in the selection half: frequency against mean kl, column by column."""
     sample = result.sums.selection
     used = np.flatnonzero(sample.totals("freq"))
@@ -253,7 +255,7 @@ def _funnel(store: TraceStore, result: SearchResult, groups: Groups, categories:
     )
 
 
-def _trajectory(store: TraceStore, result: SearchResult, groups: Groups, seed: int) -> list[GroupMean]:
+def _trajectory(store: TraceStore, result: SearchResult, groups: GroupColumns, seed: int) -> list[GroupMean]:
     """Measure the mean kl of each group at every checkpoint that scored the same occurrences, on both halves."""
     means = []
     for checkpoint in store.checkpoints:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from rocktokens.display.numbers import fixed, signed_percent
 from rocktokens.display.table import Column, Table, number, text
-from rocktokens.types import Category, Record, load_record, write_record
+from rocktokens.types import Category, Interval, Record, load_record, write_record
 
 if TYPE_CHECKING:
     import altair as alt
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     Chart = alt.Chart | alt.LayerChart | alt.FacetChart
 
 FIND_SCHEMA_VERSION = 1
-Interval = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)

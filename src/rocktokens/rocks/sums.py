@@ -232,9 +232,11 @@ def resolve_checkpoints(store: TraceStore, reference: int | None, baseline: int 
 
 def _require_finished(store: TraceStore, named: list[int]) -> None:
     """Refuse a replay that was interrupted, unless both checkpoints are named and it is done with them."""
-    steps = sorted(map(int, store.replay.get("checkpoints", {})))
+    if store.replay is None:
+        return
+    steps = sorted(store.replay.checkpoints)
     rows = {step: store.rows(step) for step in steps}
-    paired = store.replay.get("probe") != "each"
+    paired = store.replay.probe != "each"
     for step in steps if len(named) < 2 else sorted(set(steps) & set(named)):
         if not rows[step] or (paired and rows[step] < max(rows.values())):
             found = f"{rows[step]} of {max(rows.values())} rows" if rows[step] else "no traces"

@@ -24,10 +24,10 @@ from scipy.stats import rankdata, wilcoxon
 
 from rocktokens.errors import RocktokensError
 from rocktokens.inference import bootstrap
-from rocktokens.inference.bootstrap import Interval, bootstrap_counts, interval_ends, ratio_interval, row_blocks
+from rocktokens.inference.bootstrap import bootstrap_counts, interval_ends, ratio_interval, row_blocks
 from rocktokens.rocks.records import PairedChange
 from rocktokens.rocks.selectors import Rules, Sample, Selector, rank_types, summed_kl, weighted_totals
-from rocktokens.types import ONE
+from rocktokens.types import ONE, Interval
 
 CANDIDATES = 1000
 CANDIDATES_PER_ROCK = 10

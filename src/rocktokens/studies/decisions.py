@@ -19,7 +19,8 @@ from scipy.stats import norm
 
 from rocktokens.display.numbers import counted, decimal, signed
 from rocktokens.inference.crossed import seeds_multiplier
-from rocktokens.studies.records import Comparison, Interval, Kind, StudyResult, StudyVerdict
+from rocktokens.studies.records import Comparison, Kind, StudyResult, StudyVerdict
+from rocktokens.types import Interval
 
 WIDE = 4.0
 """Standard errors on either side from which on intervals decide little, however many prompts there are."""

@@ -28,8 +28,6 @@ FIRST_ROLLOUTS = "rollouts/training/step-0.parquet"
 FACTS = ("head_compute_saved", "weight_dropped_share")
 """Columns of the log whose means over the steps tell arms apart."""
 
-Record = dict[str, Any]
-
 
 def require_paired(jobs: Sequence[Job]) -> None:
     """Refuse to compare runs of a seed whose first rollouts differ."""
@@ -98,7 +96,7 @@ def _require_same_prompts(job: Job, step: int, record: EvaluationRecord, start: 
         )
 
 
-def _log(job: Job) -> list[Record]:
+def _log(job: Job) -> list[dict[str, Any]]:
     lines = job.run.logs.read_text(encoding="utf-8").splitlines()
     if len(lines) != job.config.training.max_steps:
         raise RunDirError(

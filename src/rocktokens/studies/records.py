@@ -12,10 +12,9 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
-from rocktokens.types import Record, load_record, write_record
+from rocktokens.types import Interval, Record, load_record, write_record
 
 STUDY_SCHEMA_VERSION = 1
-Interval = tuple[float, float]
 Kind = Literal["equal_steps", "equal_tokens", "equal_seconds", "steps_to_accuracy"]
 KINDS: tuple[Kind, ...] = ("equal_steps", "equal_tokens", "equal_seconds", "steps_to_accuracy")
 StudyVerdict = Literal["better", "worse", "equivalent", "undecided", "unreached"]

@@ -28,6 +28,7 @@ from rocktokens.traces.engines import DEFAULT_MEMORY, open_engine
 from rocktokens.traces.schema import require_readable
 from rocktokens.traces.token_text import Vocabulary
 from rocktokens.traces.writer import Source, parts_folder
+from rocktokens.types import ReplayRecord
 
 _CHECKPOINT = re.compile(r"traces/checkpoint=(\d+)/")
 
@@ -114,10 +115,10 @@ class TraceStore:
         entries = json.dumps([asdict(part) for part in self._parts], sort_keys=True)
         return hashlib.sha256(entries.encode()).hexdigest()
 
-    @property
-    def replay(self) -> dict[str, Any]:
-        """What ``rocktokens trace`` recorded of the replay; empty where the rows were written without it."""
-        return self._manifest.get("replay", {})
+    @cached_property
+    def replay(self) -> ReplayRecord | None:
+        """What ``rocktokens trace`` recorded of the replay; None where the rows were written without it."""
+        return ReplayRecord.of(self._manifest, self.run.path / "manifest.json")
 
     @property
     def tokenizer_sha256(self) -> str:

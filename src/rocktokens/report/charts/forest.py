@@ -32,9 +32,9 @@ AXIS = "change of accuracy (points)"
 def knockout_charts(sweep: KnockoutSweep, run: str) -> dict[str, theme.Figure]:
     """Make the figure of ``rocktokens knockout``."""
     settings, records = sweep.settings, forest_records(sweep.knockouts)
-    prompts = counted(sweep.baseline["n_prompts"], "prompt")
-    where = f"{run}, {settings['model']} on {settings['task']}, {prompts}"
-    chart = forest_chart(records, 100 * settings["margin"], where, level(settings["alpha"]))
+    prompts = counted(sweep.baseline.n_prompts, "prompt")
+    where = f"{run}, {settings.model} on {settings.task}, {prompts}"
+    chart = forest_chart(records, 100 * settings.margin, where, level(settings.alpha))
     shows = f"Forest plot of {counted(len(records), 'ban')}: change of accuracy with its interval, and the verdict."
     return theme.by_name(theme.Figure("knockout", shows, chart, records))
 

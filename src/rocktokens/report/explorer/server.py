@@ -118,7 +118,7 @@ class Answers:
     def bans(self, *, run: Index) -> Any:
         """List the bans, and α of their intervals."""
         sweep = self._run(run).knockout
-        return {"alpha": sweep and sweep.settings["alpha"], "bans": knockouts(self._run(run))}
+        return {"alpha": sweep and sweep.settings.alpha, "bans": knockouts(self._run(run))}
 
     def pairs(self, *, run: Index, token_id: Index, page: Index = 0) -> Any:
         """Show a page of the answers without and with the ban of a type."""

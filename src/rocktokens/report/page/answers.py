@@ -12,7 +12,7 @@ not run, the answer says so and names the command that runs it.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rocktokens.display.numbers import (
     counted,
@@ -28,7 +28,7 @@ from rocktokens.display.numbers import (
 )
 from rocktokens.display.rocks import movement_sentence
 from rocktokens.display.text import printable, visible
-from rocktokens.knockout.records import Ban, Knockout, KnockoutSweep
+from rocktokens.knockout.records import Ban, Knockout, KnockoutSettings, KnockoutSweep
 from rocktokens.report.tables import KINDS, ban_name, detectable
 from rocktokens.rocks.cutoff import BAND
 from rocktokens.rocks.records import FindRecord
@@ -189,9 +189,9 @@ def matter(sweep: KnockoutSweep, rocks: RockSet) -> str:
     )
     if not alone and not sets:
         return f"Not known: none of {counted(len(rock_ids), 'rock')} was banned, only other types."
-    baseline, alpha = sweep.baseline, sweep.settings["alpha"]
-    right = with_interval(baseline["accuracy"], baseline["interval"])
-    answers = counted(baseline["n_prompts"] * baseline["num_samples"], "answer")
+    baseline, alpha = sweep.baseline, sweep.settings.alpha
+    right = with_interval(baseline.accuracy, baseline.interval)
+    answers = counted(baseline.n_prompts * baseline.num_samples, "answer")
     parts = ["No rock was banned by itself."]
     if alone:
         parts = [*_alone_parts(alone, sweep.settings), _placebo_part(placebos, alpha)]
@@ -211,8 +211,8 @@ def _is_about(ban: Ban, rock_ids: set[int]) -> bool:
     return ban.role == "matched" and (ban.beside is None or ban.beside in rock_ids)
 
 
-def _alone_parts(alone: list[Knockout], settings: dict[str, Any]) -> Iterator[str]:
-    alpha = settings["alpha"]
+def _alone_parts(alone: list[Knockout], settings: KnockoutSettings) -> Iterator[str]:
+    alpha = settings.alpha
     by_verdict = {kind: [own for own in alone if own.verdict == kind] for kind in KINDS}
     claimed = [
         f"{len(own)} {verbs[len(own) != 1]} accuracy ({kind}; {_corrected(own, alpha)} for the number of bans"
@@ -223,7 +223,7 @@ def _alone_parts(alone: list[Knockout], settings: dict[str, Any]) -> Iterator[st
     banned = f"Of {counted(len(alone), 'rock')} banned one at a time"
     yield f"{banned}, {listed(claimed)}." if claimed else f"{banned}, none is shown to change accuracy."
     if count := len(by_verdict["neutral"]):
-        margin = f"less than {100 * settings['margin']:g} points either way"
+        margin = f"less than {100 * settings.margin:g} points either way"
         yield f"{count} {'is' if count == 1 else 'are'} neutral: banning changes accuracy by {margin}."
     if count := len(by_verdict["undecided"]):
         yield f"{count} {'is' if count == 1 else 'are'} undecided on these prompts."

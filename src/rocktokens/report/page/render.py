@@ -196,22 +196,22 @@ def _table_file(table: Table, stem: str) -> dict[str, str]:
 
 def _facts(run: RunView) -> dict[str, dict[str, str]]:
     """List everything that is needed to reproduce the numbers."""
-    manifest, replay = run.manifest, run.manifest.get("replay", {})
-    models = {name: manifest.get(name) or replay.get(name) for name in ("student", "teacher")}
+    manifest, replay = run.manifest, run.replay
+    models = {"student": manifest.get("student"), "teacher": manifest.get("teacher") or (replay and replay.teacher)}
     source = run.rocks.source if run.rocks else {}
-    files, steps = manifest["files"], replay.get("checkpoints", {})
-    banning = run.knockout.settings if run.knockout else {}
+    files, steps = manifest["files"], replay.checkpoints if replay else {}
+    banning = sorted(asdict(run.knockout.settings).items()) if run.knockout else []
     known = {
         "The run": {**models, **{name: manifest.get(name) for name in ("command", "seed", "started", "num_processes")}},
         "What makes a rock": run.rocks.criterion if run.rocks else {},
-        "Knock-out": {name: value for name, value in banning.items() if not isinstance(value, dict | list)},
+        "Knock-out": {name: value for name, value in banning if not isinstance(value, dict | list)},
         "Gradients": asdict(run.gradients.settings) if run.gradients else {},
         "Study": {name: getattr(run.study, name) for name in STUDY_FACTS} if run.study else {},
         "Versions": manifest.get("versions", {}),
         "SHA-256": {
             "tokenizer": manifest.get("tokenizer_sha256"),
             "trace parts": source.get("manifest_sha256"),
-            **{f"checkpoint {step}": steps[step] for step in sorted(steps, key=int)},
+            **{f"checkpoint {step}": steps[step] for step in sorted(steps)},
             **{name: files[name]["sha256"] for name in RESULT_FILES if name in files},
         },
     }

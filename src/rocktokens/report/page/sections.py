@@ -125,8 +125,8 @@ def sections(run: RunView) -> list[Section]:
 
 
 def _knockout_notes(sweep: KnockoutSweep) -> list[str]:
-    smallest = sweep.detectable["single"]
-    right = with_interval(sweep.baseline["accuracy"], sweep.baseline["interval"])
+    smallest = sweep.detectable.single
+    right = with_interval(sweep.baseline.accuracy, sweep.baseline.interval)
     power = (
         f"Smallest effect this sweep could detect (80 % power): {decimal(100 * smallest, 1)} points, for a ban that "
         "only turns right answers wrong."

@@ -6,18 +6,17 @@
 3. Where the prompts cannot be made again, or have no answer, nothing is known: None.
 """
 
-from collections.abc import Mapping
 from functools import cached_property
-from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from rocktokens.config import HubTask, TaskSection
 from rocktokens.errors import RocktokensError
+from rocktokens.knockout.records import Conditions
 from rocktokens.run_dir import derive_seed
 from rocktokens.tasks import make_task
 from rocktokens.tasks.base import Task
-from rocktokens.types import Prompt
+from rocktokens.types import Prompt, ReplayRecord
 
 FIRST_PROMPTS = 256
 
@@ -26,11 +25,11 @@ class Grades:
     """Grades of the answers to the prompts of a replay or a knock-out.
 
     Args:
-        recorded: ``task``, ``num_prompts`` and ``seed``, as the run recorded them; empty where it did not.
+        recorded: has the task, the number of prompts and the seed; None where the run did not record them.
         seed_label: which use of the run's seed the prompts were drawn with.
     """
 
-    def __init__(self, recorded: Mapping[str, Any], seed_label: str) -> None:
+    def __init__(self, recorded: ReplayRecord | Conditions | None, seed_label: str) -> None:
         self._recorded, self._seed_label = recorded, seed_label
 
     def is_right(self, prompt_id: str, prompt_text: str, response_text: str) -> bool | None:
@@ -42,10 +41,12 @@ class Grades:
 
     @cached_property
     def _task(self) -> Task | None:
+        if self._recorded is None:
+            return None
         try:
-            section = TypeAdapter(TaskSection).validate_python(self._recorded["task"])
+            section = TypeAdapter(TaskSection).validate_python(self._recorded.task)
             return None if isinstance(section, HubTask) else make_task(section)
-        except (KeyError, ValidationError, RocktokensError):
+        except (ValidationError, RocktokensError):
             return None
 
     @cached_property
@@ -58,11 +59,11 @@ class Grades:
 
     def _make(self, at_most: int | None) -> dict[str, Prompt]:
         """Make the first prompts, by id: tasks draw them in an order that does not depend on their number."""
-        if not self._task:
+        if not self._task or not self._recorded:
             return {}
         try:
-            count, seed = self._recorded["num_prompts"], derive_seed(self._recorded["seed"], self._seed_label)
+            count, seed = self._recorded.num_prompts, derive_seed(self._recorded.seed, self._seed_label)
             prompts = self._task.prompts(count if at_most is None else min(count, at_most), seed)
-        except (KeyError, RocktokensError):
+        except RocktokensError:
             return {}
         return {prompt.id: prompt for prompt in prompts}

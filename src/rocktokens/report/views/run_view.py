@@ -6,7 +6,6 @@
 3. ``to_json`` turns any view into JSON that is safe inside a script element.
 """
 
-import hashlib
 import json
 import math
 import threading
@@ -34,7 +33,7 @@ from rocktokens.rollouts.store import read_rollouts
 from rocktokens.run_dir import RunDir
 from rocktokens.studies.records import StudyResult
 from rocktokens.traces.store import TraceStore
-from rocktokens.types import RockSet, Rollout
+from rocktokens.types import ReplayRecord, RockSet, Rollout
 
 MAX_TOKEN_TEXT = 64
 """Characters of a token that a page shows."""
@@ -190,14 +189,18 @@ class RunView:
         tested = self.knockout.of_role("tested") if self.knockout else []
         return np.array(sorted({token_id for own in tested for token_id in own.ban.ids}), dtype=np.int64)
 
+    @property
+    def replay(self) -> ReplayRecord | None:
+        """What ``rocktokens trace`` recorded of the replay."""
+        return self._traces.replay
+
     @cached_property
     def knockout_answers(self) -> KnockoutAnswers | None:
         """The answers of the last knock-out; None where there was none, or its answers are not kept."""
-        if self.knockout is None:
+        conditions = self.knockout.settings.conditions if self.knockout else None
+        if conditions is None:
             return None
-        conditions = self.knockout.settings.get("conditions", {})
-        digest = hashlib.sha256(json.dumps(conditions, sort_keys=True).encode()).hexdigest()
-        journal = RunJournal(self.run, digest)
+        journal = RunJournal(self.run, conditions.digest)
         free = journal.free()
         grades = Grades(conditions, "evaluation prompts")
         return None if free is None else KnockoutAnswers(free, journal.finished, grades)
@@ -209,7 +212,7 @@ class RunView:
 
     @cached_property
     def _grades(self) -> Grades:
-        return Grades(self._traces.replay, "probe prompts")
+        return Grades(self.replay, "probe prompts")
 
 
 def to_json(view: Any) -> str:
