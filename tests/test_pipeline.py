@@ -1,6 +1,7 @@
 """``rocktokens run``: a second call makes nothing, what is gone or stale is made again, and interrupts cost nothing."""
 
 import json
+import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -11,8 +12,10 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent / "cli"))
 from command_line import changed, require_sound, rocktokens, snapshot, succeed, write_config
 
-from rocktokens import pipeline
+from rocktokens import pipeline, run_dir
 from rocktokens.config import Config, load_config
+from rocktokens.report.charts import save
+from rocktokens.report.views.run_view import RunView
 from rocktokens.run_dir import RunDir
 from rocktokens.training import loop
 from rocktokens.types import RockSet
@@ -44,7 +47,8 @@ def copy(whole: Path, tmp_path: Path) -> Path:
 def test_a_second_call_makes_nothing(whole: Path):
     before = snapshot(whole)
     record = succeed("run", whole.with_suffix(".toml"), *changed(*SETTINGS), "--json").record
-    assert record == {"directory": str(whole), "made": [], "kept": ALL, "report": str(whole / "report.html")}
+    page = str(whole / "report.html")
+    assert record == {"directory": str(whole), "made": [], "kept": ALL, "skipped": {}, "report": page}
     assert snapshot(whole) == before
 
 
@@ -68,6 +72,9 @@ def forget_verdicts(run: RunDir) -> None:
         (lambda run: run.drop(["knockout.json"]), ["knockout"]),
         (forget_verdicts, ["knockout"]),
         (lambda run: (run.path / "report.html").unlink(), ["report"]),
+        (lambda run: (run.path / "figures/funnel.png").unlink(), ["find"]),
+        (lambda run: (run.path / "figures/gradient_kl.png").write_bytes(b"PNG"), ["gradients"]),
+        (lambda run: run.drop(["figures/loss.png", "figures/gradient_norm.png"]), ["find", "gradients"]),
     ],
 )
 def test_what_is_gone_or_spoilt_is_made_again_as_it_was(copy: Path, spoil: Callable[[RunDir], object], made: list[str]):
@@ -94,6 +101,102 @@ def test_what_is_gone_or_spoilt_is_made_again_as_it_was(copy: Path, spoil: Calla
 def test_other_settings_make_a_stage_and_what_depends_on_it_stale(copy: Path, setting: str, made: list[str]):
     assert pipeline.run(config_of(copy, setting)).made == made
     assert pipeline.run(config_of(copy, setting)).made == []
+
+
+def test_gradients_at_another_checkpoint_are_measured_again(copy: Path):
+    before = snapshot(copy)
+    succeed("gradients", copy, "--checkpoint", "2", *changed(*SETTINGS))
+    assert snapshot(copy)["gradients.json"] != before["gradients.json"]
+    assert pipeline.run(config_of(copy)).made == ["gradients"]
+    after = snapshot(copy)
+    assert all(after[path] == before[path] for path in before if path != "manifest.json")
+
+
+@pytest.mark.parametrize(
+    ("command", "record", "figures"),
+    [
+        (("find", "--k", "5"), "find.json", ["cutoff", "funnel", "loss", "sensitivity"]),
+        (("gradients", "--batches", "3"), "gradients.json", ["gradient_alignment", "gradient_blocks", "gradient_kl"]),
+    ],
+)
+def test_figures_that_a_killed_command_left_out_are_drawn(
+    copy: Path, command: tuple[str, ...], record: str, figures: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    """The record is committed and half of its figures are drawn when the process dies."""
+    verb, *options = command
+    settings = {"find": "find.k=5", "gradients": "gradients.batches=3"}[verb]
+    expected = shutil.copytree(copy, copy.parent / "whole/run")
+    succeed(verb, expected, *options, *changed(*SETTINGS))
+    calls = iter(range(100))
+
+    def killed(run: RunDir, name: str, *arguments: object) -> object:
+        if name.startswith("figures/") and next(calls) == 1:
+            raise KeyboardInterrupt
+        return commit(run, name, *arguments)  # type: ignore[arg-type]
+
+    commit = RunDir.commit
+    with monkeypatch.context() as patch:
+        patch.setattr(RunDir, "commit", killed)
+        assert rocktokens(verb, copy, *options, *changed(*SETTINGS)).code != 0
+    assert snapshot(copy)[record] == snapshot(expected)[record]
+    assert verb in pipeline.run(config_of(copy, settings)).made
+    for name in figures:
+        assert snapshot(copy)[f"figures/{name}.png"] == snapshot(expected)[f"figures/{name}.png"], name
+
+
+def test_figures_are_drawn_under_the_lock(copy: Path, monkeypatch: pytest.MonkeyPatch):
+    """Whoever else wants to write between a record and its figures is refused."""
+    held: list[bool] = []
+    monkeypatch.setattr(
+        save,
+        "chart_bytes",
+        lambda *_: held.append(os.path.realpath(copy) in {path for _, path in run_dir._held}) or b"",
+    )
+    succeed("find", copy)
+    succeed("gradients", copy, *changed(*SETTINGS))
+    assert len(held) == 8 and all(held)
+
+
+def test_types_that_were_named_stay_on_the_page_without_rocks(copy: Path):
+    """They were never rocks: what banning them did is true whatever the rocks are."""
+    config = config_of(copy, "find.min_score=1e9")
+    pipeline.run(config)
+    succeed("knockout", copy, "--text", "7", "--prompts", "2", *changed(*SETTINGS))
+    assert pipeline.run(config).made == ["report"]
+    assert 'id="run-1-figure-knockout"' in (copy / "report.html").read_text(encoding="utf-8")
+
+
+def test_evaluation_prompts_edited_in_place_make_the_knockout_stale(copy: Path, tmp_path: Path):
+    data = tmp_path / "data.jsonl"
+    rows = [{"id": str(number), "question": f"What is {number} + 1?", "answer": str(number + 1)} for number in range(4)]
+    data.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    config = config_of(copy, "evaluation.task.name=jsonl", f"evaluation.task.path={data}")
+    assert pipeline.run(config).made == ["knockout", "report"]
+    assert pipeline.run(config).made == []
+    rows[2]["question"] = "What is 2 + 1, again?"
+    data.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    assert "knockout" in pipeline.run(config).made
+    assert pipeline.run(config).made == []
+
+
+def test_without_rocks_stages_are_skipped_and_say_why(copy: Path):
+    """What was measured of the earlier rocks stays in the run, but is not on the page."""
+    arguments = ("run", copy.with_suffix(".toml"), *changed(*SETTINGS, "find.min_score=1e9"))
+    write_config(copy.with_suffix(".toml"), copy)
+    drawn = [f'id="run-1-figure-{name}"' for name in ("gradient_kl", "knockout")]
+    assert all(figure in (copy / "report.html").read_text(encoding="utf-8") for figure in drawn)
+    outcome = succeed(*arguments)
+    assert "made: find, report\nskipped: gradients, knockout; no type passes" in outcome.stdout
+    assert outcome.stderr.count("skipped: no type passes") == 2
+    view = RunView.open(copy)
+    assert view.gradients is not None and view.knockout is not None and view.rocks is not None
+    assert view.rocks.tokens == []
+    assert not any(figure in (copy / "report.html").read_text(encoding="utf-8") for figure in drawn)
+    again = succeed(*arguments)
+    assert "made: nothing, everything else was up to date\nskipped: gradients, knockout" in again.stdout
+    record = succeed(*arguments, "--json").record
+    assert record["kept"] == ["distill", "trace", "find", "report"]
+    assert list(record["skipped"]) == ["gradients", "knockout"]
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rocktokens.config import Config
+from rocktokens.errors import RocktokensError
 from rocktokens.evaluation.evaluate import evaluate
 from rocktokens.evaluation.records import EvaluationRecord
 from rocktokens.gradients.records import GradientsRecord
 from rocktokens.knockout.records import KnockoutSweep
-from rocktokens.pipeline import Stage, run
+from rocktokens.pipeline import NO_ROCKS, Skipped, Stage, run
 from rocktokens.progress import SILENT, Progress
 from rocktokens.recipes import shipped
 from rocktokens.run_dir import RunDir
@@ -92,6 +93,10 @@ def run_demo(config: Config, progress: Progress = SILENT) -> DemoResult:
         Stage("study", "bypass the rocks", _study),
     )
     made = run(config, progress, also)
+    if made.skipped:
+        raise RocktokensError(
+            f"the demo ends here, without rocks to ban or to bypass ({NO_ROCKS}); what was measured: {made.report}"
+        )
     directory = RunDir(config.run.directory)
     rocks = RockSet.load(directory.rocks)
     movement, types = measure_movement(directory, rocks)
@@ -114,17 +119,16 @@ def _evaluate(directory: RunDir, config: Config, progress: Progress) -> bool:
     return directory.files(directory.evaluations.name) != before
 
 
-def _study(directory: RunDir, config: Config, progress: Progress) -> bool:
+def _study(directory: RunDir, config: Config, progress: Progress) -> bool | Skipped:
+    if not RockSet.load(directory.rocks).tokens:
+        return Skipped(NO_ROCKS)
     with progress.status("loading"):
-        from rocktokens.report.charts.save import commit_charts
-        from rocktokens.report.charts.study_charts import study_charts
+        from rocktokens.report.charts.figures import draw_stale
         from rocktokens.studies.study import run_study
     study = bypass_study(config, directory)
     own = RunDir(study.study.directory)
     before = own.files()
-    result = run_study(study, progress)
-    with progress.status("drawing"):
-        commit_charts(own, study_charts(result, own.path.name))
+    run_study(study, progress, draw_stale)
     return own.files() != before
 
 

@@ -11,6 +11,10 @@ class ConfigError(RocktokensError):
     """A configuration file, key or value is not valid."""
 
 
+class UnlistedStudentError(RocktokensError):
+    """A checkpoint was traced, but the run's config no longer lists the student it was traced with."""
+
+
 class RunDirError(RocktokensError):
     """A run directory is missing, in use, damaged or of a newer version."""
 

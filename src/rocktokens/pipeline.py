@@ -1,9 +1,11 @@
 """A run from its config to its report: distill → trace → find → gradients → knockout → report.
 
 1. Each stage looks at what it left in the run. Its record says what it was made with and from: settings, the hash of
-   the traces, the criterion of the rocks. Where all of that is as it is now, there is nothing to do.
+   the traces, the criterion of the rocks. Where all of that is as it is now, and the figures show it, there is nothing
+   to do.
 2. What is missing or stale is made by the stage's own library call: it resumes what was interrupted, and refuses what
-   its command would refuse, such as a training config that changed.
+   its command would refuse, such as a training config that changed. A stage that has nothing to work on, because there
+   are no rocks, is skipped.
 3. The page is written again whenever something it shows may have changed.
 
 With ``trace.checkpoints`` there is nothing to train: the run begins with the replay.
@@ -16,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rocktokens import __version__
-from rocktokens.config import Config, evaluation_task
+from rocktokens.config import Config
 from rocktokens.errors import RocktokensError, RunDirError
 from rocktokens.progress import SILENT, Progress
 from rocktokens.run_dir import RunDir, derive_seed
@@ -27,14 +29,27 @@ SOURCES = "report_sources"
 """Entry of the manifest: a hash over what the page was made from."""
 
 
+NO_ROCKS = (
+    "no type passes the criterion of the rocks: raise find.k or lower find.min_score, find.tau, find.gamma or find.eta"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """What a stage returns that has nothing to work on."""
+
+    because: str
+    """One sentence."""
+
+
 @dataclass(frozen=True, slots=True)
 class Stage:
     """One step on the way to the report."""
 
     name: str
     title: str
-    make: Callable[[RunDir, Config, Progress], bool]
-    """Makes what is missing or stale; False where there was nothing to do."""
+    make: Callable[[RunDir, Config, Progress], bool | Skipped]
+    """Makes what is missing or stale; False where all of it was up to date."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +61,8 @@ class PipelineResult:
     """Stages that had something to do."""
     kept: list[str]
     """Stages whose results were up to date."""
+    skipped: dict[str, str]
+    """Stages that had nothing to work on, with the sentence why."""
     report: str
 
 
@@ -55,14 +72,19 @@ def run(config: Config, progress: Progress = SILENT, also: Sequence[Stage] = ())
     own = STAGES[1:] if config.trace.checkpoints else STAGES
     made: list[str] = []
     kept: list[str] = []
+    skipped: dict[str, str] = {}
     for number, stage in enumerate((*own, *also, REPORT), start=1):
         progress.heading(f"{number}  {stage.title}")
-        if stage.make(directory, config, progress):
+        outcome = stage.make(directory, config, progress)
+        if isinstance(outcome, Skipped):
+            skipped[stage.name] = outcome.because
+            progress.note(f"skipped: {outcome.because}")
+        elif outcome:
             made.append(stage.name)
         else:
             kept.append(stage.name)
             progress.note("up to date")
-    return PipelineResult(str(directory.path), made, kept, str(directory.path / PAGE))
+    return PipelineResult(str(directory.path), made, kept, skipped, str(directory.path / PAGE))
 
 
 def _distill(_run: RunDir, config: Config, progress: Progress) -> bool:
@@ -82,15 +104,14 @@ def _trace(_run: RunDir, config: Config, progress: Progress) -> bool:
 
 def _find(run: RunDir, config: Config, progress: Progress) -> bool:
     with progress.status("loading"):
-        from rocktokens.report.charts.find_charts import find_charts
-        from rocktokens.report.charts.save import commit_charts
+        from rocktokens.report.charts.figures import draw_stale
         from rocktokens.rocks.find import find_run, split_seed
-    if _holds(lambda: _is_found(run, config)):
-        return False
-    found = find_run(run, config.find, split_seed(config), progress=progress)
-    with progress.status("drawing"):
-        commit_charts(run, find_charts(run.path.name, found.analysis))
-    return True
+    with run.lock():
+        is_found = _holds(lambda: _is_found(run, config))
+        if not is_found:
+            find_run(run, config.find, split_seed(config), progress=progress)
+        with progress.status("drawing"):
+            return draw_stale(run, "find.json") or not is_found
 
 
 def _is_found(run: RunDir, config: Config) -> bool:
@@ -113,21 +134,22 @@ def _is_found(run: RunDir, config: Config) -> bool:
     )
 
 
-def _gradients(run: RunDir, config: Config, progress: Progress) -> bool:
+def _gradients(run: RunDir, config: Config, progress: Progress) -> bool | Skipped:
     with progress.status("loading"):
         from rocktokens.gradients.measure import measure_gradients
-        from rocktokens.report.charts.gradient_charts import gradient_charts
-        from rocktokens.report.charts.save import commit_charts
-    if not _has_rocks(run, progress) or _holds(lambda: _is_measured(run, config)):
-        return False
-    record = measure_gradients(run, config, progress=progress)
-    with progress.status("drawing"):
-        commit_charts(run, gradient_charts(record, run.path.name))
-    return True
+        from rocktokens.report.charts.figures import draw_stale
+    if not RockSet.load(run.rocks).tokens:
+        return Skipped(NO_ROCKS)
+    with run.lock():
+        is_measured = _holds(lambda: _is_measured(run, config))
+        if not is_measured:
+            measure_gradients(run, config, progress=progress)
+        with progress.status("drawing"):
+            return draw_stale(run, run.gradients.name) or not is_measured
 
 
 def _is_measured(run: RunDir, config: Config) -> bool:
-    """Return whether gradients.json is of these rocks, traces and settings."""
+    """Return whether gradients.json is of these rocks, their checkpoints and traces, and these settings."""
     from rocktokens.gradients.records import GradientsRecord
 
     rocks, record = RockSet.load(run.rocks), GradientsRecord.load(_verified(run, run.gradients.name))
@@ -137,62 +159,21 @@ def _is_measured(run: RunDir, config: Config) -> bool:
         "temperature": config.scoring.temperature,
         "dtype": config.models.dtype,
         "seed": config.run.seed,
+        **{name: rocks.criterion[name] for name in ("reference", "baseline")},
     }
-    return (
-        record.criterion == rocks.criterion
-        and record.source["manifest_sha256"] == rocks.source["manifest_sha256"]
-        and wanted.items() <= asdict(record.settings).items()
-    )
+    return record.is_of(rocks) and wanted.items() <= asdict(record.settings).items()
 
 
-def _knockout(run: RunDir, config: Config, progress: Progress) -> bool:
+def _knockout(run: RunDir, config: Config, progress: Progress) -> bool | Skipped:
     with progress.status("loading"):
-        from rocktokens.knockout.knockout import knockout
-    if not _has_rocks(run, progress) or _holds(lambda: _is_banned(run, config)):
-        return False
+        from rocktokens.knockout.knockout import is_current, knockout
+    if not RockSet.load(run.rocks).tokens:
+        return Skipped(NO_ROCKS)
     checkpoint = config.trace.checkpoints[-1] if config.trace.checkpoints else "last"
+    if _holds(lambda: is_current(run, config, checkpoint)):
+        return False
     knockout(run, config, checkpoint=checkpoint, progress=progress)
     return True
-
-
-def _is_banned(run: RunDir, config: Config) -> bool:
-    """Return whether knockout.json is of these rocks, student and settings, and its verdicts are in rocks.json."""
-    from rocktokens.evaluation.evaluate import resolve_models
-    from rocktokens.knockout.knockout import has_verdicts
-    from rocktokens.knockout.records import KnockoutSweep
-    from rocktokens.models.fingerprints import model_identity
-    from rocktokens.tasks import make_task
-
-    rocks, sweep = RockSet.load(run.rocks), KnockoutSweep.load(_verified(run, run.knockout.name))
-    section, task = config.knockout, evaluation_task(config)
-    [model] = resolve_models(run, config, config.trace.checkpoints[-1:] or ["last"]).values()
-    temperatures = (section.temperature, config.evaluation.temperature, config.rollouts.temperature)
-    prompts = make_task(task).prompts(section.num_prompts, derive_seed(config.run.seed, "evaluation prompts"))
-    wanted = {
-        **section.model_dump(include={"alpha", "epsilon", "margin", "resamples", "matched", "never", "tolerance"}),
-        "mode": "exact",
-        "n_prompts": len(prompts),
-        "num_samples": section.num_samples,
-    }
-    conditions = {
-        "model": model_identity(model, run),
-        "dtype": config.models.dtype,
-        "task": task.model_dump(mode="json"),
-        "temperature": next(temperature for temperature in temperatures if temperature is not None),
-        "max_new_tokens": config.rollouts.max_completion_length,
-        "batch_size": config.rollouts.batch_size,
-        "seed": config.run.seed,
-    }
-    made_under = sweep.settings.conditions
-    if made_under is None:
-        return False
-    bannable = [token.id for token in rocks.tokens if token.id not in made_under.eos_ids]
-    return (
-        wanted.items() <= asdict(sweep.settings).items()
-        and all(getattr(made_under, name) == value for name, value in conditions.items())
-        and [own.ban.ids for own in sweep.of_role("tested")] == [(token_id,) for token_id in bannable[: section.top]]
-        and has_verdicts(rocks, sweep, "method")
-    )
 
 
 def _report(run: RunDir, _config: Config, progress: Progress) -> bool:
@@ -225,13 +206,6 @@ def _verified(run: RunDir, name: str) -> Path:
     if entry is None:
         raise RunDirError(f"{run.path} has no {name}: run the command that makes it")
     return run.verify(entry)
-
-
-def _has_rocks(run: RunDir, progress: Progress) -> bool:
-    if RockSet.load(run.rocks).tokens:
-        return True
-    progress.note("no rocks were found")
-    return False
 
 
 STAGES = (

@@ -19,8 +19,10 @@ from small_study import without_seconds, write_rocks, write_study
 from rocktokens.config import load_config
 from rocktokens.errors import RunDirError
 from rocktokens.evaluation.evaluate import evaluate, kept_evaluation
+from rocktokens.report.charts import figures
 from rocktokens.run_dir import RunDir
 from rocktokens.studies.records import StudyResult
+from rocktokens.studies.study import run_study
 from rocktokens.studies.worker import EVALUATION_SEED
 
 RUNS = ("uniform/seed-0", "rock-freeze/seed-0", "uniform/seed-1", "rock-freeze/seed-1")
@@ -94,6 +96,12 @@ def test_neither_interruptions_nor_parallelism_nor_later_seeds_show_in_the_resul
         first, second = (snapshot(study / "arms" / run) for study in (whole, broken))
         kept = [path for path in first if path.startswith(("rollouts/", "checkpoints/")) or path == "evaluations.json"]
         assert {path: second[path] for path in kept} == {path: first[path] for path in kept} != {}
+
+
+def test_a_library_call_takes_the_path_of_a_study_and_draws_nothing(whole: Path, monkeypatch: pytest.MonkeyPatch):
+    kept = StudyResult.load(whole / "study.json")
+    monkeypatch.setattr(figures, "draw_figures", None)
+    assert run_study(whole.with_suffix(".toml")) == kept
 
 
 def test_arms_share_everything_but_their_weights(whole: Path):

@@ -12,6 +12,7 @@ from command_line import FinishedRun, changed, other_tokenizer, require_sound, r
 
 from rocktokens.cli.common import terminal
 from rocktokens.config import load_config
+from rocktokens.evaluation.evaluate import evaluate
 from rocktokens.models import pebbles
 from rocktokens.run_dir import RunDir
 from rocktokens.traces.writer import TraceWriter
@@ -295,6 +296,17 @@ def test_evaluate_measures_again_what_has_other_content(finished: FinishedRun, c
     assert "Accuracy on jsonl:test.jsonl" in succeed(*evaluate).stdout
 
 
+@pytest.mark.parametrize("kind", [str, Path, RunDir])
+def test_evaluate_as_a_library_call_reads_the_config_of_the_run(finished: FinishedRun, kind: Callable[[Path], object]):
+    before = snapshot(finished.path)
+    of_all = evaluate(kind(finished.path), models=["all", "teacher"])  # type: ignore[arg-type]
+    of_last = evaluate(kind(finished.path))  # type: ignore[arg-type]
+    printed = finished.outcomes["evaluate"].record["evaluations"]
+    records = json.loads(json.dumps([record.to_record() for record in (*of_all, *of_last)]))
+    assert records == [*printed, printed[2]]
+    assert snapshot(finished.path) == before
+
+
 def test_demo_goes_from_nothing_to_an_answer_and_picks_up_what_is_there(tmp_path: Path):
     small = (
         "training.max_steps=2", "training.save_steps=1", "training.per_device_train_batch_size=4",
@@ -310,4 +322,21 @@ def test_demo_goes_from_nothing_to_an_answer_and_picks_up_what_is_there(tmp_path
     assert snapshot(tmp_path / "demo") == before
     assert "the student went from" in shown and str(tmp_path / "demo") in shown
     assert record["gradients"]["claims"] and record["knockout"]["noise"]["differing"] == 0
-    assert all(f"\n· {claim['claim'][:40]}" in shown for claim in record["gradients"]["claims"])
+    _, block = shown.split("\nThe paper's claims on this run:")
+    printed = [line for line in block.split("\n\n")[0].splitlines() if line.startswith("· ")]
+    claims = record["gradients"]["claims"]
+    assert len(printed) == len(claims)
+    assert all(line.startswith(f"· {claim['claim'][:40]}") for line, claim in zip(printed, claims, strict=True))
+
+
+def test_a_demo_without_rocks_ends_before_its_study(tmp_path: Path):
+    small = (
+        "training.max_steps=2", "training.save_steps=1", "training.per_device_train_batch_size=4",
+        "trace.num_prompts=4", "evaluation.num_prompts=4", "find.k=5", "find.min_score=1e9", "models.device=cpu",
+    )  # fmt: skip
+    outcome = rocktokens("demo", "--directory", tmp_path / "demo", *changed(*small))
+    last = outcome.stderr.splitlines()[-1]
+    assert (outcome.code, outcome.stdout) == (2, "") and "Traceback" not in outcome.stderr
+    assert last.startswith("rocktokens: the demo ends here, without rocks to ban or to bypass (no type passes"), last
+    assert "lower find.min_score" in last and str(tmp_path / "demo/report.html") in last
+    assert not (tmp_path / "demo/study").exists() and (tmp_path / "demo/report.html").exists()

@@ -432,5 +432,5 @@ def test_rocks_that_do_not_occur_where_they_are_measured(copy: Path):
 
 
 def test_fewer_prompts_than_batches(copy: Path):
-    refuse("gradients", copy, naming=("gradients.batches = 8", "4 prompts", "--batches at most that"))
+    refuse("gradients", copy, naming=("gradients.batches = 8", "4 prompts", "lower it (--batches)"))
     refuse("gradients", copy, "--batches", "0", naming=("gradients.batches = 0",))

@@ -53,11 +53,12 @@ def test_bad_input_is_one_sentence(finished: FinishedRun, tmp_path: Path):
     refuse("report", tmp_path / "nowhere", "-o", page, naming=("nowhere is not a run directory", "manifest.json"))
     RunDir(tmp_path / "empty").commit_text("config.toml", "")
     refuse("report", tmp_path / "empty", "-o", page, naming=("nothing to show", "rocktokens trace"))
-    refuse("report", finished.path, "-o", tmp_path, naming=(f"--out {tmp_path} cannot be written", "is a directory"))
+    refused = f"the report cannot be written to {tmp_path} (is a directory): give another place"
+    refuse("report", finished.path, "-o", tmp_path, naming=(refused,))
     (tmp_path / "file").write_text("", encoding="utf-8")
     refuse(
         *("report", finished.path, "-o", page, "--figures", tmp_path / "file"),
-        naming=("--figures", "cannot be written", "give another place"),
+        naming=(f"the figures cannot be written to {tmp_path / 'file'} (", "give another place"),
     )
     (tmp_path / "empty/rocks.json").write_text(json.dumps({"schema_version": 99}), encoding="utf-8")
     refuse("report", tmp_path / "empty", "-o", page, naming=("rocks.json", "schema_version 99"))

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import snapshot
+from command_line import require_sound, snapshot, succeed
 
+from rocktokens.config.files import dump_toml
 from rocktokens.errors import ConfigError, ControlMatchError
 from rocktokens.rocks.sums import occurrences, type_sums
-from rocktokens.run_dir import RunDir
+from rocktokens.run_dir import RunDir, file_sha256
 from rocktokens.studies.config import StudyConfig, make_study
 from rocktokens.studies.plan import plan_jobs, require_unchanged
 from rocktokens.studies.preflight import require_policies
@@ -83,6 +84,26 @@ def test_a_scout_is_sent_out_once(scouted: Path, changed_study: Make):
     before = snapshot(scouted)
     assert prepare_files(changed_study(), RunDir(scouted)) == RockSet.load(scouted / "rocks.json")
     assert snapshot(scouted) == before
+
+
+def test_the_command_draws_what_the_scout_found(tmp_path: Path):
+    """Before the arms are trained, so that it can be looked at while they are."""
+    record = record_of(tmp_path / "study")
+    record["scout"]["stages"], record["arm"] = ["find"], record["arm"][:2]
+    record["base"] |= {"evaluation": {"num_prompts": 2}}
+    path = tmp_path / "study.toml"
+    path.write_text(dump_toml(record), encoding="utf-8")
+    succeed("study", path)
+    figures = tmp_path / "study/scout/figures"
+    assert sorted(file.stem for file in figures.iterdir()) == ["cutoff", "funnel", "loss", "sensitivity"]
+    drawn, arms = figures / "sensitivity.png", (tmp_path / "study/arms").rglob("logs.jsonl")
+    assert all(drawn.stat().st_mtime <= log.stat().st_mtime for log in arms)
+    require_sound(tmp_path / "study")
+    before = snapshot(tmp_path / "study")
+    drawn.unlink()
+    succeed("study", path)
+    assert snapshot(tmp_path / "study").keys() == before.keys()
+    assert file_sha256(drawn) == before["scout/figures/sensitivity.png"]
 
 
 def test_draws_may_be_added_and_the_first_stay(scouted: Path, changed_study: Make):

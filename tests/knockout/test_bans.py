@@ -75,7 +75,7 @@ def test_a_named_type_is_called_what_find_would_call_it(rocks: RockSet, tokens: 
 def test_named_types_need_no_rocks(rocks: RockSet, tokens: Tokens):
     none = replace(rocks, tokens=[])
     assert names(choose_bans(none, Wanted(top=5, texts=["So"]), tokens)) == ["So"]
-    with pytest.raises(RocktokensError, match=r"holds no rocks .*`rocktokens find`.*--id or --text"):
+    with pytest.raises(RocktokensError, match=r"holds no rocks .*`rocktokens find`.*by id or text \(--id, --text\)"):
         choose_bans(none, Wanted(top=5), tokens)
 
 
@@ -112,7 +112,7 @@ def test_a_text_that_is_no_token_says_how_it_splits(rocks: RockSet, tokens: Toke
     with pytest.raises(RocktokensError) as caught:
         choose_bans(rocks, Wanted(top=1, texts=["So what"]), tokens)
     assert f"'So what' is not one token, it splits into 'So' (id {so}), ' w' (id {w})" in str(caught.value)
-    with pytest.raises(RocktokensError, match="--text '' holds no token"):
+    with pytest.raises(RocktokensError, match="the text '' holds no token"):
         choose_bans(rocks, Wanted(top=1, texts=[""]), tokens)
 
 
@@ -121,13 +121,13 @@ def test_a_text_of_two_tokens_is_not_guessed(rocks: RockSet):
     vocab = [("<unk>", 0.0), ("<0x0A>", 0.0), ("\n", -1.0), ("▁so", -1.0)]
     tokenizer = Tokenizer(models.Unigram(vocab, unk_id=0, byte_fallback=True))
     tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
-    with pytest.raises(RocktokensError, match=r"'\\n' is the text of 2 tokens, 1 and 2: give one with --id"):
+    with pytest.raises(RocktokensError, match=r"'\\n' is that of 2 tokens, 1 and 2: give one by its id"):
         choose_bans(rocks, Wanted(top=1, texts=["\n"]), Tokens(Vocabulary(tokenizer), lambda _: []))
 
 
 @pytest.mark.parametrize("category", ["latex_math", "digits"])
 def test_a_category_that_no_rock_is_of_is_named(rocks: RockSet, tokens: Tokens, category: str):
-    with pytest.raises(RocktokensError, match=rf"--category {category}: .* digit, discourse, markdown_whitespace"):
+    with pytest.raises(RocktokensError, match=rf"category '{category}': .* digit, discourse, markdown_whitespace"):
         choose_bans(rocks, Wanted(top=1, categories=["digit", category]), tokens)
 
 
@@ -158,9 +158,9 @@ def test_controls_that_cannot_be_are_refused(traced: TraceStore, rocks: RockSet,
     with pytest.raises(RocktokensError) as refused:
         control_ban(traced, rocks, every, frozenset({602}), 0.1, seed=0)
     sentence = str(refused.value)
-    assert sentence.startswith("--controls: ") and sentence.count("\n") == 0
+    assert sentence.startswith("controls: ") and sentence.count("\n") == 0
     assert "within knockout.tolerance = 0.1 each" in sentence and "(none is for 'So')" in sentence
-    assert "raise knockout.tolerance, take fewer rocks with --top, or leave out --controls" in sentence
+    assert "raise knockout.tolerance, take fewer rocks (knockout.top, --top), or leave out the controls" in sentence
     [named] = choose_bans(rocks, Wanted(top=9, texts=["So", " the"], together=True), tokens)
-    with pytest.raises(RocktokensError, match="--controls finds partners for rocks alone: leave out --id and --text"):
+    with pytest.raises(RocktokensError, match=r"controls are found for rocks alone: leave out .* \(--id, --text\)"):
         control_ban(traced, rocks, named, frozenset(), 0.1, seed=0)

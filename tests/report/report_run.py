@@ -171,8 +171,11 @@ def make_gradients() -> GradientsRecord:
     space = record.logit.reference.vocabulary
     columns = {field.name: values for field in fields(space.types)} | {"token_id": ids, "freq": [10] * len(TEXTS)}
     reference = replace(record.logit.reference, vocabulary=replace(space, types=replace(space.types, **columns)))
+    rocks = make_rocks()
     return replace(
         record,
+        criterion=rocks.criterion,
+        source=rocks.source,
         settings=replace(record.settings, reference=10, n_prompts=90),
         warnings=[TEXTS[1]],
         trace=replace(record.trace, types=types),

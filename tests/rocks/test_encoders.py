@@ -25,6 +25,7 @@ from transformers import (
 from rocktokens.config import checkpoint_steps, dump_config, parse_config, student_name
 from rocktokens.errors import RocktokensError
 from rocktokens.rocks.encoders import traced_embeddings
+from rocktokens.rocks.find import find_rocks
 from rocktokens.run_dir import RunDir
 from rocktokens.traces.store import TraceStore
 
@@ -121,6 +122,17 @@ def test_listed_students_come_before_those_of_the_run(run, tmp_path):
     np.testing.assert_array_equal(read(run), embeddings_of(listed))
     with pytest.raises(RocktokensError, match=r"checkpoint 2 is none of those that trace\.checkpoints .* 0, 4"):
         read(run, 2)
+    with pytest.raises(RocktokensError) as missing:
+        student_name(RunDir(run), 2)
+    assert "embeddings" not in str(missing.value)
+
+
+def test_find_names_its_own_remedy_where_no_student_is_listed(run, tmp_path):
+    with_students(run, [str(tmp_path / "step_0"), str(tmp_path / "step_4")])
+    store = TraceStore(write_trace(run, {0: random_trace(0), 2: random_trace(0)}))
+    with pytest.raises(RocktokensError, match=r"checkpoint 2 is none of .*give embeddings=, or stage='score'"):
+        find_rocks(store, reference=2)
+    assert find_rocks(store, reference=2, stage="score").criterion["reference"] == 2
 
 
 def with_students(run: Path, names: list[str]) -> None:

@@ -40,8 +40,7 @@ def find(
     """
     with terminal.status("loading"):
         from rocktokens.cli.find_tables import print_comparison, print_found
-        from rocktokens.report.charts.find_charts import find_charts
-        from rocktokens.report.charts.save import commit_charts
+        from rocktokens.report.charts.figures import draw_figures
         from rocktokens.rocks.compare import compare_runs
         from rocktokens.rocks.find import FindOptions, find_run, find_settings
 
@@ -57,9 +56,11 @@ def find(
     if len(runs) != 1:
         raise RocktokensError(f"find takes one run, {len(runs)} were given: add --compare to set two side by side")
     run = RunDir(runs[0]).require()
-    found = find_run(run, *find_settings(run, chosen), options, terminal)
-    with terminal.status("drawing"):
-        commit_charts(run, find_charts(run.path.name, found.analysis))
+    section, seed = find_settings(run, chosen)
+    with run.lock():
+        found = find_run(run, section, seed, options, terminal)
+        with terminal.status("drawing"):
+            draw_figures(run, "find.json")
     if as_json:
         return print_json({**asdict(found.rocks), "analysis": found.analysis.to_record()})
     print_found(found.rocks, found.analysis, show)

@@ -30,13 +30,12 @@ def gradients(
     with notes.status("loading"):
         from rocktokens.cli.gradients_tables import print_gradients
         from rocktokens.gradients.measure import measure_gradients
-        from rocktokens.report.charts.gradient_charts import gradient_charts
-        from rocktokens.report.charts.save import commit_charts
+        from rocktokens.report.charts.figures import draw_figures
 
     with run.lock():
         record = measure_gradients(run, config, checkpoint, baseline, terminal)
         with notes.status("drawing"):
-            commit_charts(run, gradient_charts(record, run.path.name))
+            draw_figures(run, run.gradients.name)
     if as_json:
         return print_json(record.to_record())
     print_gradients(record, show)

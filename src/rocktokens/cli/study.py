@@ -11,7 +11,6 @@ from rocktokens.cli.common import AsJson, Overrides, output, print_json, termina
 from rocktokens.cli.tables import print_table
 from rocktokens.display.numbers import byte_size, duration
 from rocktokens.display.table import Column, Table, number, text
-from rocktokens.run_dir import RunDir
 from rocktokens.studies.config import load_study
 from rocktokens.studies.forecast import Forecast, RunForecast, forecast
 
@@ -40,13 +39,9 @@ def study(
         return print_json(asdict(planned)) if as_json else print_forecast(planned)
     with terminal.status("loading"):
         from rocktokens.cli.study_tables import print_study
-        from rocktokens.report.charts.save import commit_charts
-        from rocktokens.report.charts.study_charts import study_charts
+        from rocktokens.report.charts.figures import draw_stale
         from rocktokens.studies.study import run_study
-    run = RunDir(config.study.directory)
-    result = run_study(config, terminal)
-    with terminal.status("drawing"):
-        commit_charts(run, study_charts(result, run.path.name))
+    result = run_study(config, terminal, draw_stale)
     if as_json:
         return print_json({"directory": config.study.directory, **result.to_record()})
     print_study(result)

@@ -17,7 +17,7 @@ import tomli_w
 from rocktokens.config.policies import PolicyBase
 from rocktokens.config.sections import Config, checkpoint_steps
 from rocktokens.config.sentences import validate
-from rocktokens.errors import ConfigError, RocktokensError
+from rocktokens.errors import ConfigError, UnlistedStudentError
 from rocktokens.recipes import recipes
 from rocktokens.run_dir import RunDir
 
@@ -46,7 +46,7 @@ def student_name(run: RunDir, step: int) -> str:
         return str(run.checkpoint(step))
     by_step = dict(zip(checkpoint_steps(listed), listed, strict=True))
     if step not in by_step:
-        raise RocktokensError(
+        raise UnlistedStudentError(
             f"checkpoint {step} is none of those that trace.checkpoints of {run.config} lists (they are "
             f"{', '.join(map(str, by_step))}): list its student there, or give one of these"
         )

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rocktokens.config import Config, JsonlTask, evaluation_task
+from rocktokens.config import Config, JsonlTask, evaluation_task, run_config
 from rocktokens.errors import RocktokensError
 from rocktokens.evaluation.records import EvaluationRecord, Ledger
 from rocktokens.models.fingerprints import model_identity
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    run: RunDir,
-    config: Config,
+    run: RunDir | str | Path,
+    config: Config | None = None,
     models: Sequence[str] | Mapping[str, str] = ("last",),
     progress: Progress = SILENT,
     *,
@@ -34,15 +34,19 @@ def evaluate(
     """Measure the accuracy of each model that has not been measured under these settings, and file it in the run.
 
     Args:
-        run: where evaluations.json is.
-        config: of the run; gives the task, the prompts and how answers are sampled.
+        run: the run, or its folder; evaluations.json is there.
+        config: gives the task, the prompts and how answers are sampled; default: the run's own.
         models: what to evaluate, as in ``resolve_models``; or what to load, by the name it is filed under.
         progress: shows what is going on.
         seed: of prompts and random numbers; default: the run's.
 
     Returns:
         One record per model, in the order asked for, measured now or before.
+
+    Example: ``evaluate("runs/demo", models=["teacher", "last"])[1].accuracy``.
     """
+    run = run if isinstance(run, RunDir) else RunDir(run)
+    config = run_config(run) if config is None else config
     named = models if isinstance(models, Mapping) else resolve_models(run, config, models)
     seed = config.run.seed if seed is None else seed
     with run.lock():

@@ -26,7 +26,7 @@ from pydantic import BeforeValidator
 
 from rocktokens.display import table
 from rocktokens.rocks.records import PairedChange
-from rocktokens.types import Interval, Record, load_record, write_record
+from rocktokens.types import Interval, Record, RockSet, load_record, write_record
 
 if TYPE_CHECKING:
     import altair as alt
@@ -558,6 +558,11 @@ class GradientsRecord(Record):
     def load(cls, path: str | Path) -> Self:
         """Read gradients.json; a newer schema or a damaged file is refused by name."""
         return load_record(cls, path, "gradients.json", "`rocktokens gradients`", GRADIENTS_SCHEMA_VERSION)
+
+    def is_of(self, rocks: RockSet) -> bool:
+        """Return whether these are the gradients of these rocks, found by the same criterion in the same traces."""
+        source = rocks.source.get("manifest_sha256")
+        return self.criterion == rocks.criterion and self.source.get("manifest_sha256") == source
 
     def save(self, path: str | Path) -> None:
         """Write gradients.json, byte for byte the same for the same content."""

@@ -42,7 +42,8 @@ class Wanted:
     def __post_init__(self) -> None:
         if self.controls and not self.together:
             raise RocktokensError(
-                "--controls is given without --together: a set of controls stands beside a set of rocks"
+                "controls are wanted without together: a set of controls stands beside a set of rocks (on the command "
+                "line --controls with --together)"
             )
 
     @property
@@ -92,15 +93,18 @@ def control_ban(
 
     own = replace(rocks, tokens=[token for token in rocks.tokens if token.id in ban.ids])
     if len(own.tokens) < len(ban.ids):
-        raise RocktokensError("--controls finds partners for rocks alone: leave out --id and --text, or --controls")
+        raise RocktokensError(
+            "controls are found for rocks alone: leave out the types named by id or text (--id, --text), or the "
+            "controls"
+        )
     try:
         controls = match_controls(store, own, tolerance, 1, seed, excluded={*rocks.ids.tolist(), *end_ids})
     except ControlMatchError as error:
         alone = ", ".join(repr(token.text) for token in own.tokens if token.id in error.unmatched)
         raise RocktokensError(
-            f"--controls: no set of types that are no rocks is as frequent, within knockout.tolerance = {tolerance:g} "
+            f"controls: no set of types that are no rocks is as frequent, within knockout.tolerance = {tolerance:g} "
             f"each and 2 % in all{f' (none is for {alone})' if alone else ''}: raise knockout.tolerance, take fewer "
-            "rocks with --top, or leave out --controls"
+            "rocks (knockout.top, --top), or leave out the controls"
         ) from None
     return Ban(tuple(sorted(controls.draws[0].ids)), f"controls of {ban.name}", role="matched")
 
@@ -110,11 +114,11 @@ def ranked_rocks(rocks: RockSet, wanted: Wanted) -> list[RockToken]:
     if not rocks.tokens:
         raise RocktokensError(
             "rocks.json holds no rocks that can be banned: run `rocktokens find` with a larger find.k or a lower "
-            "find.min_score, or name types with --id or --text"
+            "find.min_score, or name types by id or text (--id, --text)"
         )
     there = {token.category for token in rocks.tokens}
     if absent := sorted(set(wanted.categories) - there):
-        raise RocktokensError(f"--category {absent[0]}: no rock is of it, they are of {', '.join(sorted(there))}")
+        raise RocktokensError(f"category {absent[0]!r}: no rock is of it, they are of {', '.join(sorted(there))}")
     of_categories = [token for token in rocks.tokens if token.category in (wanted.categories or there)]
     return of_categories[: wanted.top]
 
@@ -126,13 +130,13 @@ def _only_id(text: str, tokens: Tokens) -> int:
         return found[0]
     if found:
         listed = " and ".join(map(str, found))
-        raise RocktokensError(f"--text {text!r} is the text of {len(found)} tokens, {listed}: give one with --id")
+        raise RocktokensError(f"the text {text!r} is that of {len(found)} tokens, {listed}: give one by its id")
     parts = [f"{tokens.vocabulary.text(token_id)!r} (id {token_id})" for token_id in tokens.split(text)]
     if not parts:
-        raise RocktokensError(f"--text {text!r} holds no token: give a text of at least one character")
+        raise RocktokensError(f"the text {text!r} holds no token: give a text of at least one character")
     raise RocktokensError(
-        f"--text {text!r} is not one token, it splits into {', '.join(parts)}: give one of these, or all of them with "
-        "--together"
+        f"the text {text!r} is not one token, it splits into {', '.join(parts)}: give one of these, or all of them "
+        "together (--together)"
     )
 
 

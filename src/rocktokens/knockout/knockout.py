@@ -9,7 +9,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from rocktokens.config import Config, evaluation_task
@@ -25,9 +25,12 @@ from rocktokens.types import Prompt, RockSet, RockToken
 if TYPE_CHECKING:
     from rocktokens.models.load import LoadedModel
     from rocktokens.rollouts.encode import Sampling
+    from rocktokens.tasks.base import Task
 
 RuleName = Literal["method", "paper"]
 """Whose verdicts are written to rocks.json: ours, or the paper's."""
+INPUTS = "knockout_inputs"
+"""Entry of the manifest: knockout.json, whether of rocks, and a digest of what it was made from but for the model."""
 DECODING_PACKAGES = ("rocktokens", "torch", "transformers")
 
 
@@ -66,20 +69,16 @@ def knockout(
         from rocktokens.knockout.journal import RunJournal
         from rocktokens.knockout.sweep import SweepSettings, knockout_sweep
         from rocktokens.knockout.verdicts import VerdictRule
-        from rocktokens.rollouts.encode import Sampling
         from rocktokens.rollouts.sampler import make_sampler
-        from rocktokens.tasks import make_task
 
-    section, seed = config.knockout, config.run.seed
+    section = config.knockout
     wanted = wanted or Wanted(top=section.top)
-    own_seed = derive_seed(seed, "knockout")
+    own_seed = derive_seed(config.run.seed, "knockout")
     judge = VerdictRule(section.alpha, section.epsilon, section.margin, section.resamples, own_seed)
-    own_temperature = config.evaluation.temperature if section.temperature is None else section.temperature
-    sampling = Sampling.of(config.rollouts, derive_seed(seed, "evaluation"), own_temperature)
+    sampling = _sampling(config)
     with run.lock():
         rocks = RockSet.load(run.rocks)
-        task = make_task(evaluation_task(config))
-        prompts = task.prompts(section.num_prompts, derive_seed(seed, "evaluation prompts"))
+        task, prompts = _task_and_prompts(config)
         with progress.status("loading"):
             banned = _load(run, config, checkpoint)
         rocks.require_tokenizer(banned.tokenizer_sha256)
@@ -112,7 +111,9 @@ def knockout(
         finally:
             journal.flush()
         sweep = replace(sweep, warnings=[*sweep.warnings, *left_out])
-        run.commit(run.knockout.name, sweep.save)
+        entry = run.commit(run.knockout.name, sweep.save)
+        inputs = _inputs_digest(config, banned.identity, prompts, sampling)
+        run.update_manifest(**{INPUTS: {"sha256": entry.sha256, "of_rocks": wanted.any_rocks, "digest": inputs}})
         # The rocks are this model's if it is a checkpoint of the run, or one of the students it was traced with.
         students = [*(str(run.checkpoint(step)) for step in run.checkpoints()), *config.trace.checkpoints]
         if banned.identity in {model_identity(name, run) for name in students}:
@@ -126,7 +127,7 @@ def _load(run: RunDir, config: Config, checkpoint: str) -> BannedModel:
     models = resolve_models(run, config, [checkpoint])
     if len(models) != 1:
         steps = ", ".join(name.removeprefix("step ") for name in models)
-        raise RocktokensError(f"--checkpoint {checkpoint} names {len(models)} models: give one, of {steps}")
+        raise RocktokensError(f"checkpoint {checkpoint!r} names {len(models)} models: give one, of {steps}")
     [(name, model)] = models.items()
     loaded = load_model(model, config.models.dtype, config.models.device)
     return BannedModel(name, model_identity(loaded.name, run), loaded, vocabulary_sha256(loaded.tokenizer.get_vocab()))
@@ -160,16 +161,25 @@ def _conditions(config: Config, banned: BannedModel, prompts: Sequence[Prompt], 
     loaded, template, longest = banned.loaded, sampling.chat_template, sampling.max_prompt_length
     seen = [encode_prompt(loaded.tokenizer, prompt, template, longest).tolist() for prompt in prompts]
     return {
-        "model": banned.identity,
+        **_conditions_without_model(config, banned.identity, prompts, sampling),
         "tokenizer_sha256": banned.tokenizer_sha256,
         "config_sha256": digest(json.loads(loaded.model.config.to_json_string())),
         "eos_ids": sorted(loaded.eos_ids),
         "versions": package_versions(DECODING_PACKAGES),
-        "dtype": config.models.dtype,
         "device": loaded.model.device.type,
-        "task": evaluation_task(config).model_dump(mode="json"),
         # Prompts as the model sees them, template included, and their answers.
         "prompts_sha256": digest([[prompt.id, prompt.answer, ids] for prompt, ids in zip(prompts, seen, strict=True)]),
+    }
+
+
+def _conditions_without_model(
+    config: Config, identity: str, prompts: Sequence[Prompt], sampling: "Sampling"
+) -> dict[str, Any]:
+    """Return those of the conditions that are known before the model is loaded."""
+    return {
+        "model": identity,
+        "dtype": config.models.dtype,
+        "task": evaluation_task(config).model_dump(mode="json"),
         "num_prompts": len(prompts),
         "num_samples": config.knockout.num_samples,
         "temperature": sampling.temperature,
@@ -177,6 +187,64 @@ def _conditions(config: Config, banned: BannedModel, prompts: Sequence[Prompt], 
         "batch_size": config.rollouts.batch_size,
         "seed": config.run.seed,
     }
+
+
+def _inputs_digest(config: Config, identity: str, prompts: Sequence[Prompt], sampling: "Sampling") -> str:
+    """Digest all that answers depend on and that is known before the model is loaded, prompts by their content."""
+    return digest(
+        {
+            **_conditions_without_model(config, identity, prompts, sampling),
+            "chat_template": sampling.chat_template,
+            "prompts": [[prompt.id, prompt.text, prompt.answer] for prompt in prompts],
+        }
+    )
+
+
+def _sampling(config: Config) -> "Sampling":
+    """Return how ``rocktokens evaluate`` samples, at the knock-out's own temperature if it has one."""
+    from rocktokens.rollouts.encode import Sampling
+
+    own, other = config.knockout.temperature, config.evaluation.temperature
+    return Sampling.of(config.rollouts, derive_seed(config.run.seed, "evaluation"), other if own is None else own)
+
+
+def _task_and_prompts(config: Config) -> "tuple[Task, list[Prompt]]":
+    from rocktokens.tasks import make_task
+
+    task = make_task(evaluation_task(config))
+    return task, task.prompts(config.knockout.num_prompts, derive_seed(config.run.seed, "evaluation prompts"))
+
+
+def is_current(run: RunDir, config: Config, checkpoint: str = "last") -> bool:
+    """Return whether ``knockout(run, config, checkpoint=checkpoint)`` would find what knockout.json and rocks.json say.
+
+    Versions of packages and the device are not compared.
+    """
+    [entry] = run.files(run.knockout.name) or [None]
+    if entry is None:
+        return False
+    rocks, sweep, section = RockSet.load(run.rocks), KnockoutSweep.load(run.verify(entry)), config.knockout
+    made_under = sweep.settings.conditions
+    if made_under is None:
+        return False
+    [model] = resolve_models(run, config, [checkpoint]).values()
+    _, prompts = _task_and_prompts(config)
+    inputs = {
+        "sha256": entry.sha256,
+        "of_rocks": True,
+        "digest": _inputs_digest(config, model_identity(model, run), prompts, _sampling(config)),
+    }
+    settings = {
+        **section.model_dump(include={"alpha", "epsilon", "margin", "resamples", "matched", "never", "tolerance"}),
+        "mode": "exact",
+    }
+    bannable = [(token.id,) for token in rocks.tokens if token.id not in made_under.eos_ids]
+    return (
+        run.manifest().get(INPUTS) == inputs
+        and settings.items() <= asdict(sweep.settings).items()
+        and [own.ban.ids for own in sweep.of_role("tested")] == bannable[: section.top]
+        and has_verdicts(rocks, sweep, "method")
+    )
 
 
 def _columns(run: RunDir, rocks: RockSet, bans: Sequence[Ban]) -> dict[str, dict[int, float]]:

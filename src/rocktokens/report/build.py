@@ -54,14 +54,27 @@ def build_report(
 
     Example: ``build_report(["runs/demo"], "report.html").runs[0].answers[0].sentence``.
     """
-    out, views = Path(out), [RunView.open(path) for path in runs]
+    out, views = Path(out), [_without_earlier_rocks(RunView.open(path)) for path in runs]
     with progress.status("drawing"):
         html = report_html(views).encode()
-        _write("--out", out, lambda: write_atomically(out, lambda temporary: temporary.write_bytes(html)))
+        _write("report", out, lambda: write_atomically(out, lambda temporary: temporary.write_bytes(html)))
         folder = None if figures is None else Path(figures)
-        written = () if folder is None else _write("--figures", folder, lambda: tuple(_figures(views, folder)))
+        written = () if folder is None else _write("figures", folder, lambda: tuple(_figures(views, folder)))
     answered = tuple(RunAnswers(view.name, five_answers(view)) for view in views)
     return ReportSummary(out, len(html), written, answered)
+
+
+def _without_earlier_rocks(view: RunView) -> RunView:
+    """Take out what was measured of other rocks than rocks.json holds now: it would be read as theirs.
+
+    A knock-out stays true of the types it banned. Only where there are no rocks at all, one of rocks is taken out.
+    """
+    rocks, knockout = view.rocks, view.manifest.get("knockout_inputs", {})
+    if rocks is not None and view.gradients is not None and not view.gradients.is_of(rocks):
+        view.gradients = None
+    if rocks is not None and not rocks.tokens and knockout.get("of_rocks", True):
+        view.knockout = None
+    return view
 
 
 def _figures(views: Sequence[RunView], directory: Path) -> Iterator[Path]:
@@ -76,10 +89,10 @@ def _figures(views: Sequence[RunView], directory: Path) -> Iterator[Path]:
             yield from (chart, data)
 
 
-def _write(option: str, path: Path, write: Callable[[], Written]) -> Written:
+def _write(what: str, path: Path, write: Callable[[], Written]) -> Written:
     """Return what ``write`` returns; one sentence where the place cannot be written."""
     try:
         return write()
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
-        raise RocktokensError(f"{option} {path} cannot be written ({reason}): give another place") from None
+        raise RocktokensError(f"the {what} cannot be written to {path} ({reason}): give another place") from None

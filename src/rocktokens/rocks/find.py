@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from rocktokens.config import Config, FindSection, parse_config, run_config
+from rocktokens.errors import RocktokensError, UnlistedStudentError
 from rocktokens.inference.bootstrap import median_interval
 from rocktokens.progress import SILENT, Progress
 from rocktokens.rocks.analysis import analyse, other_gammas
@@ -189,7 +190,12 @@ def search_traces(
     with progress.status("reading traces"):
         reference, _ = resolve_checkpoints(store, criterion.reference, criterion.baseline)
         if criterion.stage == "context":
-            made = context_encoder(store, reference, encoder, criterion.window, embeddings)
+            try:
+                made = context_encoder(store, reference, encoder, criterion.window, embeddings)
+            except UnlistedStudentError as error:
+                raise RocktokensError(
+                    f"{error}; or give embeddings=, or stage='score' (on the command line --set find.stage=score)"
+                ) from None
     return search(store, criterion, made, progress, gammas)
 
 

@@ -6,6 +6,8 @@
 3. Types as frequent as the rocks are matched in the scout's traces. A poor match is refused before any arm is trained.
 """
 
+from collections.abc import Callable
+
 from rocktokens.config import Config
 from rocktokens.errors import ConfigError
 from rocktokens.knockout.knockout import knockout
@@ -20,10 +22,21 @@ STAGES = "scout_stages"
 """Entry of the study's manifest: what its rocks were made by."""
 
 
-def prepare_files(study: StudyConfig, run: RunDir, progress: Progress = SILENT) -> RockSet | None:
+Draw = Callable[[RunDir, str], object]
+"""Draws a record that a run has committed, such as find.json."""
+
+
+def prepare_files(
+    study: StudyConfig, run: RunDir, progress: Progress = SILENT, draw: Draw | None = None
+) -> RockSet | None:
     """Commit the study's rocks.json and controls.json where its arms need them; the rocks, if it has any."""
     if study.scout is not None:
-        rocks = _scouted_rocks(run, scout_config(study), study.scout, progress)
+        config = scout_config(study)
+        rocks = _scouted_rocks(run, config, study.scout, progress)
+        scout = RunDir(config.run.directory)
+        if draw is not None and scout.files("find.json"):
+            with progress.status("drawing"):
+                draw(scout, "find.json")
     elif study.study.rocks is not None:
         rocks = _given_rocks(run, study.study.rocks)
     else:

@@ -10,27 +10,36 @@ docs/method.md, section 7.
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from rocktokens.progress import SILENT, Progress
 from rocktokens.run_dir import RunDir
 from rocktokens.studies.comparison import compare
-from rocktokens.studies.config import StudyConfig, dump_study
+from rocktokens.studies.config import StudyConfig, dump_study, load_study
 from rocktokens.studies.plan import Job, plan_jobs, require_unchanged
 from rocktokens.studies.pool import choose_places, run_jobs
 from rocktokens.studies.preflight import record_inputs, require_policies, require_ready, student_vocabulary
 from rocktokens.studies.read_runs import read_curves, require_paired
 from rocktokens.studies.records import StudyResult
-from rocktokens.studies.scout import prepare_files
+from rocktokens.studies.scout import Draw, prepare_files
 from rocktokens.studies.worker import is_complete
 
 RESULT = "study.json"
 
 
-def run_study(config: StudyConfig, progress: Progress = SILENT) -> StudyResult:
+def run_study(study: StudyConfig | str | Path, progress: Progress = SILENT, draw: Draw | None = None) -> StudyResult:
     """Train and evaluate what is left of a study, compare its arms, and commit study.toml and study.json.
 
     Interrupted, the same call continues where it was; a study that is finished is only read and compared.
+
+    Args:
+        study: the study, or the path of its TOML file (or the name of a recipe).
+        progress: shows what is going on.
+        draw: told, under the lock, of the scout's find.json before any arm is trained, and of study.json.
+
+    Example: ``run_study("study.toml").comparisons``.
     """
+    config = study if isinstance(study, StudyConfig) else load_study(study)
     run, jobs = RunDir(config.study.directory), plan_jobs(config)
     require_unchanged(config, jobs)
     left = [job for job in jobs if not is_complete(job)]
@@ -40,12 +49,16 @@ def run_study(config: StudyConfig, progress: Progress = SILENT) -> StudyResult:
     with run.lock():
         if left:
             record_inputs(config, run)
-        prepare_files(config, run, progress)
+        prepare_files(config, run, progress, draw)
         if left:
             require_policies(jobs, student_vocabulary(config))
         run.commit_text("study.toml", dump_study(config))
         _finish_jobs(config, left, len(jobs), progress)
-        return _conclude(config, run, jobs)
+        result = _conclude(config, run, jobs)
+        if draw is not None:
+            with progress.status("drawing"):
+                draw(run, RESULT)
+    return result
 
 
 def _finish_jobs(config: StudyConfig, left: Sequence[Job], total: int, progress: Progress) -> None:

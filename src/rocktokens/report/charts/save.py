@@ -12,11 +12,13 @@ from rocktokens.run_dir import RunDir, write_atomically
 FORMATS = ("png", "svg", "pdf", "json")
 
 
-def commit_charts(run: RunDir, figures: Mapping[str, Figure]) -> None:
-    """Draw each figure as PNG and commit it to the run as ``figures/NAME.png``."""
+def commit_charts(run: RunDir, figures: Mapping[str, Figure]) -> list[str]:
+    """Draw each figure as PNG, commit it to the run as ``figures/NAME.png``, and return these paths."""
+    paths = {name: f"figures/{name}.png" for name in figures}
     for name, figure in figures.items():
         content = chart_bytes(figure.chart, "png")
-        run.commit(f"figures/{name}.png", lambda path, content=content: path.write_bytes(content))
+        run.commit(paths[name], lambda path, content=content: path.write_bytes(content))
+    return list(paths.values())
 
 
 def save_chart(chart: Chart, path: str | Path) -> None:
