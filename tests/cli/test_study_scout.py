@@ -90,6 +90,7 @@ def test_the_command_draws_what_the_scout_found(tmp_path: Path):
     """Before the arms are trained, so that it can be looked at while they are."""
     record = record_of(tmp_path / "study")
     record["scout"]["stages"], record["arm"] = ["find"], record["arm"][:2]
+    del record["arm"][1]["policy"]["protect"]  # needs verdicts
     record["base"] |= {"evaluation": {"num_prompts": 2}}
     path = tmp_path / "study.toml"
     path.write_text(dump_toml(record), encoding="utf-8")
