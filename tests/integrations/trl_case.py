@@ -201,6 +201,7 @@ def main(folder: Path) -> None:
         save_file(seen.steps[0], place / f"gradients-{rank}.safetensors")
         for index, micro in enumerate(trainer._buffered_inputs):
             save_file({name: x.contiguous() for name, x in micro.items()}, place / f"micro-{rank}-{index}.safetensors")
+    trainer.accelerator.wait_for_everyone()  # neither rank takes the store away while the other still talks to it
     trainer.accelerator.end_training()
 
 
