@@ -76,8 +76,8 @@ def test_the_largest_part_of_the_others_sum_is_a_signed_share():
     )
     assert (found.token_id, found.freq) == (1, 3) and shares.argmax() == 0
     np.testing.assert_allclose(found.share, shares[0])
-    _, nobody = compare_with_others(gradients_of(means_UW, np.array([2, 3, 5, 7])), "hidden", np.ones(4, dtype=bool))
-    assert nobody == LargestPart(token_id=None, freq=0, share=None)
+    _, nothing = compare_with_others(gradients_of(means_UW, np.array([2, 3, 5, 7])), "hidden", np.ones(4, dtype=bool))
+    assert nothing == LargestPart(token_id=None, freq=0, share=None)
 
 
 def test_twins_among_the_rocks_do_not_make_a_direction():
