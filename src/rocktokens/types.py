@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     Chart = alt.Chart | alt.LayerChart | alt.FacetChart
 
-ROCKS_SCHEMA_VERSION = 1
+ROCKS_SCHEMA_VERSION = 2
 NAMED = 5
 """Rocks that the name of a set lists."""
 CONTROLS_SCHEMA_VERSION = 1
@@ -31,6 +31,8 @@ ONE = 1 << 24
 Interval = tuple[float, float]
 """Low and high end."""
 Verdict = Literal["untested", "pillar", "stumbling", "neutral", "undecided"]
+Label = Literal["stuck", "residual", "moving", "moved", "unclear"]
+"""Whether training still moves a type (docs/method.md, section 4.2)."""
 Category = Literal[
     "latex_math", "markdown_whitespace", "discourse", "digit", "punctuation", "function_word", "content_word", "other"
 ]
@@ -111,7 +113,7 @@ class TokenWeights:
 
 
 KEPT = 0.75
-"""A type that keeps more than this share of its kl has not been moved by training."""
+"""A type that surely kept at least this share of its kl has not been moved; one that surely kept less has."""
 SURE = 0.95
 """A rock that is one in this share of the resamples is a sure one."""
 
@@ -144,11 +146,42 @@ class RockToken:
     """Mean kl on the prompts the rocks were not selected by."""
     held_out_change: float | None = None
     """By which share that changed from the baseline checkpoint to the reference, over the same tokens."""
+    bound: float | None = None
+    """L(v): the lower bound of the score that ranks by default."""
+    label: Label | None = None
+    """Whether it moves, decided on the selection half; None in a file of an older schema."""
+    held_out_label: Label | None = None
+    """The same rule on the other half; None there too, and where the prompts were not split."""
+    kept_first: float | None = None
+    """The share of its kl at the baseline that is left on the selection half; None where there was none."""
+    kept_first_interval: tuple[float, float] | None = None
+    kept_middle: float | None = None
+    """The same since the checkpoint halfway."""
+    kept_middle_interval: tuple[float, float] | None = None
 
     @property
-    def kept(self) -> bool | None:
-        """Whether training left it more than ``KEPT`` of its kl, on held-out prompts; None where that is not known."""
-        return None if self.held_out_change is None else 1 + self.held_out_change > KEPT
+    def never_learned(self) -> bool:
+        """Whether it is stuck on both halves of the prompts: of no other type may that be said."""
+        return self.label == self.held_out_label == "stuck"
+
+
+@dataclass(frozen=True, slots=True)
+class RankedType:
+    """A type behind the rocks, or before them and passed over because it still moves; of the selection half."""
+
+    id: int
+    text: str
+    category: str
+    freq: int
+    n_prompts: int
+    mean_kl: float
+    score: float
+    bound: float
+    label: Label
+    kept_first: float | None
+    kept_first_interval: tuple[float, float] | None
+    kept_middle: float | None
+    kept_middle_interval: tuple[float, float] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +196,8 @@ class RockSet:
     tokens: list[RockToken] = field(default_factory=list)
     windows: dict[str, Any] | None = None
     """``max_each_side`` and ``min_kl``: the rule that makes windows (rocktokens.windows); None when there is none."""
+    ranked: list[RankedType] = field(default_factory=list)
+    """The best types that are no rocks, in the order of what ranks; empty in a file of an older schema."""
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -207,9 +242,10 @@ class RockSet:
         record = read_record(path, "rocks.json", "`rocktokens find`", ROCKS_SCHEMA_VERSION)
         with _fields_of(path, "rocks.json", "`rocktokens find`"):
             tokens = [_rock_token(entry) for entry in record.pop("tokens")]
+            ranked = [RankedType(**_with_tuples(entry)) for entry in record.pop("ranked", [])]
             if not all(isinstance(record[name], dict) for name in ("criterion", "source", "summary")):
                 raise TypeError("criterion, source and summary are objects")
-            return cls(tokens=tokens, **record)
+            return cls(tokens=tokens, ranked=ranked, **record)
 
     def to_frame(self) -> "pd.DataFrame":
         """The tokens as a pandas frame, one row each, in rank order."""
@@ -428,8 +464,11 @@ def _fields_of(path: str | Path, name: str, maker: str) -> Iterator[None]:
 
 
 def _rock_token(entry: dict[str, Any]) -> RockToken:
-    intervals = {name: tuple(value) for name, value in entry.items() if name.endswith("_interval") and value}
-    token = RockToken(**{**entry, **intervals})
+    token = RockToken(**_with_tuples(entry))
     if not math.isfinite(token.score):
         raise RocktokensError(f"rock {token.id} has score {token.score}: rocks.json is damaged, run `rocktokens find`")
     return token
+
+
+def _with_tuples(entry: dict[str, Any]) -> dict[str, Any]:
+    return {**entry, **{name: tuple(value) for name, value in entry.items() if name.endswith("_interval") and value}}

@@ -131,10 +131,18 @@ class FindSection(Section):
     k: WholeOrAuto = Field(
         default=100, description="how many; auto: where coverage of the kl meets stability of the set"
     )
-    stage: Literal["context", "score"] = Field(
-        default="context", description="score: by frequency × mean kl alone, without looking at contexts"
+    stage: Literal["bound", "score", "context"] = Field(
+        default="bound",
+        description="what ranks: a lower bound of frequency × mean kl, that score itself, or the score at hard places "
+        "whose contexts recur",
+    )
+    require: Literal["stopped", "stuck", "any"] = Field(
+        default="stopped",
+        description="stopped: types whose loss is surely still falling are no rocks; stuck: only types that surely "
+        "kept three quarters of theirs",
     )
     min_freq: int = Field(default=2, ge=1)
+    min_prompts: int = Field(default=5, ge=1, description="types in fewer prompts of the selection half are not ranked")
     exclude_top_freq: int = Field(default=0, ge=0)
     joint: bool = False
     min_score: float = Field(

@@ -6,9 +6,10 @@ Each part answers a question a referee would ask: where the rocks stand among al
 positions), and whether there are types to compare them with (controls). Claims about the set are measured on prompts
 that did not select it, or say so.
 
-Sensitivity: around each of w, γ, η and τ other values are tried, one at a time, and beside them choices others have
-made: no context stage, the joint score, the five most frequent types left out. γ and η are read off counts the search
-already has; another τ or w compares contexts again, each within a sixteenth of the search's pairs.
+Sensitivity: one setting at a time has another value. Always: the score without its bound, types that still move, or
+only stuck ones, fewer and more prompts, the joint score, the five most frequent types left out. With the context stage
+also w, γ, η and τ: γ and η are read off counts the search already has; another τ or w compares contexts again, each
+within a sixteenth of the search's pairs.
 
 Positions: a token starts a line where it is the first of its response or the token *before* it ends with a newline;
 from there the tokens of the line are counted. Rows without a kl are not occurrences and fall in no bin, but they are
@@ -41,6 +42,7 @@ from rocktokens.rocks.persistence import (
     quantile_thresholds,
     type_groups,
 )
+from rocktokens.rocks.ranking import rank_types, rankable
 from rocktokens.rocks.records import (
     CategoryShares,
     ControlMatch,
@@ -54,7 +56,7 @@ from rocktokens.rocks.records import (
     SensitivityRow,
 )
 from rocktokens.rocks.search import Criterion, SearchResult, compare_contexts, compares_all, score_types, with_kept
-from rocktokens.rocks.selectors import Sample, rank_types
+from rocktokens.rocks.selectors import Sample
 from rocktokens.rocks.sums import PromptSums, checkpoint_samples
 from rocktokens.rocks.uncertainty import paired_tests, share_intervals
 from rocktokens.run_dir import derive_seed
@@ -75,7 +77,9 @@ SHARE_OF_PAIRS = 16
 """A sixteenth of the pairs is a quarter of the occurrences: looking those up is what takes time."""
 WINDOW_FACTORS = (0.4, 2.0)
 
-PARAMETERS = ("window", "gamma", "eta", "tau", "joint", "exclude_top_freq", "stage")
+PROMPTS = (1, 10)
+"""Least numbers of prompts to try."""
+PARAMETERS = ("stage", "require", "min_prompts", "joint", "exclude_top_freq", "window", "gamma", "eta", "tau")
 Row = tuple[str, Any, np.ndarray, bool]
 """Parameter, value, the rocks it gives as columns, and whether all contexts were compared."""
 
@@ -270,19 +274,29 @@ def _trajectory(store: TraceStore, result: SearchResult, groups: GroupColumns, s
 def _ranking_rows(result: SearchResult) -> Iterator[Row]:
     """Try other ways to rank over the same sums."""
     criterion, sample = result.criterion, result.sums.selection
-    others: dict[str, Any] = {"exclude_top_freq": 0 if criterion.exclude_top_freq else AUTHORS_EXCLUDE}
-    if sample.kl_before is not None:
-        others["joint"] = not criterion.joint
-    if criterion.stage == "context":
-        others["stage"] = "score"
-    for name, value in others.items():
-        other = replace(criterion, **{name: value})
-        yield name, getattr(criterion, name), result.columns, result.is_exact
-        if other.exclude_top_freq < criterion.exclude_top_freq and result.persistent is not None:
-            # Types that the search had excluded from the start may have yet to be compared.
-            yield name, value, *_compared(result, other, result.persistent, result.encoder)
-        else:
-            yield name, value, _first(sample, other, result.k), result.is_exact
+    others: dict[str, tuple[Any, ...]] = {
+        "stage": ("bound", "score"),
+        "require": ("stopped", "stuck", "any") if sample.paired and sample.kl_before is not None else (),
+        "min_prompts": PROMPTS,
+        "joint": (False, True) if sample.kl_before is not None else (),
+        "exclude_top_freq": (0, AUTHORS_EXCLUDE),
+    }
+    for name, values in others.items():
+        own = getattr(criterion, name)
+        if values:
+            yield name, own, result.columns, result.is_exact
+        for value in values:
+            if value != own:
+                yield name, value, *_ranked_otherwise(result, replace(criterion, **{name: value}))
+
+
+def _ranked_otherwise(result: SearchResult, other: Criterion) -> tuple[np.ndarray, bool]:
+    """Take the first types of another ranking; contexts are compared again where it lets more types in."""
+    sample, size = result.sums.selection, len(result.score_U)
+    before, now = (rankable(sample, criterion.rules(size))[0] for criterion in (result.criterion, other))
+    if other.stage == "context" and result.persistent is not None and (now & ~before).any():
+        return _compared(result, other, result.persistent, result.encoder)
+    return _first(sample, other, result.k), result.is_exact
 
 
 def _consistency_rows(result: SearchResult) -> Iterator[Row]:
@@ -334,7 +348,8 @@ def _compared(
 
 
 def _first(sample: Sample, criterion: Criterion, k: int) -> np.ndarray:
-    return rank_types(score_types(sample, criterion.selector), sample.totals("freq"), criterion.rules(k))
+    rules = criterion.rules(k)
+    return rank_types(score_types(sample, criterion.selector), rankable(sample, rules)[0], rules)
 
 
 def _controls(store: TraceStore, rocks: RockSet) -> ControlMatch:

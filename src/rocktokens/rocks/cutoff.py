@@ -15,16 +15,16 @@ if the worse of its two ranks is within K.
 Shape legend: C clusters, U types used, B subsets, N ranks.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
 
 import numpy as np
 from scipy.stats import rankdata
 
 from rocktokens.errors import RocktokensError
+from rocktokens.rocks.ranking import Rules, rank_all
 from rocktokens.rocks.records import Crossing, CutoffPoint, SampleSizePoint, SelectorAgreement
-from rocktokens.rocks.selectors import SELECTORS, Rules, Sample, Selector, rank_types
-from rocktokens.rocks.uncertainty import replicates
+from rocktokens.rocks.selectors import SELECTORS, Sample, Selector
 
 BAND = (0.05, 0.95)
 """Quantiles over the subsets that a band shows."""
@@ -77,14 +77,14 @@ def cutoff_curve(
     if measuring is not None and not np.array_equal(measuring.token_ids, selection.token_ids):
         raise ValueError("the two halves must have the same columns")
     selection = selection.by_type()
-    (score_U, order), *_ = _rankings(selection, selector, rules)
+    (score_U, order), *_ = rank_all(selection, selector, rules)
     order_N = order[score_U[order] > 0]
     undefined_N = np.full(len(order_N), np.nan)
     held_out = undefined_N if measuring is None else coverage(order_N, measuring.totals("kl"))
     stability = [undefined_N] * 3
     weights_BC = subset_weights(selection.n_clusters, fraction, draws, seed)
     if len(weights_BC) and len(order_N):
-        drawn = _rankings(selection, selector, rules, weights_BC)
+        drawn = rank_all(selection, selector, rules, weights_BC)
         jaccard_BN = np.array([_jaccard_by_k(order, other, len(order_N)) for _, other in drawn])
         stability = [jaccard_BN.mean(axis=0), *np.quantile(jaccard_BN, BAND, axis=0)]
     return CutoffCurve(coverage(order_N, selection.totals("kl")), held_out, *stability)
@@ -95,7 +95,7 @@ def auto_k(curve: CutoffCurve) -> Crossing:
     if not len(curve.coverage):
         raise RocktokensError(
             "k = 'auto' finds nothing to rank, no type that may be ranked has a positive score: "
-            "trace more prompts, or lower min_freq, exclude_top_freq, tau, gamma or eta"
+            "trace more prompts (trace.num_prompts), or give a whole number"
         )
     if np.isnan(curve.stability).any():
         raise RocktokensError(
@@ -120,11 +120,11 @@ def sample_size_curve(
     of a smaller fraction lie within those of a larger one, so the curve shows the effect of size with little noise.
     """
     sample = sample.by_type()
-    ranking, *_ = _rankings(sample, selector, rules)
+    ranking, *_ = rank_all(sample, selector, rules)
     points = []
     for fraction in fractions:
         weights_BC = subset_weights(sample.n_clusters, fraction, draws, seed)
-        found = [_agreement(ranking, other, rules.k) for other in _rankings(sample, selector, rules, weights_BC)]
+        found = [_agreement(ranking, other, rules.k) for other in rank_all(sample, selector, rules, weights_BC)]
         overlap, correlation = (_mean(agreement[i] for agreement in found) for i in range(2))
         size = _subset_size(sample.n_clusters, fraction)
         points.append(SampleSizePoint(float(fraction), size, overlap, correlation))
@@ -140,7 +140,7 @@ def compare_selectors(
     available = {name: selector for name, selector in SELECTORS.items() if needs.get(name, sample.kl) is not None}
     top = {}
     for name, selector in available.items():
-        (_, order), *_ = _rankings(sample, selector, rules)
+        (_, order), *_ = rank_all(sample, selector, rules)
         top[name] = order[: rules.k]
     return [
         SelectorAgreement(
@@ -158,10 +158,10 @@ def split_half(
 ) -> dict[str, float | None]:
     """Measure how far rankings of random parts of the prompts agree with those of the rest, and with that of all."""
     sample = sample.by_type()
-    (_, order), *_ = _rankings(sample, selector, rules)
+    (_, order), *_ = rank_all(sample, selector, rules)
     half_BC = subset_weights(sample.n_clusters, fraction, draws, seed)
     both = np.stack([half_BC, 1 - half_BC], axis=1).reshape(-1, sample.n_clusters)
-    found = _rankings(sample, selector, rules, both)
+    found = rank_all(sample, selector, rules, both)
     agreements = [
         (*_agreement(half, rest, rules.k), jaccard(half[1][: rules.k], order[: rules.k]))
         for half, rest in zip(found, found, strict=True)
@@ -224,15 +224,6 @@ def _agreement(first: Ranking, second: Ranking, k: int) -> tuple[float | None, f
     in_one[order_one] = True
     in_both[order_two] = in_one[order_two]
     return jaccard(order_one[:k], order_two[:k]), spearman(score_one[in_both], score_two[in_both])
-
-
-def _rankings(
-    sample: Sample, selector: Selector, rules: Rules, weights_BC: np.ndarray | None = None
-) -> Iterator[Ranking]:
-    """Rank all types under each set of weights, or once on the whole sample."""
-    weights_BC = np.ones((1, sample.n_clusters)) if weights_BC is None else weights_BC
-    for score_U, freq_U in replicates(sample, selector, weights_BC):
-        yield score_U, rank_types(score_U, freq_U, replace(rules, k=len(score_U)))
 
 
 def _subset_size(n_clusters: int, fraction: float) -> int:

@@ -13,7 +13,7 @@ Paper: https://arxiv.org/abs/2605.09253
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -25,14 +25,16 @@ from rocktokens.progress import SILENT, Progress
 from rocktokens.rocks.analysis import analyse, other_gammas
 from rocktokens.rocks.categories import store_categories
 from rocktokens.rocks.encoders import Encoder, context_encoder
+from rocktokens.rocks.movement import label_at, label_types, movement
+from rocktokens.rocks.ranking import rank_types, rankable
 from rocktokens.rocks.records import FindRecord
-from rocktokens.rocks.search import Criterion, SearchResult, search
+from rocktokens.rocks.search import Criterion, SearchResult, score_types, search
 from rocktokens.rocks.selectors import selector_of
 from rocktokens.rocks.sums import HELD_OUT, NOT_SPLIT, occurrences, resolve_checkpoints, rollout_shares, type_sums
 from rocktokens.rocks.uncertainty import score_uncertainty, share_intervals
 from rocktokens.run_dir import RunDir, derive_seed
 from rocktokens.traces.store import TraceStore
-from rocktokens.types import ONE, RockSet, RockToken
+from rocktokens.types import ONE, RankedType, RockSet, RockToken
 from rocktokens.windows import WindowRule
 
 if TYPE_CHECKING:
@@ -60,6 +62,8 @@ class FindOptions:
 
 
 EVERYWHERE = FindOptions()
+RANKED = 20
+"""Types behind the rocks that are listed, or as many as there are rocks."""
 
 
 class Found(NamedTuple):
@@ -76,7 +80,9 @@ def find_rocks(
     baseline: int | None = None,
     k: int | Literal["auto"] = FROM_RUN,
     stage: str = FROM_RUN,
+    require: str = FROM_RUN,
     min_freq: int = FROM_RUN,
+    min_prompts: int = FROM_RUN,
     exclude_top_freq: int = FROM_RUN,
     joint: bool = FROM_RUN,
     window: int = FROM_RUN,
@@ -87,7 +93,7 @@ def find_rocks(
     split: float | None = FROM_RUN,
     seed: int | None = None,
     tau_nats: tuple[float, float] | None = FROM_RUN,
-    min_score: float | None = FROM_RUN,
+    min_score: float = FROM_RUN,
     encoder: str | Encoder = FROM_RUN,
     max_pairs: int = FROM_RUN,
 ) -> RockSet:
@@ -101,9 +107,12 @@ def find_rocks(
         reference: the checkpoint whose loss counts as what is left; default the last.
         baseline: the checkpoint to compare with; default the first.
         k: how many types are rocks (100; fewer if fewer can be ranked), or "auto": where coverage meets stability.
-        stage: "context" (the default) ranks by R_ctx(v) = R(v) · CCR(v), "score" by R(v) alone, as the paper's code
-            does.
+        stage: "bound" (the default) ranks by a lower bound of R(v), "score" by R(v) itself, as the paper's code does,
+            "context" by R_ctx(v) = R(v) · CCR(v).
+        require: "stopped" (the default) leaves out types whose loss is surely still falling, "stuck" takes only those
+            that surely kept three quarters of theirs, "any" takes all.
         min_freq: types with fewer occurrences in the selection half are not ranked (2).
+        min_prompts: nor are types in fewer prompts of it (5).
         exclude_top_freq: how many of the most frequent types to leave out before ranking (0).
         joint: replace R by the smaller R of the two checkpoints (False).
         window: tokens on each side that make the context of an occurrence (5).
@@ -114,7 +123,7 @@ def find_rocks(
         split: share of prompts used for selection (0.5); None or 1 uses all prompts for selection and summary alike.
         seed: of the split, of samples and of the bootstrap; None is the run's, 0 without a config.
         tau_nats: (baseline, reference) thresholds in nats instead of quantiles.
-        min_score: of the first k, only those whose ranking score reaches this; with None, the default without a config,
+        min_score: of the first k, only those whose ranking score reaches this; with 0, the default without a config,
             even a type with score 0 is taken when there are fewer than k others.
         encoder: "embeddings" (the default), "hidden" (loads the student), or what
             ``rocktokens.scoring.hidden.hidden_encoder`` makes of a student.
@@ -162,7 +171,7 @@ def find_settings(run: RunDir, overrides: list[str] | None = None) -> tuple[Find
         config = run_config(run, overrides)
         return config.find, split_seed(config)
     directory = f"run.directory={json.dumps(str(run.path))}"
-    return parse_config("", [*(overrides or []), directory], name=str(run.path)).find, 0
+    return parse_config("", ["find.min_score=0", *(overrides or []), directory], name=str(run.path)).find, 0
 
 
 def split_seed(config: Config) -> int:
@@ -209,6 +218,7 @@ def rock_set(store: TraceStore, result: SearchResult) -> RockSet:
         source={"manifest_sha256": store.manifest_sha256},
         summary=_summary(store, result),
         tokens=_tokens(store, result),
+        ranked=_ranked(store, result),
         windows=WindowRule(result.criterion.window, result.thresholds.post).to_dict(),
     )
 
@@ -257,10 +267,10 @@ def _tokens(store: TraceStore, result: SearchResult) -> list[RockToken]:
         seed=derive_seed(criterion.seed, "bootstrap"),
         scored=selector_of("score", criterion.joint),
     )
-    prompts = np.diff(selection.freq.tocsc().indptr)
     ids = selection.token_ids[result.columns]
     texts, categories = store.token_texts(ids), store_categories(store, ids)
-    context = _context_fields(result)
+    context, moved = _context_fields(result), _movement_fields(result)
+    held_out_labels = label_types(measuring) if result.sums.is_split else None
     return [
         RockToken(
             id=int(ids[place]),
@@ -272,13 +282,56 @@ def _tokens(store: TraceStore, result: SearchResult) -> list[RockToken]:
             category=categories[place],
             score_interval=sure.interval(i),
             p_in_top_k=float(sure.p_in_top_k[i]),
-            n_prompts=int(prompts[i]),
+            held_out_label=None if held_out_labels is None else label_at(held_out_labels, i),
+            **moved(i),
             held_out_mean_kl=int(held_kl[i]) / (int(held_freq[i]) * ONE) if held_freq[i] else None,
             held_out_change=(int(held_kl[i]) - int(before[i])) / int(before[i]) if before[i] > 0 else None,
             **context(i),
         )
         for place, i in enumerate(result.columns)
     ]
+
+
+def _ranked(store: TraceStore, result: SearchResult) -> list[RankedType]:
+    """List the best types that are no rocks, those included that were passed over because they move."""
+    sample, rules = result.sums.selection, replace(result.criterion.rules(len(result.ranking_U)), require="any")
+    order = rank_types(result.ranking_U, rankable(sample, rules)[0], rules)
+    behind = order[~result.is_rock[order]][: max(len(result.columns), RANKED)]
+    freq, kl, ids = sample.totals("freq"), sample.totals("kl"), sample.token_ids[behind]
+    texts, categories, moved = store.token_texts(ids), store_categories(store, ids), _movement_fields(result)
+    return [
+        RankedType(
+            id=int(ids[place]),
+            text=texts[place],
+            category=categories[place],
+            freq=int(freq[i]),
+            mean_kl=int(kl[i]) / (int(freq[i]) * ONE),
+            score=float(result.score_U[i]),
+            **moved(i),
+        )
+        for place, i in enumerate(behind)
+    ]
+
+
+def _movement_fields(result: SearchResult) -> Callable[[int], dict[str, Any]]:
+    """Return what the selection half says of a type's bound, prompts, label and what it kept, by column."""
+    sample = result.sums.selection
+    bound = score_types(sample, selector_of("bound", result.criterion.joint))
+    prompts, labels, kept = np.diff(sample.freq.tocsc().indptr), label_types(sample), movement(sample)
+
+    def fields(i: int) -> dict[str, Any]:
+        first, middle = ((None, None) if since is None else since.of(i) for since in kept)
+        return {
+            "bound": float(bound[i]),
+            "n_prompts": int(prompts[i]),
+            "label": label_at(labels, i),
+            "kept_first": first[0],
+            "kept_first_interval": first[1],
+            "kept_middle": middle[0],
+            "kept_middle_interval": middle[1],
+        }
+
+    return fields
 
 
 def _context_fields(result: SearchResult) -> Callable[[int], dict[str, Any]]:

@@ -19,7 +19,8 @@ import numpy as np
 import pyarrow as pa
 
 from rocktokens.errors import RocktokensError
-from rocktokens.rocks.selectors import Rules, Sample, mean_kl, rank_types
+from rocktokens.rocks.ranking import Rules, rank_types
+from rocktokens.rocks.selectors import Sample, mean_kl
 from rocktokens.rocks.sums import PromptSums, kl_quantiles, occurrences
 from rocktokens.run_dir import derive_seed
 from rocktokens.traces.store import TraceStore
@@ -120,7 +121,7 @@ def type_groups(selection: Sample, rock_columns: np.ndarray, min_freq: int, seed
     freq = selection.totals("freq")
     others = np.setdiff1d(np.arange(len(freq)), rock_columns)
     score = mean_kl(selection, np.ones((1, selection.n_clusters)))[0]
-    rare = others[rank_types(score[others], freq[others], Rules(len(rock_columns), RARE_MIN_FREQ))]
+    rare = others[rank_types(score[others], freq[others] >= RARE_MIN_FREQ, Rules(len(rock_columns)))]
     eligible = others[freq[others] >= min_freq]
     rng = np.random.Generator(np.random.PCG64(derive_seed(seed, "random types")))
     drawn = rng.permutation(eligible)[: len(rock_columns)]

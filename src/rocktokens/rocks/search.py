@@ -3,7 +3,8 @@
 The method is docs/method.md, section 4.
 
 1. Gather the sums of both halves of the prompts; rank on the selection half alone.
-2. Stage "score" ranks by R(v) = Freq(v) · mean kl(v); with ``joint`` by the smaller R of the two checkpoints.
+2. Stage "bound" ranks by L(v), a lower bound of R(v) = Freq(v) · mean kl(v); stage "score" by R itself; with ``joint``
+   by the smaller of the two checkpoints. ``ranking`` says who may be ranked: in enough prompts, and no longer moving.
 3. Stage "context" multiplies R with CCR(v), the share of the type's occurrences that are persistent *and* stand in
    contexts like those of its other persistent occurrences.
 4. R_ctx(v) is at most R(v) · |O_PH(v)| / Freq(v). When there are more pairs of contexts than ``max_pairs``, types are
@@ -30,14 +31,15 @@ from rocktokens.rocks.contexts import ContextResult, context_consistency, judged
 from rocktokens.rocks.cutoff import CutoffCurve, auto_k, cutoff_curve
 from rocktokens.rocks.encoders import Encoder
 from rocktokens.rocks.persistence import Occurrences, Persistent, Thresholds, find_thresholds, persistent_occurrences
-from rocktokens.rocks.selectors import Rules, Sample, Selector, rank_types, selector_of
+from rocktokens.rocks.ranking import Require, Rules, rank_types, rankable
+from rocktokens.rocks.selectors import Sample, Selector, selector_of
 from rocktokens.rocks.sums import PromptSums, gather
 from rocktokens.run_dir import derive_seed
 from rocktokens.traces.store import TraceStore
 
-STAGES = ("context", "score")
+CHOICES = {"stage": ("bound", "score", "context"), "require": ("stopped", "stuck", "any")}
 FROM_ZERO = ("reference", "baseline", "exclude_top_freq", "seed")
-WHOLE = {**dict.fromkeys(FROM_ZERO, 0), "k": 1, "min_freq": 1, "window": 1, "max_pairs": 2}
+WHOLE = {**dict.fromkeys(FROM_ZERO, 0), "k": 1, "min_freq": 1, "min_prompts": 1, "window": 1, "max_pairs": 2}
 """Parameters that are whole numbers, with the least they may be."""
 NUMBERS: dict[str, tuple[Callable[[float], bool], str]] = {
     "gamma": (lambda value: 0 < value <= 1, "a number above 0, up to 1"),
@@ -47,7 +49,7 @@ NUMBERS: dict[str, tuple[Callable[[float], bool], str]] = {
     "min_score": (lambda value: True, "a number of nats"),
 }
 """Parameters that are any finite numbers, with what is asked of them."""
-OPTIONAL = ("reference", "baseline", "tau_nats", "min_score", "split")
+OPTIONAL = ("reference", "baseline", "tau_nats", "split")
 MANY = 1000
 PER_ROCK = 10
 """Types compared at first when there are too many pairs: this many, or this many for every rock."""
@@ -58,14 +60,16 @@ _DEFAULT = FindSection()
 class Criterion:
     """Every parameter of a search; see ``find_rocks`` for their meaning.
 
-    Defaults are those of the config's section ``find``, but for ``min_score``, which is none here.
+    Defaults are those of the config's section ``find``, but for ``min_score``, which leaves nothing out here.
     """
 
     reference: int | None = None
     baseline: int | None = None
     k: int | Literal["auto"] = _DEFAULT.k
     stage: str = _DEFAULT.stage
+    require: Require = _DEFAULT.require
     min_freq: int = _DEFAULT.min_freq
+    min_prompts: int = _DEFAULT.min_prompts
     exclude_top_freq: int = _DEFAULT.exclude_top_freq
     joint: bool = _DEFAULT.joint
     window: int = _DEFAULT.window
@@ -75,14 +79,15 @@ class Criterion:
     eta: float = _DEFAULT.eta
     encoder: str = _DEFAULT.encoder
     max_pairs: int = _DEFAULT.max_pairs
-    min_score: float | None = None
+    min_score: float = 0.0
     split: float | None = _DEFAULT.split
     seed: int = 0
 
     def __post_init__(self) -> None:
         """Refuse values that mean nothing, by name; keep numbers as plain ones, which JSON can hold."""
-        if self.stage not in STAGES:
-            raise RocktokensError(f"stage = {self.stage!r} is not known: use one of {', '.join(STAGES)}")
+        for name, known in CHOICES.items():
+            if getattr(self, name) not in known:
+                raise RocktokensError(f"{name} = {getattr(self, name)!r} is not known: use one of {', '.join(known)}")
         if not isinstance(self.joint, bool):
             raise RocktokensError(f"joint = {self.joint!r} is not valid: give True or False")
         for name in (*WHOLE, *NUMBERS, "tau_nats"):
@@ -98,11 +103,7 @@ class Criterion:
 
     def rules(self, k: int) -> Rules:
         """Who may be a rock, with ``k`` to be taken."""
-        return replace(self.rankable(k), min_score=-np.inf if self.min_score is None else self.min_score)
-
-    def rankable(self, k: int) -> Rules:
-        """The same, whatever the score."""
-        return Rules(k, self.min_freq, self.exclude_top_freq)
+        return Rules(k, self.min_freq, self.exclude_top_freq, self.min_score, self.min_prompts, self.require)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +122,7 @@ class SearchResult:
     score_U: np.ndarray
     """R(v), or the joint score, on the selection half."""
     ranking_U: np.ndarray
-    """What ranks: R(v) or R_ctx(v)."""
+    """What ranks: L(v), R(v) or R_ctx(v)."""
     curve: CutoffCurve
     k: int
     """How many were asked for, by number or by "auto"."""
@@ -202,17 +203,17 @@ def compare_contexts(
 ) -> ContextResult:
     """Count similar contexts of every type that can be among the first ``k``; ``gammas`` are counted as well.
 
-    Types that are excluded as too frequent are compared too, if the pairs suffice for all: subsets of the prompts, by
-    which a ranking's stability is judged, may exclude others.
+    Types that are too frequent, in too few prompts or moving are compared too, if the pairs suffice for all: subsets of
+    the prompts, by which a ranking's stability is judged, may exclude others.
     """
     score, freq = score_types(selection, selector_of("score", criterion.joint)), selection.totals("freq")
     number = persistent.counts(len(freq))
     bound = score * number / np.maximum(freq, 1)
-    rankable = criterion.rankable(len(freq))
-    order = rank_types(bound, freq, replace(rankable, exclude_top_freq=0))
+    rules = Rules(len(freq), criterion.min_freq)
+    order = rank_types(bound, rankable(selection, rules)[0], rules)
     order, pairs = order[number[order] >= 2], number * (number - 1)
     if pairs[order].sum() > criterion.max_pairs:
-        order = order[np.isin(order, rank_types(bound, freq, rankable))]
+        order = order[rankable(selection, criterion.rules(len(freq)))[0][order]]
     count = len(order)
     if pairs[order].sum() > criterion.max_pairs:
         count = min(max(MANY, PER_ROCK * k), count)
@@ -239,9 +240,9 @@ def compare_contexts(
 
 def compares_all(selection: Sample, persistent: Occurrences, context: ContextResult, criterion: Criterion) -> bool:
     """Whether no type that may be ranked was judged on a sample or passed over: then other settings are exact too."""
-    freq = selection.totals("freq")
-    ranked = rank_types(np.zeros(len(freq)), freq, criterion.rankable(len(freq)))
-    number = persistent.counts(len(freq))[ranked]
+    size = len(selection.token_ids)
+    ranked = np.flatnonzero(rankable(selection, criterion.rules(size))[0])
+    number = persistent.counts(size)[ranked]
     return bool((context.judged[ranked] == np.where(number < 2, 0, number)).all())
 
 
@@ -274,7 +275,7 @@ def _take_first(
     seed = derive_seed(criterion.seed, "cutoff")
     curve = cutoff_curve(sample, held_out, selector, criterion.rules(len(ranking)), seed=seed)
     k = auto_k(curve).k if criterion.k == "auto" else int(criterion.k)
-    columns = rank_types(ranking, sample.totals("freq"), criterion.rules(k))
+    columns = rank_types(ranking, rankable(sample, criterion.rules(k))[0], criterion.rules(k))
     score = score_types(sample, selector_of("score", criterion.joint))
     return SearchResult(criterion, sums, thresholds, persistent, context, encoder, score, ranking, curve, k, columns)
 

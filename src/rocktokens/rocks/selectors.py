@@ -5,8 +5,9 @@
    order of addition.
 2. A selector maps weights of the clusters to a score per type: weights of 1 give the score of the sample, bootstrap
    counts a replicate, 0/1 weights a subset of the prompts.
-3. ``rank_types`` turns a score into an order: types below ``min_freq`` and the most frequent ones leave first, ties
-   go to the smaller token id.
+3. The default ranks by a lower bound of R, L(v) = R · exp(−1.645 · se/R): what is expensive in one prompt and absent
+   elsewhere has a large error and falls behind what other prompts confirm. se² = P/(P − 1) · Σ_p (r_p − r̄)² over the
+   P clusters, those without the type included; on the log scale the bound of a positive sum stays positive.
 
 Shape legend: C clusters, U types used, B sets of weights.
 """
@@ -36,6 +37,10 @@ class Sample:
     """Fixed point."""
     kl_before: Any | None = None
     """Fixed point, at the baseline checkpoint; None where there is no other checkpoint."""
+    kl_middle: Any | None = None
+    """Fixed point, halfway between the two; None where no checkpoint there scored the same occurrences."""
+    paired: bool = True
+    """Whether ``kl_before`` is of the same occurrences."""
     kept: Any | None = None
     """Occurrences with consistent contexts; float64 where it was estimated from a sample; None before that stage."""
 
@@ -77,20 +82,9 @@ class Sample:
         return (kl - before) / before if before > 0 else None
 
     def _each(self, change: Callable[[Any], Any]) -> Self:
-        names = ("freq", "kl", "grad_norm", "kl_before", "kept")
+        names = ("freq", "kl", "grad_norm", "kl_before", "kl_middle", "kept")
         matrices = {name: getattr(self, name) for name in names}
         return replace(self, **{name: change(matrix) for name, matrix in matrices.items() if matrix is not None})
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """Who may be ranked, and how many are taken."""
-
-    k: int
-    min_freq: int = 2
-    exclude_top_freq: int = 0
-    min_score: float = -np.inf
-    """Types whose score is below it are not ranked."""
 
 
 def weighted_totals(weights_BC: np.ndarray, matrix_CU: Any) -> np.ndarray:
@@ -114,12 +108,13 @@ def joint_kl(sample: Sample, weights_BC: np.ndarray) -> np.ndarray:
 
 
 def lower_bound(sample: Sample, weights_BC: np.ndarray) -> np.ndarray:
-    """Return R(v) less 1.645 of its standard errors between clusters: a lower bound of R."""
-    total = summed_kl(sample, weights_BC)
-    count = weights_BC.sum(axis=1, keepdims=True).astype(np.float64)
-    squares = weighted_totals(weights_BC, sample.kl.astype(np.float64).power(2)) / ONE**2
-    variance = np.maximum(squares - total**2 / count, 0) * count / np.maximum(count - 1, 1)
-    return total - LOWER_BOUND_Z * np.sqrt(variance)
+    """L(v) = R · exp(−1.645 · se/R): a lower bound of R, one-sided at 95 %."""
+    return _bound(sample.kl, weights_BC)
+
+
+def joint_bound(sample: Sample, weights_BC: np.ndarray) -> np.ndarray:
+    """Return the smaller lower bound of the two checkpoints."""
+    return np.minimum(_bound(sample.kl, weights_BC), _bound(sample.kl_before, weights_BC))
 
 
 def context_kl(sample: Sample, weights_BC: np.ndarray) -> np.ndarray:
@@ -130,29 +125,30 @@ def context_kl(sample: Sample, weights_BC: np.ndarray) -> np.ndarray:
 Selector = Callable[[Sample, np.ndarray], np.ndarray]
 """A score per set of weights and type, float64 (B, U)."""
 SELECTORS: dict[str, Selector] = {
+    "lower bound": lower_bound,
     "freq x mean": summed_kl,
     "mean": mean_kl,
     "joint": joint_kl,
-    "lower bound": lower_bound,
     "context": context_kl,
 }
 
 
 def selector_of(stage: str, joint: bool) -> Selector:
     """Return the score that ranks at a stage; ``joint`` replaces R by the smaller R of the two checkpoints."""
+    if stage == "bound":
+        return joint_bound if joint else lower_bound
     base = joint_kl if joint else summed_kl
     if stage == "score":
         return base
     return lambda sample, weights_BC: _in_contexts(base(sample, weights_BC), sample, weights_BC)
 
 
-def rank_types(score_U: np.ndarray, freq_U: np.ndarray, rules: Rules) -> np.ndarray:
-    """Return column indices of the first ``k`` types that may be ranked, best first."""
-    eligible = (freq_U >= rules.min_freq) & (score_U >= rules.min_score)
-    if rules.exclude_top_freq:
-        eligible[np.argsort(-freq_U, kind="stable")[: rules.exclude_top_freq]] = False
-    order = np.argsort(-score_U, kind="stable")
-    return order[eligible[order]][: rules.k]
+def _bound(kl_CU: Any, weights_BC: np.ndarray) -> np.ndarray:
+    total = weighted_totals(weights_BC, kl_CU) / ONE
+    count = weights_BC.sum(axis=1, keepdims=True).astype(np.float64)
+    squares = weighted_totals(weights_BC, kl_CU.astype(np.float64).power(2)) / ONE**2
+    variance = np.maximum(squares - total**2 / count, 0) * count / np.maximum(count - 1, 1)
+    return total * np.exp(-LOWER_BOUND_Z * _ratio(np.sqrt(variance), total))
 
 
 def _in_contexts(score_BU: np.ndarray, sample: Sample, weights_BC: np.ndarray) -> np.ndarray:

@@ -18,6 +18,8 @@ What a search rests on, ``gather`` (docs/method.md, section 4.7):
    sums small at any number of rows.
 8. One group-by per checkpoint gives the sums of every (cluster, type) as sparse matrices, both halves at once. Only
    where both checkpoints scored the same occurrences are before/after statements paired.
+9. The middle checkpoint is the one nearest to half the reference step, the earlier on a tie, of those that lie between
+   the two and scored the same occurrences.
 """
 
 from collections.abc import Sequence
@@ -153,11 +155,15 @@ class PromptSums:
 
     reference: int
     baseline: int
+    middle: int | None
+    """The checkpoint halfway, by which a type is still moving or has stopped; None where there is none."""
     paired: bool
     """Whether the baseline scored the same occurrences; False too when there is no other checkpoint."""
     prompts: PromptSplit
     clusters: pa.Table
     """prompt_id, cluster: those of the selection half are numbered first."""
+    keys: np.ndarray
+    """int64 (C,): by cluster, what the occurrences of the reference are known by."""
     selection: Sample
     measuring: Sample
     """The same sums as ``selection`` when the prompts are not split."""
@@ -184,15 +190,27 @@ def gather(
     prompts = split_prompts(everyone, split, seed)
     clusters, bounds = _clusters(everyone, prompts, seed)
     token_ids, now = _read_matrices(store, reference, clusters, ("freq", "kl", "grad_norm"))
-    samples = [Sample(token_ids, **_rows(now, *ends)) for ends in pairwise(bounds)]
-    paired = False
+    keys = _keys(store, reference, clusters)
+    matrices, paired, middle = {}, False, None
     if baseline != reference:
         _, before = _read_matrices(store, baseline, clusters, ("freq", "kl"), token_ids)
-        halves = zip(samples, pairwise(bounds), strict=True)
-        samples = [replace(sample, kl_before=_rows(before, *ends)["kl"]) for sample, ends in halves]
         same_counts = not (now["freq"] != before["freq"]).nnz
-        paired = same_counts and _same_occurrences(store, reference, baseline, clusters)
-    return PromptSums(reference, baseline, paired, prompts, clusters, samples[0], samples[-1])
+        paired = same_counts and np.array_equal(_keys(store, baseline, clusters), keys)
+        matrices["kl_before"] = before["kl"]
+        middle = _middle(store, reference, baseline, clusters, keys) if paired else None
+    if middle is not None:
+        matrices["kl_middle"] = _read_matrices(store, middle, clusters, ("kl",), token_ids)[1]["kl"]
+    samples = [Sample(token_ids, paired=paired, **_rows({**now, **matrices}, *ends)) for ends in pairwise(bounds)]
+    return PromptSums(reference, baseline, middle, paired, prompts, clusters, keys, samples[0], samples[-1])
+
+
+def _middle(store: TraceStore, reference: int, baseline: int, clusters: pa.Table, keys: np.ndarray) -> int | None:
+    """Choose the checkpoint nearest to half the reference step, the earlier on a tie, that scored the same tokens."""
+    between = [step for step in store.checkpoints if baseline < step < reference]
+    for step in sorted(between, key=lambda step: (abs(2 * step - reference), step)):
+        if np.array_equal(_keys(store, step, clusters), keys):
+            return step
+    return None
 
 
 def checkpoint_samples(store: TraceStore, sums: PromptSums, checkpoint: int) -> dict[str, Sample]:
@@ -201,14 +219,16 @@ def checkpoint_samples(store: TraceStore, sums: PromptSums, checkpoint: int) -> 
         return sums.halves
     if checkpoint == sums.baseline and sums.paired:
         matrices = [sample.kl_before for sample in sums.halves.values()]
-    elif _same_occurrences(store, sums.reference, checkpoint, sums.clusters):
+    elif checkpoint == sums.middle:
+        matrices = [sample.kl_middle for sample in sums.halves.values()]
+    elif np.array_equal(_keys(store, checkpoint, sums.clusters), sums.keys):
         _, cells = _read_matrices(store, checkpoint, sums.clusters, ("kl",), sums.selection.token_ids)
         bounds = accumulate((sample.n_clusters for sample in sums.halves.values()), initial=0)
         matrices = [_rows(cells, *ends)["kl"] for ends in pairwise(bounds)]
     else:
         return {}
     return {
-        half: replace(sample, kl=kl, kl_before=None, kept=None)
+        half: replace(sample, kl=kl, kl_before=None, kl_middle=None, kept=None)
         for (half, sample), kl in zip(sums.halves.items(), matrices, strict=True)
     }
 
@@ -293,9 +313,8 @@ def _rows(matrices: Matrices, first: int, last: int) -> Matrices:
     return rows
 
 
-def _same_occurrences(store: TraceStore, reference: int, baseline: int, clusters: pa.Table) -> bool:
-    late, early = (cluster_keys(occurrences(store.table(step)), clusters) for step in (reference, baseline))
-    return np.array_equal(late, early)
+def _keys(store: TraceStore, checkpoint: int, clusters: pa.Table) -> np.ndarray:
+    return cluster_keys(occurrences(store.table(checkpoint)), clusters)
 
 
 def _clusters(everyone: list[str], prompts: PromptSplit, seed: int) -> tuple[pa.Table, list[int]]:

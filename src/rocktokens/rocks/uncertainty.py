@@ -15,7 +15,6 @@ Sums are whole numbers below 2^53 in float64: exact, so nothing here depends on 
 Shape legend: C clusters, U types used, B replicates, R rollouts.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,9 +23,10 @@ from scipy.stats import rankdata, wilcoxon
 
 from rocktokens.errors import RocktokensError
 from rocktokens.inference import bootstrap
-from rocktokens.inference.bootstrap import bootstrap_counts, interval_ends, ratio_interval, row_blocks
+from rocktokens.inference.bootstrap import bootstrap_counts, interval_ends, ratio_interval
+from rocktokens.rocks.ranking import Rules, frequent_enough, rank_types, rankings
 from rocktokens.rocks.records import PairedChange
-from rocktokens.rocks.selectors import Rules, Sample, Selector, rank_types, summed_kl, weighted_totals
+from rocktokens.rocks.selectors import Sample, Selector, summed_kl
 from rocktokens.types import ONE, Interval
 
 CANDIDATES = 1000
@@ -49,12 +49,6 @@ class ScoreUncertainty:
     def interval(self, column: int) -> Interval | None:
         """The interval of one type's score."""
         return None if np.isnan(self.low[column]) else (float(self.low[column]), float(self.high[column]))
-
-
-def replicates(sample: Sample, selector: Selector, weights_BC: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield score (U,) and frequency (U,) of every type under each set of weights, in blocks of bounded size."""
-    for block_BC in row_blocks(weights_BC, len(sample.token_ids)):
-        yield from zip(selector(sample, block_BC), weighted_totals(block_BC, sample.freq), strict=True)
 
 
 def score_uncertainty(
@@ -87,8 +81,7 @@ def score_uncertainty(
         scores_BU = scored(part.columns(some), counts_BC)
         low[columns[some]], high[columns[some]] = np.quantile(scores_BU, interval_ends(level), axis=0)
     inside = np.zeros(len(sample.token_ids), dtype=np.int64)
-    for score_U, freq_U in replicates(part, selector, counts_BC):
-        first = rank_types(score_U, freq_U, rules)
+    for score_U, first in rankings(part, selector, rules, counts_BC):
         inside[columns[first[score_U[first] > 0]]] += 1
     return ScoreUncertainty(low, high, inside / draws)
 
@@ -106,7 +99,7 @@ def candidates(sample: Sample, selector: Selector, rules: Rules) -> np.ndarray:
     once = np.ones((1, sample.n_clusters))
     reach = max(CANDIDATES, CANDIDATES_PER_ROCK * (rules.k + rules.exclude_top_freq))
     best = [
-        rank_types(score(sample, once)[0], freq_U, Rules(reach, min_freq=least))
+        rank_types(score(sample, once)[0], frequent_enough(freq_U, Rules(reach, least)), Rules(reach))
         for score in (summed_kl, selector)
         for least in (1, (rules.min_freq + 1) // 2, rules.min_freq)
     ]

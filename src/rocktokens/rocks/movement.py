@@ -1,0 +1,126 @@
+"""Say whether training still moves a type, on the same occurrences: what is kept of its loss, and a label for that.
+
+See docs/method.md, section 4.2.
+
+1. kept(v, b) = Σ kl at the reference / Σ kl at checkpoint b, over the same occurrences; b is the first checkpoint, and
+   the middle one.
+2. Its interval is Student's on the log scale. With a_p and b_p the sums of prompt p, A and B their totals,
+   u_p = a_p/A − b_p/B is by how much the prompt moves log(A/B), so se² = P/(P − 1) · Σ u_p² over the P prompts, and
+   kept · exp(± t · se), t with one degree of freedom less than there are prompts with the type. A closed form: subsets
+   and resamples of the prompts decide the label again.
+3. Labels, in this order: *moving* if even the upper end of kept(middle) is below 0.75; *stuck* if the lower end of
+   kept(first) reaches 0.75; *residual* if it fell since the first checkpoint and not since the middle one; else
+   *unclear*. Without a middle checkpoint: *stuck*, *moved* (it fell since the first) or *unclear*.
+
+A cluster stands for a prompt where prompts are pooled. Shape legend: C clusters, U types used, B sets of weights.
+"""
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.stats import t as student
+
+from rocktokens.rocks.selectors import Sample, weighted_totals
+from rocktokens.types import KEPT, Interval, Label
+
+LEVEL = 0.95
+
+
+class Kept(NamedTuple):
+    """What is left of the loss, with both ends of its interval, float64 (B, U).
+
+    Where there was no loss before, all three are NaN; where one prompt has it all, the ends are 0 and infinity.
+    """
+
+    share: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+    def of(self, column: int) -> tuple[float | None, Interval | None]:
+        """Return the share of one type under the first set of weights, and its interval where there is one."""
+        share, low, high = (float(values[0, column]) for values in self)
+        if np.isnan(share):
+            return None, None
+        return share, (low, high) if np.isfinite(high) else None
+
+
+def kept_share(after_CU: Any, before_CU: Any, present_CU: Any, weights_BC: np.ndarray) -> Kept:
+    """Estimate Σ after / Σ before for each type, with its interval over clusters.
+
+    Args:
+        after_CU: sums of kl by cluster and type, a sparse array of whole numbers.
+        before_CU: the same at an earlier checkpoint, over the same occurrences.
+        present_CU: what is not 0 where the cluster has the type.
+        weights_BC: how often each cluster counts.
+    """
+    after_CU, before_CU = after_CU.astype(np.float64), before_CU.astype(np.float64)
+    after_BU, before_BU = (weighted_totals(weights_BC, matrix) for matrix in (after_CU, before_CU))
+    products = (after_CU.power(2), after_CU.multiply(before_CU), before_CU.power(2))
+    of_after, of_both, of_before = (weighted_totals(weights_BC, matrix) for matrix in products)
+    present_BU = weighted_totals(weights_BC > 0, present_CU.astype(bool)).astype(np.int64)
+    count_B1 = weights_BC.sum(axis=1, keepdims=True).astype(np.float64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        spread = of_after / after_BU**2 - 2 * of_both / (after_BU * before_BU) + of_before / before_BU**2
+        error = np.sqrt(np.maximum(spread, 0) * count_B1 / (count_B1 - 1))
+        share = after_BU / before_BU
+        factor = np.exp(_quantiles(weights_BC.shape[1])[present_BU] * error)
+        factor = np.where((present_BU < 2) | (count_B1 < 2), np.inf, factor)
+        low, high = share / factor, share * factor
+    nothing_left, nothing_before = after_BU == 0, before_BU == 0
+    low, high = (np.where(nothing_left, 0.0, end) for end in (low, high))
+    return Kept(*(np.where(nothing_before, np.nan, values) for values in (share, low, high)))
+
+
+class Movement(NamedTuple):
+    """What each type of a sample kept since the first and since the middle checkpoint; None where there is none."""
+
+    first: Kept | None
+    middle: Kept | None
+
+    def labels(self) -> np.ndarray:
+        """Label every type under every set of weights, str (B, U); comparisons with NaN are False: unclear."""
+        if self.first is None:
+            raise ValueError("labels need a first checkpoint that scored the same occurrences")
+        stuck, fell = self.first.low >= KEPT, self.first.high < KEPT
+        if self.middle is None:
+            return np.select([stuck, fell], ["stuck", "moved"], "unclear")
+        moving, stopped = self.middle.high < KEPT, self.middle.low >= KEPT
+        return np.select([moving, stuck, fell & stopped], ["moving", "stuck", "residual"], "unclear")
+
+
+def movement(sample: Sample, weights_BC: np.ndarray | None = None) -> Movement:
+    """Measure what each type kept, on the whole sample or under each set of weights.
+
+    There is nothing to measure against a checkpoint that scored other occurrences.
+    """
+    weights_BC = np.ones((1, sample.n_clusters)) if weights_BC is None else weights_BC
+    earlier = (sample.kl_before if sample.paired else None, sample.kl_middle)
+    return Movement(*(_since(sample, matrix, weights_BC) for matrix in earlier))
+
+
+def label_types(sample: Sample, weights_BC: np.ndarray | None = None) -> np.ndarray:
+    """Label every type, str (B, U); unclear throughout without a checkpoint to compare with."""
+    moved = movement(sample, weights_BC)
+    if moved.first is None:
+        rows = 1 if weights_BC is None else len(weights_BC)
+        return np.full((rows, len(sample.token_ids)), "unclear")
+    return moved.labels()
+
+
+def label_at(labels_BU: np.ndarray, column: int) -> Label:
+    """Return the label of one type as a plain string."""
+    return str(labels_BU[0, column])  # pyright: ignore[reportReturnType]
+
+
+def _since(sample: Sample, earlier: Any | None, weights_BC: np.ndarray) -> Kept | None:
+    return None if earlier is None else kept_share(sample.kl, earlier, sample.freq, weights_BC)
+
+
+@cache
+def _quantiles(largest: int) -> np.ndarray:
+    """The quantile of Student's t for 0, 1, … clusters; infinite for fewer than 2."""
+    freedom = np.maximum(np.arange(largest + 1) - 1, 1)
+    quantiles = student.ppf((1 + LEVEL) / 2, freedom)
+    quantiles[:2] = np.inf
+    return quantiles
