@@ -17,18 +17,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rocktokens.config import Config
+from rocktokens.display.rocks import why_none
 from rocktokens.errors import RocktokensError
 from rocktokens.evaluation.evaluate import evaluate
 from rocktokens.evaluation.records import EvaluationRecord
 from rocktokens.gradients.records import GradientsRecord
 from rocktokens.knockout.records import KnockoutSweep
-from rocktokens.pipeline import NO_ROCKS, Skipped, Stage, run
+from rocktokens.pipeline import Skipped, Stage, run
 from rocktokens.progress import SILENT, Progress
 from rocktokens.recipes import shipped
 from rocktokens.run_dir import RunDir
 from rocktokens.studies.config import StudyConfig, make_study
 from rocktokens.studies.records import StudyResult
-from rocktokens.types import KEPT, RockSet
+from rocktokens.types import RockSet
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -48,7 +49,7 @@ class Movement:
     prompts: str
     """Which prompts the rest was measured on."""
     unmoved_rocks: int
-    """Rocks that kept more than ``KEPT`` of their kl; the shares below are theirs."""
+    """Rocks that are stuck on both halves of the prompts; the shares below are theirs."""
     unmoved_token_share: float
     unmoved_kl_share: float
     unmoved_digit_token_share: float
@@ -93,12 +94,13 @@ def run_demo(config: Config, progress: Progress = SILENT) -> DemoResult:
         Stage("study", "bypass the rocks", _study),
     )
     made = run(config, progress, also)
-    if made.skipped:
-        raise RocktokensError(
-            f"the demo ends here, without rocks to ban or to bypass ({NO_ROCKS}); what was measured: {made.report}"
-        )
     directory = RunDir(config.run.directory)
     rocks = RockSet.load(directory.rocks)
+    if made.skipped:
+        raise RocktokensError(
+            f"the demo ends here, without rocks to ban or to bypass ({why_none(rocks)}); what was measured: "
+            f"{made.report}"
+        )
     movement, types = measure_movement(directory, rocks)
     return DemoResult(
         directory=made.directory,
@@ -120,8 +122,8 @@ def _evaluate(directory: RunDir, config: Config, progress: Progress) -> bool:
 
 
 def _study(directory: RunDir, config: Config, progress: Progress) -> bool | Skipped:
-    if not RockSet.load(directory.rocks).tokens:
-        return Skipped(NO_ROCKS)
+    if not (rocks := RockSet.load(directory.rocks)).tokens:
+        return Skipped(why_none(rocks))
     with progress.status("loading"):
         from rocktokens.report.charts.figures import draw_stale
         from rocktokens.studies.study import run_study
@@ -166,7 +168,7 @@ def measure_movement(directory: RunDir, rocks: RockSet) -> "tuple[Movement, pd.D
         kept=lambda frame: frame["mean_kl"] / frame["mean_kl_baseline"],
     )
     token_share, kl_mass = types["token_share"].to_numpy(), (types["freq"] * types["mean_kl"]).to_numpy()
-    unmoved = (types["kept"].to_numpy() > KEPT) & np.isin(types["token_id"].to_numpy(), rocks.ids)
+    unmoved = np.isin(types["token_id"].to_numpy(), [token.id for token in rocks.tokens if token.never_learned])
     digits = unmoved & (types["category"].to_numpy() == "digit")
     movement = Movement(
         on_policy_kl_first=kl[0],

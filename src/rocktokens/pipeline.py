@@ -19,6 +19,7 @@ from pathlib import Path
 
 from rocktokens import __version__
 from rocktokens.config import Config
+from rocktokens.display.rocks import why_none
 from rocktokens.errors import RocktokensError, RunDirError
 from rocktokens.progress import SILENT, Progress
 from rocktokens.run_dir import RunDir, derive_seed
@@ -27,11 +28,6 @@ from rocktokens.types import RockSet
 PAGE = "report.html"
 SOURCES = "report_sources"
 """Entry of the manifest: a hash over what the page was made from."""
-
-
-NO_ROCKS = (
-    "no type passes the criterion of the rocks: raise find.k or lower find.min_score, find.tau, find.gamma or find.eta"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +134,8 @@ def _gradients(run: RunDir, config: Config, progress: Progress) -> bool | Skippe
     with progress.status("loading"):
         from rocktokens.gradients.measure import measure_gradients
         from rocktokens.report.charts.figures import draw_stale
-    if not RockSet.load(run.rocks).tokens:
-        return Skipped(NO_ROCKS)
+    if not (rocks := RockSet.load(run.rocks)).tokens:
+        return Skipped(why_none(rocks))
     with run.lock():
         is_measured = _holds(lambda: _is_measured(run, config))
         if not is_measured:
@@ -167,8 +163,8 @@ def _is_measured(run: RunDir, config: Config) -> bool:
 def _knockout(run: RunDir, config: Config, progress: Progress) -> bool | Skipped:
     with progress.status("loading"):
         from rocktokens.knockout.knockout import is_current, knockout
-    if not RockSet.load(run.rocks).tokens:
-        return Skipped(NO_ROCKS)
+    if not (rocks := RockSet.load(run.rocks)).tokens:
+        return Skipped(why_none(rocks))
     checkpoint = config.trace.checkpoints[-1] if config.trace.checkpoints else "last"
     if _holds(lambda: is_current(run, config, checkpoint)):
         return False

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 ROCKS_SCHEMA_VERSION = 2
 NAMED = 5
 """Rocks that the name of a set lists."""
+LEAST_OF_HALF = 20
+"""Prompts of a half below which there is too little data to find rocks."""
 CONTROLS_SCHEMA_VERSION = 1
 ONE = 1 << 24
 """1 in fixed point: scores are summed as integers of this unit, the same for any order of the rows."""
@@ -223,6 +225,19 @@ class RockSet:
         """Whether prompts that did not select the rocks were kept to measure them on."""
         share = self.criterion.get("split")
         return share is not None and share < 1
+
+    @property
+    def too_few_prompts(self) -> str:
+        """Say that there is too little data to find rocks, and how much would do; "" where there is enough."""
+        measuring = self.summary.get("n_prompts", LEAST_OF_HALF)
+        selecting = self.summary.get("n_prompts_selection", measuring)
+        if min(measuring, selecting) >= LEAST_OF_HALF:
+            return ""
+        share = self.criterion["split"] if self.is_split else 0.5
+        enough = math.ceil(LEAST_OF_HALF / min(share, 1 - share))
+        total = measuring + selecting if self.is_split else selecting
+        prompts = "prompt is" if total == 1 else "prompts are"
+        return f"{total} {prompts} too few to find rocks: trace at least {enough} (trace.num_prompts)"
 
     def require_tokenizer(self, sha256: str) -> None:
         """Refuse to be used with another vocabulary than the one the rocks were found with."""

@@ -18,7 +18,6 @@ from rocktokens.display.rocks import rock_table
 from rocktokens.display.table import Column, Table, number, text, token
 from rocktokens.evaluation.records import EvaluationRecord, accuracy_table
 from rocktokens.recipes import shipped
-from rocktokens.types import KEPT
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -84,8 +83,8 @@ def print_answer(evaluations: list[EvaluationRecord], movement: "Movement", run:
         f"({100 * (last / first - 1):+.0f} %)"
     )
     output.print(
-        f"{movement.prompts}: {movement.unmoved_rocks} of the rocks kept more than {100 * KEPT:.0f} % of their kl; "
-        f"they are {percent(movement.unmoved_token_share)} of the tokens "
+        f"{movement.prompts}: training never moved {movement.unmoved_rocks} of the rocks (stuck on both halves of the "
+        f"prompts); they are {percent(movement.unmoved_token_share)} of the tokens "
         f"({percent(movement.unmoved_digit_token_share)} digits) and {percent(movement.unmoved_kl_share)} of the kl "
         "that is left"
     )

@@ -7,7 +7,7 @@ from typing import Any
 from rocktokens.cli.common import output
 from rocktokens.cli.tables import heading, print_lines, print_table
 from rocktokens.display.numbers import counted, decimal, fixed, p_value, percent, signed_percent, with_interval
-from rocktokens.display.rocks import movement_sentence, rock_table
+from rocktokens.display.rocks import label_sentence, movement_sentence, rock_table, why_none
 from rocktokens.display.table import Cell, Column, Table, ends, number, text, token
 from rocktokens.display.text import visible
 from rocktokens.rocks.compare import MovedType, RunComparison
@@ -61,10 +61,10 @@ def print_found(rocks: RockSet, found: FindRecord, show: int) -> None:
 def print_summary(rocks: RockSet) -> None:
     """Print how much the rocks hold, whether training moved them, and which prompts that was measured on."""
     summary, criterion, intervals = rocks.summary, rocks.criterion, rocks.summary["intervals"]
-    if summary["kl_share"] is None:
-        return print_lines("There is no kl to rank: on these tokens the student and the teacher are the same.")
     if not rocks.tokens:
-        return print_lines("No type has a score to rank by: lower find.min_score, tau, gamma or eta, or min_freq.")
+        return print_lines(f"No rocks: {why_none(rocks)}.")
+    if rocks.too_few_prompts:
+        print_lines(f"{rocks.too_few_prompts}. What follows may be chance.")
 
     def share(name: str) -> str:
         return with_interval(summary[name], intervals.get(name))
@@ -83,13 +83,14 @@ def print_summary(rocks: RockSet) -> None:
         names = ("kl_change_rocks", "kl_change_rest")
         own, rest = (with_interval(summary[name], intervals[name], signed_percent) for name in names)
         change = f"kl from checkpoint {criterion['baseline']} to {criterion['reference']}: rocks {own}, the rest {rest}"
-        verdict = movement_sentence(rocks)
-        lines.append(f"{verdict} On the same tokens, {change}." if verdict else f"On the same tokens, {change}.")
+        said = (label_sentence(rocks), movement_sentence(rocks), f"On the same tokens, {change}.")
+        lines.append(" ".join(filter(None, said)))
     print_lines(
         *lines,
         f"Rocks are the token types that hold the most loss at checkpoint {criterion['reference']}"
-        f"{_in_contexts(criterion)}. They were selected on {percent(criterion['split'])} of the prompts and measured "
-        f"on the {summary['measured_on']} ({summary['n_prompts']} prompts), with 95 % intervals over prompts.",
+        f"{_in_contexts(criterion)}{_required(criterion)}. They were selected on {percent(criterion['split'])} of the "
+        f"prompts and measured on the {summary['measured_on']} ({summary['n_prompts']} prompts), with 95 % intervals "
+        "over prompts.",
     )
 
 
@@ -101,12 +102,21 @@ def _in_contexts(criterion: dict[str, Any]) -> str:
     return f", at places that were already hard at checkpoint {criterion['baseline']}, in contexts that recur"
 
 
+def _required(criterion: dict[str, Any]) -> str:
+    """Which labels the rocks were taken from; nothing for a search that did not look at them."""
+    if criterion.get("baseline") == criterion.get("reference"):
+        return ""
+    return {"stopped": ", and whose loss no longer falls", "stuck": ", and that training never moved"}.get(
+        criterion.get("require", "any"), ""
+    )
+
+
 def _doubts(rocks: RockSet) -> Iterator[str]:
     found, asked = len(rocks.tokens), rocks.summary["k"]
     sure = sum((own.p_in_top_k or 0) >= SURE for own in rocks.tokens)
     yield f"{sure} of {counted(found, 'rock')} are in at least {percent(SURE, 0)} of such resamples."
     if found < asked:
-        yield f"{asked} were asked for; no other type has a score."
+        yield f"{asked} were asked for; no other type passes."
     if alone := sum(own.n_prompts == 1 for own in rocks.tokens):
         yield f"{alone} occur in one prompt only: what recurs there is that prompt."
     if zero := rocks.summary["n_score_zero"]:
@@ -128,7 +138,7 @@ def _print_persistence(rocks: RockSet, records: Sequence[GroupChange]) -> None:
         Column("change", lambda own: number(own.relative, signed_percent)),
         Column("95 %", lambda own: ends(own.relative_interval, signed_percent)),
         Column("Wilcoxon p", lambda own: number(own.wilcoxon_p, p_value)),
-        Column("stuck", lambda own: number(own.persistent_share, percent)),
+        Column("hard at both", lambda own: number(own.persistent_share, percent)),
     ]
     chosen = (
         "The groups were chosen on the selection half: a difference between halves includes regression to the mean."
@@ -137,7 +147,7 @@ def _print_persistence(rocks: RockSet, records: Sequence[GroupChange]) -> None:
     )
     unit = "prompt" if rocks.summary["n_clusters"] == rocks.summary["n_prompts"] else "group of prompts"
     note = (
-        f"{chosen} Wilcoxon: one difference per {unit}. Stuck: occurrences hard at both checkpoints. Random types may "
+        f"{chosen} Wilcoxon: one difference per {unit}. Hard at both: share of the occurrences. Random types may "
         "be among those of high mean kl."
     )
     return print_table(Table.of("persistence", columns, records, notes=[note]))

@@ -1,15 +1,24 @@
-"""The rocks as a table, and whether training moved them in one sentence: for commands, notebooks and pages."""
+"""The rocks as a table, and in sentences whether training moved them: for commands, notebooks and pages."""
 
+from collections import Counter
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from rocktokens.display.numbers import counted, fixed, points, signed_percent, significant
+from rocktokens.display.numbers import counted, fixed, listed, percent, points, signed_percent, significant
 from rocktokens.display.table import WIDE, WIDEST, Column, Table, ends, flat, number, text, token, verdict
 from rocktokens.display.text import visible
+from rocktokens.types import KEPT
 
 if TYPE_CHECKING:
     from rocktokens.types import RockSet, RockToken
 
+LABELS = {
+    "stuck": "at least {kept} of the loss is left",
+    "residual": "the loss fell early and then stopped falling",
+    "moving": "the loss still fell in the second half of training",
+    "moved": "less than {kept} of the loss is left",
+    "unclear": "the prompts cannot tell",
+}
 VERDICT_RULES = {
     "method": "Verdicts by our rule.",
     "paper": "Verdicts by the paper's rule, which calls neutral whatever is inconclusive.",
@@ -30,6 +39,7 @@ def rock_table(rocks: "RockSet", show: int | None = None) -> Table:
         Column("mean kl", lambda own: number(own.mean_kl, fixed(3)), room=WIDE),
         Column("held out" if rocks.is_split else "again", lambda own: number(own.held_out_mean_kl, fixed(3))),
         Column("change", lambda own: number(own.held_out_change, signed_percent)),
+        *([Column("label", lambda own: text(label_text(own)))] if any(own.label for own in rocks.tokens) else []),
         Column(score, lambda own: number(own.score, significant)),
         Column("95 %", lambda own: ends(own.score_interval, significant), room=WIDE),
     ]
@@ -69,8 +79,47 @@ def _notes(rocks: "RockSet", score: str) -> list[str]:
             "All prompts selected the rocks, so every number is of prompts that selected them, which flatters it. "
             "Change: of the kl over training."
         )
+    if labels := {own.label: None for own in rocks.tokens if own.label}:
+        meaning = "; ".join(f"{label}: {_meaning(label)}" for label in labels)
+        notes.append(f"Label: {meaning}, with 95 % confidence. After a slash: what the other prompts say.")
     rule = VERDICT_RULES.get(rocks.source.get("verdicts", {}).get("rule"))
     return [*notes, rule] if rule else notes
+
+
+def label_text(token: "RockToken") -> str:
+    """Show a label; that of the held-out prompts beside it where it is another one."""
+    if token.label is None:
+        return ""
+    return f"{token.label}/{token.held_out_label}" if token.held_out_label not in (token.label, None) else token.label
+
+
+def label_sentence(rocks: "RockSet") -> str:
+    """Say how many rocks training never moved, by both halves of the prompts, and what the others are."""
+    labelled = [token for token in rocks.tokens if token.label is not None]
+    if not labelled or not rocks.is_split:
+        return ""
+    agreed = Counter(str(token.label) if token.label == token.held_out_label else "unclear" for token in labelled)
+    never = agreed.pop("stuck", 0)
+    said = [f"training never moved {never} of {counted(len(labelled), 'rock')} (stuck on both halves of the prompts)"]
+    said += [f"{count} {'is' if count == 1 else 'are'} {label} ({_meaning(label)})" for label, count in agreed.items()]
+    return f"{listed(said)[:1].upper()}{listed(said)[1:]}."
+
+
+def _meaning(label: str) -> str:
+    return LABELS[label].format(kept=percent(KEPT, 0))
+
+
+def why_none(rocks: "RockSet") -> str:
+    """Say why a search found no rocks; as a clause, without a full stop."""
+    if rocks.too_few_prompts:
+        return rocks.too_few_prompts
+    if not rocks.summary.get("kl_share", True):
+        return "there is no kl to rank: on these tokens the student and the teacher are the same"
+    criterion = rocks.criterion
+    return (
+        f"no type with a loss passes find.require = {criterion.get('require')} and find.min_prompts = "
+        f"{criterion.get('min_prompts')}: trace more prompts (trace.num_prompts)"
+    )
 
 
 def movement_sentence(rocks: "RockSet") -> str:

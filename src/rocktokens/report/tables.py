@@ -10,7 +10,7 @@ from rocktokens.display.text import printable, visible
 from rocktokens.knockout.records import Ban, KnockoutSweep, Role
 from rocktokens.rocks.cutoff import jaccard
 from rocktokens.studies.records import Arm, Comparison, Kind, StudyResult
-from rocktokens.types import KEPT, RockSet, Verdict
+from rocktokens.types import RockSet, Verdict
 
 if TYPE_CHECKING:
     from rocktokens.report.views.run_view import RunView
@@ -136,12 +136,15 @@ def runs_table(runs: Sequence["RunView"]) -> Table:
         Column("of the kl", lambda own: number(own["kl_share"], percent)),
         Column("of the gradient", lambda own: number(own["grad_share"], percent)),
         Column("change of kl", lambda own: number(own["kl_change"], signed_percent)),
-        Column(f"kept {percent(KEPT, 0)}", lambda own: number(own["kept"])),
+        Column("stuck", lambda own: number(own["stuck"])),
         *(Column(kind, lambda own, kind=kind: number(own[kind])) for kind in KINDS),
         Column("last accuracy", lambda own: number(own["accuracy"], percent)),
     ]
     records = [_run_record(run, runs[0]) for run in runs]
-    title = "The runs side by side. Pillar, stumbling, neutral, undecided: verdicts on their rocks."
+    title = (
+        "The runs side by side. Stuck: rocks that training never moved, on both halves of the prompts. Pillar, "
+        "stumbling, neutral, undecided: verdicts on their rocks."
+    )
     return Table.of("runs", columns, records, title, (), records)
 
 
@@ -155,7 +158,7 @@ def _run_record(run: "RunView", first: "RunView") -> dict[str, Any]:
         "kl_share": summary.get("kl_share"),
         "grad_share": summary.get("grad_share"),
         "kl_change": summary.get("kl_change_rocks"),
-        "kept": None if tokens is None else sum(own.kept is True for own in tokens),
+        "stuck": None if tokens is None else sum(own.never_learned for own in tokens),
         **{kind: None if tokens is None else sum(own.verdict == kind for own in tokens) for kind in KINDS},
         "accuracy": run.evaluations[-1].accuracy if run.evaluations else None,
     }

@@ -95,11 +95,12 @@ def auto_k(curve: CutoffCurve) -> Crossing:
     if not len(curve.coverage):
         raise RocktokensError(
             "k = 'auto' finds nothing to rank, no type that may be ranked has a positive score: "
-            "trace more prompts (trace.num_prompts), or give a whole number"
+            "trace more prompts (trace.num_prompts)"
         )
     if np.isnan(curve.stability).any():
         raise RocktokensError(
-            "k = 'auto' needs at least 2 prompts to measure how stable a ranking is: give a whole number, such as k=100"
+            "k = 'auto' needs at least 2 prompts to measure how stable a ranking is: trace at least 40 "
+            "(trace.num_prompts), or give a whole number, such as k=100"
         )
     reached = np.flatnonzero(curve.coverage >= curve.stability)
     at = int(reached[0]) if len(reached) else len(curve.coverage) - 1

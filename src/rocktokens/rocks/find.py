@@ -366,6 +366,7 @@ def _summary(store: TraceStore, result: SearchResult) -> dict[str, Any]:
         "k": result.k,
         "n_score_zero": int(np.count_nonzero(result.ranking_U[result.columns] <= 0)),
         "n_prompts": sums.prompts.n_measuring,
+        "n_prompts_selection": sums.prompts.n_selection,
         "n_clusters": sample.n_clusters,
         "n_occurrences": int(freq.sum()),
         "n_types": int(used.sum()),

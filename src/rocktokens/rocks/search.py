@@ -10,7 +10,8 @@ The method is docs/method.md, section 4.
 4. R_ctx(v) is at most R(v) · |O_PH(v)| / Freq(v). When there are more pairs of contexts than ``max_pairs``, types are
    compared in the order of that bound, and those whose bound lies below the k-th score are passed over: they cannot be
    rocks, so the pairs go to those that can.
-5. The first ``k`` are the rocks, or as many as the crossing of coverage and stability says.
+5. The first ``k`` are the rocks, or as many as the crossing of coverage and stability says: none where no type that may
+   be ranked has a loss.
 
 Paper: https://arxiv.org/abs/2605.09253
 """
@@ -274,7 +275,7 @@ def _take_first(
     held_out = sums.measuring if sums.is_split else None
     seed = derive_seed(criterion.seed, "cutoff")
     curve = cutoff_curve(sample, held_out, selector, criterion.rules(len(ranking)), seed=seed)
-    k = auto_k(curve).k if criterion.k == "auto" else int(criterion.k)
+    k = int(criterion.k) if criterion.k != "auto" else auto_k(curve).k if len(curve.coverage) else 0
     columns = rank_types(ranking, rankable(sample, criterion.rules(k))[0], criterion.rules(k))
     score = score_types(sample, selector_of("score", criterion.joint))
     return SearchResult(criterion, sums, thresholds, persistent, context, encoder, score, ranking, curve, k, columns)

@@ -146,6 +146,7 @@ class PromptSplit:
 
     selection: list[str] | None
     measuring: list[str] | None
+    n_selection: int
     n_measuring: int
 
 
@@ -272,13 +273,15 @@ def split_prompts(prompt_ids: list[str], share: float | None, seed: int) -> Prom
     if not count:
         raise RocktokensError("no row of the trace has a kl: trace again, with a student that is scored at every token")
     if share is None or share >= 1:
-        return PromptSplit(None, None, count)
+        return PromptSplit(None, None, count, count)
     if count < 2:
-        raise RocktokensError(f"split = {share} needs at least 2 prompts, the trace has {count}: give split = 1")
+        raise RocktokensError(
+            f"split = {share} needs prompts for both halves, the trace has {count}: trace at least 40"
+        )
     order = np.random.Generator(np.random.PCG64(seed)).permutation(count)
     cut = min(max(int(share * count + 0.5), 1), count - 1)
     selection, measuring = (sorted(prompt_ids[i] for i in half) for half in (order[:cut], order[cut:]))
-    return PromptSplit(selection, measuring, count - cut)
+    return PromptSplit(selection, measuring, cut, count - cut)
 
 
 Matrices = dict[str, Any]

@@ -26,14 +26,14 @@ from rocktokens.display.numbers import (
     signed_percent,
     with_interval,
 )
-from rocktokens.display.rocks import movement_sentence
+from rocktokens.display.rocks import label_sentence, movement_sentence, why_none
 from rocktokens.display.text import printable, visible
 from rocktokens.knockout.records import Ban, Knockout, KnockoutSettings, KnockoutSweep
 from rocktokens.report.tables import KINDS, ban_name, detectable
 from rocktokens.rocks.cutoff import BAND
 from rocktokens.rocks.records import FindRecord
 from rocktokens.studies.records import Arm, Comparison, StudyResult
-from rocktokens.types import KEPT, SURE, RockSet
+from rocktokens.types import SURE, RockSet
 
 if TYPE_CHECKING:
     from rocktokens.report.views.run_view import RunView
@@ -91,7 +91,7 @@ def which(rocks: RockSet) -> str:
     """Name the rocks and give their shares."""
     summary, checkpoint = rocks.summary, rocks.criterion["reference"]
     if not rocks.tokens:
-        return f"No token type is a rock at checkpoint {checkpoint}: none passes the criterion."
+        return f"No token type is a rock at checkpoint {checkpoint}: {why_none(rocks)}."
     names = [quoted(visible(token.text)) for token in rocks.tokens[:NAMED]]
     rest = len(rocks.tokens) - len(names)
     named = listed([*names, f"{rest} more"] if rest else names)
@@ -160,13 +160,8 @@ def moved(rocks: RockSet) -> str:
         f"changed by {own} to {decimal(summary['mean_kl_rocks'], 3)} nats per token, that of other tokens by {rest} to "
         f"{decimal(summary['mean_kl_rest'], 3)}."
     )
-    kept = [token.kept for token in rocks.tokens if token.kept is not None]
-    if kept:
-        whose = counted(len(kept), "rock") + ("" if len(kept) == len(rocks.tokens) else " that could be measured")
-        each = f"{sum(kept)} of {whose} kept more than {percent(KEPT, 0)} of the loss."
-    else:
-        each = "Single rocks were not measured."
-    return " ".join(filter(None, (movement_sentence(rocks), whole, each)))
+    each = label_sentence(rocks) or "Single rocks were not measured."
+    return " ".join((each, *filter(None, (movement_sentence(rocks), whole))))
 
 
 # Do they matter: what banning the rocks did

@@ -1,10 +1,10 @@
 """The sections of a run's report: for each question a few sentences, figures and tables, or how to get them."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from rocktokens.display.numbers import decimal, with_interval
-from rocktokens.display.rocks import rock_table
+from rocktokens.display.rocks import rock_table, why_none
 from rocktokens.display.table import Table
 from rocktokens.display.text import printable
 from rocktokens.evaluation.records import accuracy_table
@@ -36,7 +36,7 @@ class Section:
     @property
     def is_there(self) -> bool:
         """Whether there is anything to show."""
-        return bool(self.figures or self.tables)
+        return bool(self.figures or self.tables or self.notes)
 
 
 def sections(run: RunView) -> list[Section]:
@@ -47,7 +47,7 @@ def sections(run: RunView) -> list[Section]:
         return [drawn[name] for name in names if name in drawn]
 
     gradients, study = run.gradients, run.study
-    return [
+    made = [
         Section(
             "shares",
             "How much of the run the rocks are",
@@ -122,6 +122,16 @@ def sections(run: RunView) -> list[Section]:
             _printable(study.notes) if study else [],
         ),
     ]
+    return made if run.rocks is None or run.rocks.tokens else list(_without_rocks(made, why_none(run.rocks)))
+
+
+def _without_rocks(made: Sequence[Section], why: str) -> Iterator[Section]:
+    """Leave out what would be empty without rocks, and say why there are none where their table would be."""
+    for section in made:
+        if section.key == "rocks":
+            yield replace(section, tables=(), notes=[f"There are none: {why}."])
+        elif section.key not in ("shares", "categories", "sureness"):
+            yield section
 
 
 def _knockout_notes(sweep: KnockoutSweep) -> list[str]:
