@@ -27,8 +27,9 @@ from rocktokens.rocks.contexts import ContextResult
 from rocktokens.rocks.cutoff import jaccard
 from rocktokens.rocks.encoders import Encoder, embedding_encoder, traced_embeddings
 from rocktokens.rocks.persistence import Persistent, find_thresholds, persistent_occurrences
+from rocktokens.rocks.ranking import Rules, rank_types
 from rocktokens.rocks.search import Criterion, compare_contexts, score_types, with_kept
-from rocktokens.rocks.selectors import rank_types, selector_of
+from rocktokens.rocks.selectors import selector_of
 from rocktokens.rocks.sums import PromptSplit, PromptSums, gather
 from rocktokens.run_dir import RunDir
 from rocktokens.traces.store import TraceStore
@@ -131,7 +132,8 @@ def _persistent(store: TraceStore, sums: PromptSums, criterion: Criterion) -> Pe
 
 
 def _first(score: np.ndarray, freq: np.ndarray, criterion: Criterion, k: int) -> np.ndarray:
-    columns = rank_types(score, freq, criterion.rules(k))
+    rules = Rules(k, criterion.min_freq)
+    columns = rank_types(score, freq >= rules.min_freq, rules)
     return np.sort(columns[score[columns] > 0])
 
 

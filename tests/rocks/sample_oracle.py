@@ -7,7 +7,8 @@ from statistics import variance
 import numpy as np
 from scipy.sparse import csr_array
 
-from rocktokens.rocks.selectors import Rules, Sample
+from rocktokens.rocks.ranking import Rules
+from rocktokens.rocks.selectors import Sample
 
 ONE = 2**24
 Z = 1.6448536269514722
@@ -82,7 +83,8 @@ def _score_of(occurrences: Occurrences, selector: str, column: int) -> float:
     per_cluster = [0.0] * occurrences.n_clusters
     for cluster, value in zip(occurrences.of(column, "cluster"), kl, strict=True):
         per_cluster[cluster] += value / ONE
-    return sum(per_cluster) - Z * math.sqrt(len(per_cluster) * variance(per_cluster))
+    total, error = sum(per_cluster), math.sqrt(len(per_cluster) * variance(per_cluster))
+    return total * math.exp(-Z * error / total) if total else 0.0
 
 
 def naive_rank(score: list[float], freq: list[int], rules: Rules) -> list[int]:

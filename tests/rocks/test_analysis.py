@@ -11,6 +11,7 @@ import pytest
 from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
 from trace_oracle import (
+    CONTEXT,
     counted,
     naive_coverage,
     naive_search,
@@ -37,7 +38,7 @@ from rocktokens.traces.store import TraceStore
 
 ONE = 2**24
 EMBEDDINGS = random_embeddings(0, 40, 3)
-SETTINGS = {"k": 6, "window": 2, "tau": 0.4, "gamma": 0.5, "eta": 0.2, "seed": 2}
+SETTINGS = {**CONTEXT, "k": 6, "window": 2, "tau": 0.4, "gamma": 0.5, "eta": 0.2, "seed": 2}
 PARTS = {
     "schema_version",
     "criterion",

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from sample_oracle import naive_jaccard
-from trace_oracle import random_embeddings, random_trace, rescored, with_column, write_trace
+from trace_oracle import CONTEXT, random_embeddings, random_trace, rescored, with_column, write_trace
 
 from rocktokens.rocks.analysis import ETA_FACTORS, PARAMETERS, other_gammas, sensitivity_table
 from rocktokens.rocks.encoders import embedding_encoder
@@ -20,7 +20,7 @@ from rocktokens.rocks.search import Criterion, SearchResult, search
 from rocktokens.traces.store import TraceStore
 
 EMBEDDINGS = random_embeddings(0, 25, 3)
-SETTINGS = {"k": 6, "window": 2, "tau": 0.4, "gamma": 0.5, "eta": 0.2, "seed": 2}
+SETTINGS = {**CONTEXT, "k": 6, "window": 2, "tau": 0.4, "gamma": 0.5, "eta": 0.2, "seed": 2}
 
 
 @pytest.fixture(scope="module")
@@ -64,13 +64,15 @@ def assert_found_again(store: TraceStore, records: list[SensitivityRow], **optio
 def test_every_row_is_a_search_with_that_setting(store):
     _, records = table_of(store, **SETTINGS)
     assert values_of(records) == {
+        "stage": ["bound", "context", "score"],
+        "require": ["any", "stopped", "stuck"],
+        "min_prompts": [1, 10],
+        "joint": [False, True],
+        "exclude_top_freq": [0, 5],
         "window": [1, 2, 4],
         "gamma": [0.4, 0.45, 0.5, 0.55, 0.6],
         "eta": sorted([0.2, *(round(0.2 * factor, 4) for factor in ETA_FACTORS)]),
         "tau": [0.35, 0.4, 0.45, 0.5],
-        "joint": [False, True],
-        "exclude_top_freq": [0, 5],
-        "stage": ["context", "score"],
     }
     defaults = [record for record in records if record.default]
     assert [record.parameter for record in defaults] == list(PARAMETERS)
@@ -101,11 +103,18 @@ def test_the_other_parameters_stay_as_they_are(store, options, parameters):
 
 
 def test_what_has_no_meaning_is_not_varied(store):
-    _, records = table_of(store, stage="score", k=5)
-    assert values_of(records) == {"joint": [False, True], "exclude_top_freq": [0, 5]}
-    assert_found_again(store, records, stage="score", k=5)
+    options = {"stage": "score", "k": 5, "min_prompts": 4}
+    _, records = table_of(store, **options)
+    assert values_of(records) == {
+        "stage": ["bound", "score"],
+        "require": ["any", "stopped", "stuck"],
+        "min_prompts": [1, 4, 10],
+        "joint": [False, True],
+        "exclude_top_freq": [0, 5],
+    }
+    assert_found_again(store, records, **options)
     assert "tau" not in values_of(table_of(store, **SETTINGS, tau_nats=(0.1, 0.3))[1])
-    assert "joint" not in values_of(table_of(store, **SETTINGS, reference=9, baseline=9)[1])
+    assert not {"joint", "require"} & values_of(table_of(store, **SETTINGS, reference=9, baseline=9)[1]).keys()
     own = embedding_encoder(store.table(9), EMBEDDINGS, 2)
     encoder = SimpleNamespace(at_once=own.at_once, look_up=own.look_up, encode=own.encode)
     fixed = values_of(sensitivity_table(store, search(store, Criterion(**SETTINGS), encoder)))

@@ -13,7 +13,7 @@ from rocktokens.rocks.search import Criterion, SearchResult, search
 from rocktokens.run_dir import RunDir
 from rocktokens.traces.store import TraceStore
 
-CRITERION = Criterion(k=8, stage="score", split=None)
+CRITERION = Criterion(k=8, stage="score", require="any", min_prompts=1, split=None)
 
 
 @pytest.fixture(scope="module")

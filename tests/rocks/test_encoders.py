@@ -131,7 +131,7 @@ def test_find_names_its_own_remedy_where_no_student_is_listed(run, tmp_path):
     with_students(run, [str(tmp_path / "step_0"), str(tmp_path / "step_4")])
     store = TraceStore(write_trace(run, {0: random_trace(0), 2: random_trace(0)}))
     with pytest.raises(RocktokensError, match=r"checkpoint 2 is none of .*give embeddings=, or stage='score'"):
-        find_rocks(store, reference=2)
+        find_rocks(store, reference=2, stage="context")
     assert find_rocks(store, reference=2, stage="score").criterion["reference"] == 2
 
 

@@ -9,6 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from trace_oracle import (
+    ANY,
+    CONTEXT,
     counted,
     large_trace,
     naive_quantile,
@@ -38,6 +40,11 @@ from rocktokens.types import RockSet
 
 ONE = 2**24
 EMBEDDINGS = random_embeddings(0, 40)
+
+
+def found(store: TraceStore, **options: Any) -> RockSet:
+    """Rank every type, by contexts where there are embeddings."""
+    return find_rocks(store, **{**(CONTEXT if "embeddings" in options else ANY), **options})
 
 
 def oracle_ranking(
@@ -75,25 +82,23 @@ def store(tmp_path_factory, tables):
     "options", [{}, {"k": 3}, {"min_freq": 8}, {"exclude_top_freq": 4}, {"k": 6, "min_freq": 3, "exclude_top_freq": 2}]
 )
 def test_ranking_equals_the_oracle(store, tables, options):
-    alone, joint = (find_rocks(store, stage="score", split=None, joint=joint, **options) for joint in (False, True))
+    alone, joint = (found(store, stage="score", split=None, joint=joint, **options) for joint in (False, True))
     assert ranking(alone) == oracle_ranking(tables[200], **options)
     assert ranking(joint) == oracle_ranking(tables[200], baseline=tables[0], **options)
     assert ranking(joint) != ranking(alone)
 
 
 def test_checkpoints_default_to_last_and_first_and_can_be_named(store, tables):
-    rocks = find_rocks(store, stage="score")
+    rocks = found(store, stage="score")
     assert (rocks.criterion["reference"], rocks.criterion["baseline"]) == (200, 0)
-    named = find_rocks(store, reference=50, stage="score", split=1)
+    named = found(store, reference=50, stage="score", split=1)
     assert ranking(named) == oracle_ranking(tables[50])
 
 
-def test_the_context_stage_is_the_default(store):
-    options = {"embeddings": EMBEDDINGS, "gamma": 0.5, "tau": 0.3}
-    rocks = find_rocks(store, **options)
+def test_the_context_stage_ranks_by_score_and_consistency(store):
+    rocks = found(store, embeddings=EMBEDDINGS, gamma=0.5, tau=0.3)
     assert rocks.criterion["stage"] == "context"
-    assert rocks == find_rocks(store, stage="context", **options)
-    assert rocks.ids.tolist() != find_rocks(store, stage="score").ids.tolist()
+    assert rocks.ids.tolist() != found(store, stage="score").ids.tolist()
     assert rocks.tokens[0].ccr > 0
     for token in rocks.tokens:
         assert token.score_ctx == pytest.approx(token.score * token.ccr, rel=1e-12)
@@ -101,18 +106,18 @@ def test_the_context_stage_is_the_default(store):
 
 
 def test_mean_kl_and_score_are_two_views_of_one_sum(store):
-    for token in find_rocks(store, stage="score").tokens:
+    for token in found(store, stage="score").tokens:
         assert token.freq * token.mean_kl == pytest.approx(token.score, rel=1e-15)
 
 
 def test_a_least_score_cuts_the_ranking(store):
-    rocks = find_rocks(store, stage="score", k=8)
+    rocks = found(store, stage="score", k=8)
     assert rocks.summary["n_score_zero"] == 0
     least = rocks.tokens[4].score
-    cut = find_rocks(store, stage="score", k=8, min_score=least)
+    cut = found(store, stage="score", k=8, min_score=least)
     assert cut.ids.tolist() == rocks.ids[:5].tolist()
-    assert find_rocks(store, stage="score", k=2, min_score=least).ids.tolist() == rocks.ids[:2].tolist()
-    none = find_rocks(store, stage="score", k=8, min_score=1e6)
+    assert found(store, stage="score", k=2, min_score=least).ids.tolist() == rocks.ids[:2].tolist()
+    none = found(store, stage="score", k=8, min_score=1e6)
     assert none.tokens == []
     assert none.summary["token_share"] == none.summary["kl_share"] == none.summary["token_share_median"] == 0
     assert none.summary["mean_kl_rocks"] is none.summary["intervals"]["mean_kl_rocks"] is None
@@ -122,7 +127,7 @@ def test_ties_break_by_token_id(tmp_path):
     table = random_trace(0).slice(0, 8)
     for name, values in (("token_id", [9, 9, 2, 2, 5, 5, 7, 7]), ("kl", [1.0, 1, 1, 1, 1, 1, 2, 2])):
         table = with_column(table, name, values)
-    rocks = find_rocks(TraceStore(write_trace(tmp_path, {0: table})), stage="score", split=None)
+    rocks = found(TraceStore(write_trace(tmp_path, {0: table})), stage="score", split=None)
     assert rocks.ids.tolist() == [7, 2, 5, 9]
 
 
@@ -130,7 +135,7 @@ def test_ties_break_by_token_id(tmp_path):
 
 
 def test_selection_never_sees_the_measured_prompts(store, tables):
-    rocks = find_rocks(store, stage="score", k=8, seed=1)
+    rocks = found(store, stage="score", k=8, seed=1)
     selection, measuring = naive_split(tables[200], 0.5, seed=1)
     assert ranking(rocks) == oracle_ranking(tables[200], prompts=set(selection), k=8)
     assert rocks.summary["measured_on"] == HELD_OUT
@@ -139,13 +144,13 @@ def test_selection_never_sees_the_measured_prompts(store, tables):
 
 @pytest.mark.parametrize("k", [8, "auto"])
 def test_after_the_context_stage_the_summary_is_of_the_held_out_half_too(store, tables, k):
-    rocks = find_rocks(store, embeddings=EMBEDDINGS, gamma=0.5, tau=0.3, k=k, seed=1)
+    rocks = found(store, embeddings=EMBEDDINGS, gamma=0.5, tau=0.3, k=k, seed=1)
     assert rocks.tokens[0].ccr > 0
     assert_summary(rocks, tables[200], tables[0], *naive_split(tables[200], 0.5, seed=1))
 
 
 def test_without_a_split_the_summary_says_so(store, tables):
-    rocks = find_rocks(store, stage="score", k=8, split=None)
+    rocks = found(store, stage="score", k=8, split=None)
     assert rocks.summary["measured_on"] == NOT_SPLIT
     assert_summary(rocks, tables[200], tables[0], *naive_split(tables[200], None, 0))
 
@@ -165,6 +170,7 @@ def assert_summary(rocks: RockSet, late, early, selection: list[str], measuring:
 
     expected = {
         "n_prompts": len(measuring),
+        "n_prompts_selection": len(selection),
         "n_clusters": len(measuring),
         "n_occurrences": len(rows),
         "n_types": len(counted(rows)),
@@ -237,7 +243,7 @@ def assert_intervals(rocks: RockSet, rows: list[dict], before: list[dict], measu
 
 
 def test_a_rock_is_as_sure_as_the_selection_half_makes_it(store, tables):
-    rocks = find_rocks(store, stage="score", k=4, seed=1)
+    rocks = found(store, stage="score", k=4, seed=1)
     selection, _ = naive_split(tables[200], 0.5, seed=1)
     counts = bootstrap_counts(len(selection), seed=derive_seed(1, "bootstrap"))
     by_prompt = [occurrences_of(tables[200], {prompt}) for prompt in selection]
@@ -258,7 +264,7 @@ def test_a_rock_is_as_sure_as_the_selection_half_makes_it(store, tables):
 
 def test_changes_are_null_when_checkpoints_saw_different_rollouts(tmp_path, tables):
     store = TraceStore(write_trace(tmp_path, {0: random_trace(77, vocabulary=40), 200: tables[200]}))
-    rocks = find_rocks(store, stage="score")
+    rocks = found(store, stage="score")
     assert rocks.summary["paired"] is False
     for name in ("kl_change_rocks", "kl_change_rest"):
         assert rocks.summary[name] is rocks.summary["intervals"][name] is None
@@ -267,17 +273,17 @@ def test_changes_are_null_when_checkpoints_saw_different_rollouts(tmp_path, tabl
     with pytest.raises(
         RocktokensError, match=r"^checkpoints 0 and 200 did not score the same tokens .* use stage='score'"
     ):
-        find_rocks(store, embeddings=EMBEDDINGS)
+        found(store, embeddings=EMBEDDINGS)
 
 
 def test_one_checkpoint_is_enough_but_has_no_change(tmp_path, tables):
     store = TraceStore(write_trace(tmp_path, {7: tables[200]}))
     for options in ({"stage": "score"}, {"embeddings": EMBEDDINGS, "gamma": 0.5}):
-        rocks = find_rocks(store, **options)
+        rocks = found(store, **options)
         assert rocks.summary["kl_change_rocks"] is None
         assert rocks.summary["tau_pre_nats"] == rocks.summary["tau_post_nats"]
         with pytest.raises(RocktokensError, match="joint needs two checkpoints, both are 7: trace another or leave"):
-            find_rocks(store, joint=True, **options)
+            found(store, joint=True, **options)
     assert any(token.ccr for token in rocks.tokens)
 
 
@@ -290,9 +296,7 @@ def test_rocks_json_is_the_same_bytes_at_one_and_two_threads_and_for_any_parts(t
     for folder in ("one", "many"):
         for threads in (1, 2):
             store = TraceStore(large / folder, threads=threads)
-            rocks = find_rocks(
-                store, **{"k": 50, "embeddings": random_embeddings(3, 5001, 16), "gamma": 0.6, **options}
-            )
+            rocks = found(store, **{"k": 50, "embeddings": random_embeddings(3, 5001, 16), "gamma": 0.6, **options})
             assert options.get("stage") or max(token.ccr for token in rocks.tokens) > 0
             rocks.save(tmp_path / "rocks.json")
             files[folder, threads] = (tmp_path / "rocks.json").read_text()
@@ -329,18 +333,18 @@ def _without_source(text: str) -> dict:
     ],
 )
 def test_criterion_and_source_reproduce_the_rocks(store, tmp_path, options):
-    rocks = find_rocks(store, embeddings=EMBEDDINGS, **options)
+    rocks = found(store, embeddings=EMBEDDINGS, **options)
     assert rocks.tokens
-    assert find_rocks(store, embeddings=EMBEDDINGS, **rocks.criterion) == rocks
+    assert found(store, embeddings=EMBEDDINGS, **rocks.criterion) == rocks
     assert rocks.source == {"manifest_sha256": store.manifest_sha256}
     rocks.save(tmp_path / "rocks.json")
     assert RockSet.load(tmp_path / "rocks.json") == replace(rocks)
-    assert find_rocks(store, embeddings=EMBEDDINGS, **RockSet.load(tmp_path / "rocks.json").criterion) == rocks
+    assert found(store, embeddings=EMBEDDINGS, **RockSet.load(tmp_path / "rocks.json").criterion) == rocks
     assert store.run.path.name not in (tmp_path / "rocks.json").read_text()
 
 
 def test_every_parameter_is_on_record(store):
-    rocks = find_rocks(store, embeddings=EMBEDDINGS, tau_nats=(0.2, 0.4), window=3)
+    rocks = found(store, embeddings=EMBEDDINGS, tau_nats=(0.2, 0.4), window=3)
     parameters = set(find_rocks.__annotations__) - {"store", "embeddings", "return"}
     assert rocks.criterion.keys() == parameters
     assert rocks.criterion["tau_nats"] == [0.2, 0.4]
@@ -388,16 +392,17 @@ def test_what_is_not_given_comes_from_the_config_of_the_run(tmp_path, tables):
     store = TraceStore(run, threads=1)
     assert find.items() <= find_rocks(store).criterion.items()
     assert find_rocks(store).criterion["seed"] == derive_seed(3, "split")
-    given = {"k": 2, "split": None, "min_score": None, "tau_nats": None, "seed": 0, "encoder": "embeddings"}
-    assert given.items() <= find_rocks(store, **given).criterion.items()
-    by_quantile = find_rocks(store, tau=0.5, stage="context", embeddings=EMBEDDINGS).criterion
+    given = {"k": 2, "split": None, "min_score": 0.25, "tau_nats": None, "seed": 0, "encoder": "embeddings"}
+    assert given.items() <= found(store, **given).criterion.items()
+    by_quantile = found(store, tau=0.5, stage="context", embeddings=EMBEDDINGS).criterion
     assert (by_quantile["tau"], by_quantile["tau_nats"], by_quantile["encoder"]) == (0.5, None, "embeddings")
 
 
 def test_without_a_config_the_defaults_are_those_of_its_section(store):
-    criterion = find_rocks(store, stage="score").criterion
+    criterion = find_rocks(store).criterion
     assert criterion.keys() == {*FindSection.model_fields, "reference", "baseline", "seed"}
-    expected = {**FindSection().model_dump(), "stage": "score", "min_score": None, "seed": 0}
+    expected = {**FindSection().model_dump(), "min_score": 0.0, "seed": 0}
+    assert (criterion["stage"], criterion["require"], criterion["min_prompts"]) == ("bound", "stopped", 5)
     assert {name: criterion[name] for name in expected} == expected
 
 
@@ -430,7 +435,9 @@ def test_without_a_config_the_defaults_are_those_of_its_section(store):
         ({"min_score": float("nan")}, "min_score = nan is not valid: give a number of nats"),
         ({"split": 0.0}, "split = 0.0 is not valid: give a share above 0 and up to 1"),
         ({"split": 1.5}, "split = 1.5 is not valid: give a share above 0 and up to 1"),
-        ({"stage": "late"}, "stage = 'late' is not known: use one of context, score"),
+        ({"stage": "late"}, "stage = 'late' is not known: use one of bound, score, context"),
+        ({"require": "still"}, "require = 'still' is not known: use one of stopped, stuck, any"),
+        ({"min_prompts": 0}, "min_prompts = 0 is not valid: give a whole number of at least 1"),
         ({"encoder": "last"}, "encoder = 'last' is not known: use 'embeddings' or 'hidden', or give hidden_encoder"),
         ({"encoder": None}, "stage = 'context' needs embeddings or an encoder: give one, or use stage='score'"),
         (
@@ -446,7 +453,7 @@ def test_without_a_config_the_defaults_are_those_of_its_section(store):
 )
 def test_bad_parameters_are_named(store, options, sentence):
     with pytest.raises(RocktokensError, match=f"^{sentence}") as caught:
-        find_rocks(store, **{"embeddings": EMBEDDINGS, **options})
+        found(store, **{"embeddings": EMBEDDINGS, **options})
     assert "\n" not in str(caught.value)
 
 
@@ -454,14 +461,14 @@ def test_without_embeddings_or_a_student_to_take_them_from(store):
     with pytest.raises(
         RocktokensError, match=r"cannot be read from .*step-200 .*: give embeddings=, .* or stage='score'"
     ):
-        find_rocks(store)
+        found(store, stage="context")
     with pytest.raises(RocktokensError, match=r"^stage = 'context' needs embeddings or an encoder: give one, or use"):
-        search(store, Criterion(), None)
+        search(store, Criterion(stage="context"), None)
 
 
 def test_a_run_without_replay_traces_says_what_to_do(tmp_path, tables):
     with pytest.raises(RocktokensError, match="no replay traces: run `rocktokens trace`"):
-        find_rocks(TraceStore(write_trace(tmp_path, {0: tables[0].slice(0, 0)})), embeddings=EMBEDDINGS)
+        found(TraceStore(write_trace(tmp_path, {0: tables[0].slice(0, 0)})), embeddings=EMBEDDINGS)
 
 
 def replayed_store(run, tables, probe="last", checkpoints=(0, 50, 200)) -> TraceStore:
@@ -473,7 +480,7 @@ def replayed_store(run, tables, probe="last", checkpoints=(0, 50, 200)) -> Trace
 
 
 @pytest.mark.parametrize(
-    ("rows", "found"),
+    ("rows", "missing"),
     [
         ({0: None}, "checkpoint 50 of 0, 50, 200 has no traces"),
         ({0: None, 50: None}, "checkpoint 200 of 0, 50, 200 has no traces"),
@@ -482,28 +489,28 @@ def replayed_store(run, tables, probe="last", checkpoints=(0, 50, 200)) -> Trace
         ({0: None, 50: None, 200: 90}, r"checkpoint 200 of 0, 50, 200 has 90 of \d+ rows"),
     ],
 )
-def test_an_unfinished_replay_is_refused(tmp_path, tables, rows, found):
+def test_an_unfinished_replay_is_refused(tmp_path, tables, rows, missing):
     store = replayed_store(tmp_path, {step: tables[step].slice(0, count) for step, count in rows.items()})
-    sentence = rf"^the replay is not finished \({found}\): run `rocktokens trace` again$"
-    for look in (find_rocks, lambda store: find_rocks(store, stage="score"), type_table):
+    sentence = rf"^the replay is not finished \({missing}\): run `rocktokens trace` again$"
+    for look in (found, lambda store: found(store, stage="score"), type_table):
         with pytest.raises(RocktokensError, match=sentence):
             look(store)
 
 
 def test_what_an_unfinished_replay_has_finished_can_be_named(tmp_path, tables):
     store = replayed_store(tmp_path, {0: tables[0], 50: tables[50], 200: tables[200].slice(0, 90)})
-    rocks = find_rocks(store, reference=50, baseline=0, stage="score", split=None)
+    rocks = found(store, reference=50, baseline=0, stage="score", split=None)
     assert ranking(rocks) == oracle_ranking(tables[50])
     for named in ({"reference": 200, "baseline": 0}, {"reference": 50}, {"baseline": 0}):
         with pytest.raises(RocktokensError, match="checkpoint 200 of 0, 50, 200 has 90 of"):
-            find_rocks(store, stage="score", **named)
+            found(store, stage="score", **named)
 
 
 def test_checkpoints_that_each_wrote_their_own_probe_differ_in_rows(tmp_path, tables):
     parts = {0: tables[0], 50: tables[50].slice(0, 90)}
-    assert find_rocks(replayed_store(tmp_path / "done", parts, "each", (0, 50)), stage="score").tokens
+    assert found(replayed_store(tmp_path / "done", parts, "each", (0, 50)), stage="score").tokens
     with pytest.raises(RocktokensError, match="checkpoint 200 of 0, 50, 200 has no traces"):
-        find_rocks(replayed_store(tmp_path / "halfway", parts, "each"), stage="score")
+        found(replayed_store(tmp_path / "halfway", parts, "each"), stage="score")
 
 
 @pytest.mark.parametrize("options", [{"stage": "score"}, {"embeddings": EMBEDDINGS, "gamma": 0.1, "tau": 0.3}])
@@ -511,15 +518,15 @@ def test_one_prompt_cannot_be_split_but_can_be_searched(tmp_path, options):
     late = random_trace(0, prompts=1, samples=4)
     store = TraceStore(write_trace(tmp_path, {0: rescored(late, 1), 9: late}))
     with pytest.raises(
-        RocktokensError, match=r"^split = 0.5 needs at least 2 prompts, the trace has 1: give split = 1$"
+        RocktokensError, match=r"^split = 0.5 needs prompts for both halves, the trace has 1: trace at least 40 "
     ):
-        find_rocks(store, **options)
+        found(store, **options)
     for split in (None, 1):
-        rocks = find_rocks(store, split=split, min_freq=1, **options)
+        rocks = found(store, split=split, min_freq=1, **options)
         assert {token.id for token in rocks.tokens} == counted(occurrences_of(late)).keys()
         assert (rocks.summary["n_prompts"], rocks.summary["measured_on"]) == (1, NOT_SPLIT)
-    with pytest.raises(RocktokensError, match=r"^k = 'auto' needs at least 2 prompts .*: give a whole number, such as"):
-        find_rocks(store, k="auto", split=None, **options)
+    with pytest.raises(RocktokensError, match=r"^k = 'auto' needs at least 2 prompts .*, or give a whole number"):
+        found(store, k="auto", split=None, **options)
 
 
 @pytest.mark.parametrize("options", [{"stage": "score"}, {"embeddings": EMBEDDINGS}])
@@ -529,7 +536,7 @@ def test_a_trace_without_scores_is_refused(tmp_path, options):
     store = TraceStore(write_trace(tmp_path, {0: table}))
     for k in (5, "auto"):
         with pytest.raises(RocktokensError, match=r"^no row of the trace has a kl: trace again"):
-            find_rocks(store, k=k, split=None, **options)
+            found(store, k=k, split=None, **options)
 
 
 @pytest.mark.parametrize("options", [{"stage": "score"}, {"embeddings": EMBEDDINGS}])
@@ -537,9 +544,9 @@ def test_where_student_and_teacher_agree_there_is_nothing_to_cut_at(tmp_path, op
     table = random_trace(0)
     table = with_column(table, "kl", np.zeros(len(table)))
     store = TraceStore(write_trace(tmp_path, {0: table, 9: table}))
-    with pytest.raises(RocktokensError, match=r"^k = 'auto' finds nothing to rank, .*: trace more prompts, or lower"):
-        find_rocks(store, k="auto", **options)
-    rocks = find_rocks(store, k=5, **options)
+    none = found(store, k="auto", **options)
+    assert (none.tokens, none.summary["k"]) == ([], 0)
+    rocks = found(store, k=5, **options)
     assert {token.score for token in rocks.tokens} == {0.0}
     assert {token.p_in_top_k for token in rocks.tokens} == {0.0}, "they are there by their ids alone"
     assert rocks.summary["n_score_zero"] == 5

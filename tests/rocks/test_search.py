@@ -13,6 +13,8 @@ from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
 from sample_oracle import naive_jaccard
 from trace_oracle import (
+    ANY,
+    CONTEXT,
     NaiveSearch,
     counted,
     naive_context_score,
@@ -110,14 +112,14 @@ def test_the_search_equals_the_oracle(tables, chosen, k, width, rows_per_part):
     assume(expected)
     with tempfile.TemporaryDirectory() as run:
         store = TraceStore(write_trace(Path(run), tables, rows_per_part), threads=1)
-        rocks = find_rocks(store, embeddings=embeddings, k=k, **chosen)
+        rocks = find_rocks(store, embeddings=embeddings, k=k, **ANY, **chosen)
         assert rocks.summary["k"] == expected
         assert_same_rocks(rocks, naive, chosen["stage"], expected)
         assert_same_evidence(store, find(store, embeddings, k=k, **chosen), naive, tables)
 
 
 def find(store: TraceStore, embeddings: np.ndarray, **chosen: Any) -> SearchResult:
-    criterion = Criterion(**chosen)
+    criterion = Criterion(**{**CONTEXT, **chosen})
     return search_traces(store, criterion, embeddings=embeddings)
 
 
@@ -246,7 +248,8 @@ def test_equal_scores_tie_although_floats_would_not(tmp_path):
     was_hard = np.where(np.cumsum(tokens == 3) > 15, 0.0, 1.0) * (tokens == 3) + (tokens == 8)
     tables = {0: one_in_three(tokens, was_hard), 9: late}
     store = TraceStore(write_trace(tmp_path, tables), threads=1)
-    rocks = find_rocks(store, embeddings=random_embeddings(0, 9), window=1, tau_nats=(0.5, 0.5), split=None, k=2)
+    options = {"embeddings": random_embeddings(0, 9), "window": 1, "tau_nats": (0.5, 0.5), "split": None, "k": 2}
+    rocks = find_rocks(store, **CONTEXT, **options)
     assert rocks.ids.tolist() == [3, 8]
     assert [token.score_ctx for token in rocks.tokens] == [15, 15]
 
@@ -265,7 +268,7 @@ def test_kl_of_a_neighbouring_token_fails_the_oracle(tmp_path, by):
     tables = {0: rescored(late, 1), 9: late}
     naive = naive_search(tables, random_embeddings(0, 12), gamma=0.5)
     run = write_trace(tmp_path, {step: keyed_by_another_token(table, by) for step, table in tables.items()})
-    rocks = find_rocks(TraceStore(run, threads=1), embeddings=random_embeddings(0, 12), gamma=0.5)
+    rocks = find_rocks(TraceStore(run, threads=1), embeddings=random_embeddings(0, 12), gamma=0.5, **CONTEXT)
     if by == 0:
         return assert_same_rocks(rocks, naive, "context", 100)
     with pytest.raises(AssertionError):
@@ -295,7 +298,7 @@ def crowded(tmp_path_factory):
 
 
 CROWDED = random_embeddings(0, 30, 2)
-IN_A_CROWD = {"tau": 0.3, "gamma": 0.9, "eta": 0.05, "window": 1, "split": None, "k": 3}
+IN_A_CROWD = {**CONTEXT, "tau": 0.3, "gamma": 0.9, "eta": 0.05, "window": 1, "split": None, "k": 3}
 
 
 @pytest.mark.parametrize("k", [2, 5])
@@ -416,14 +419,14 @@ def planted(request, tmp_path_factory):
 
 
 def test_planted_rocks_rank_before_every_decoy(planted):
-    rank_of = ranks(find_rocks(planted, embeddings=random_embeddings(1, 240, 32)))
+    rank_of = ranks(find_rocks(planted, embeddings=random_embeddings(1, 240, 32), **CONTEXT))
     assert sorted(rank_of(v) for v in ROCKS) == [1, 2, 3, 4, 5, 6]
     for kind, types in DECOYS.items():
         assert max(rank_of(v) for v in ROCKS) < min(rank_of(v) for v in types), kind
 
 
 def test_without_contexts_every_kind_of_decoy_beats_a_planted_rock(planted):
-    rank_of = ranks(find_rocks(planted, stage="score"))
+    rank_of = ranks(find_rocks(planted, stage="score", **ANY))
     for kind, types in DECOYS.items():
         assert min(rank_of(v) for v in types) < max(rank_of(v) for v in ROCKS), kind
 
@@ -432,7 +435,7 @@ def test_without_contexts_every_kind_of_decoy_beats_a_planted_rock(planted):
 def test_planted_rocks_are_lost_when_kl_is_keyed_by_a_neighbour(tmp_path, by):
     tables = {step: keyed_by_another_token(table, by) for step, table in planted_trace(0).items()}
     store = TraceStore(write_trace(tmp_path, tables), threads=1)
-    rank_of = ranks(find_rocks(store, embeddings=random_embeddings(1, 240, 32)))
+    rank_of = ranks(find_rocks(store, embeddings=random_embeddings(1, 240, 32), **CONTEXT))
     assert min(rank_of(v) for v in ROCKS) > len(ROCKS)
 
 
@@ -465,7 +468,7 @@ def test_the_half_that_selects_flatters_and_the_held_out_half_does_not(tmp_path,
         assert held_out.kl_after < 1.1, group
         assert seen.delta_interval[0] > 0, "on its own half, chance reads as a loss that rose"
         assert held_out.delta_interval[0] < 0 < held_out.delta_interval[1], group
-    rocks = find_rocks(store, k=50, stage="score")
+    rocks = find_rocks(store, k=50, stage="score", **ANY)
     assert np.mean([token.mean_kl for token in rocks.tokens]) > 1.3 > rocks.summary["mean_kl_rocks"]
     assert rocks.summary["mean_kl_rocks"] == records[ROCK, HELD_OUT].kl_after
 
@@ -513,7 +516,7 @@ def with_kl_changed(table: pa.Table, prompts: list[str], change: Any) -> pa.Tabl
 
 def rocks_of(run: Path, tables: dict[int, pa.Table], k: Any = 7) -> RockSet:
     store = TraceStore(write_trace(run, tables), threads=1)
-    return find_rocks(store, embeddings=random_embeddings(0, 30, 3), k=k, gamma=0.6, tau=0.5, seed=3)
+    return find_rocks(store, embeddings=random_embeddings(0, 30, 3), k=k, gamma=0.6, tau=0.5, seed=3, **CONTEXT)
 
 
 def chosen_by_selection(rocks: RockSet) -> list[Any]:

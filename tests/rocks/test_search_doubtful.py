@@ -6,14 +6,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from sample_oracle import random_occurrences
-from trace_oracle import random_embeddings, random_trace, rescored, with_column, write_trace
+from trace_oracle import CONTEXT, random_embeddings, random_trace, rescored, with_column, write_trace
 
 from rocktokens.config import POSITIVE
 from rocktokens.rocks import search as selection
 from rocktokens.rocks.analysis import sensitivity_table
 from rocktokens.rocks.find import find_rocks, rock_set, search_traces
+from rocktokens.rocks.ranking import Rules, rank_types
 from rocktokens.rocks.search import Criterion, SearchResult
-from rocktokens.rocks.selectors import Rules, rank_types, summed_kl
+from rocktokens.rocks.selectors import summed_kl
 from rocktokens.rocks.sums import checkpoint_samples, gather
 from rocktokens.rocks.uncertainty import score_uncertainty
 from rocktokens.traces.store import TraceStore
@@ -29,15 +30,15 @@ def store(tmp_path_factory) -> TraceStore:
 
 
 def found(store: TraceStore, **options) -> SearchResult:
-    criterion = Criterion(**{"tau": 0.2, "gamma": 0.3, "eta": 0.1, "window": 2, "split": None, **options})
+    criterion = Criterion(**{**CONTEXT, "tau": 0.2, "gamma": 0.3, "eta": 0.1, "window": 2, "split": None, **options})
     return search_traces(store, criterion, embeddings=EMBEDDINGS)
 
 
 def test_a_score_below_the_least_is_not_ranked():
     score, freq = np.array([0.0, 3.0, 1.0, 0.0]), np.array([9, 9, 9, 9])
-    assert rank_types(score, freq, Rules(4)).tolist() == [1, 2, 0, 3]
-    assert rank_types(score, freq, Rules(4, min_score=POSITIVE)).tolist() == [1, 2]
-    assert rank_types(score, freq, Rules(4, min_score=1.5)).tolist() == [1]
+    assert rank_types(score, freq > 1, Rules(4)).tolist() == [1, 2, 0, 3]
+    assert rank_types(score, freq > 1, Rules(4, min_score=POSITIVE)).tolist() == [1, 2]
+    assert rank_types(score, freq > 1, Rules(4, min_score=1.5)).tolist() == [1]
 
 
 def test_types_without_a_score_fill_up_k_but_are_never_sure(store):

@@ -1,5 +1,7 @@
 """Every selector equals a loop over occurrences, under any weights; ranking equals a sort of Python tuples."""
 
+from math import exp
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,7 +9,8 @@ from hypothesis import strategies as st
 from sample_oracle import ONE, Z, naive_rank, naive_score, random_occurrences
 from scipy.sparse import csr_array
 
-from rocktokens.rocks.selectors import SELECTORS, Rules, Sample, rank_types, summed_kl, weighted_totals
+from rocktokens.rocks.ranking import Rules, frequent_enough, rank_types
+from rocktokens.rocks.selectors import SELECTORS, Sample, summed_kl, weighted_totals
 
 COUNTS = {
     "all once": np.ones(12, dtype=np.int64),
@@ -82,7 +85,7 @@ def test_the_lower_bound_of_two_clusters_by_hand():
     matrix = csr_array(np.array([[3 * ONE], [5 * ONE]]))
     sample = Sample(np.array([0]), freq=csr_array(np.array([[1], [1]])), kl=matrix, grad_norm=matrix)
     both, first = SELECTORS["lower bound"](sample, np.array([[1, 1], [1, 0]]))[:, 0]
-    assert both == pytest.approx(8 - Z * 2, rel=1e-12)
+    assert both == pytest.approx(8 * exp(-Z * 2 / 8), rel=1e-12)
     assert first == 3
 
 
@@ -105,11 +108,13 @@ def test_a_type_that_is_not_drawn_scores_zero(sample):
 def test_ranking_equals_a_sort_with_many_ties(types, k, min_freq, exclude):
     score, freq = ([float(pair[side]) for pair in types] for side in (0, 1))
     rules = Rules(k, min_freq, exclude)
-    assert rank_types(np.array(score), np.array(freq), rules).tolist() == naive_rank(score, freq, rules)
+    may = frequent_enough(np.array(freq), rules)
+    assert rank_types(np.array(score), may, rules).tolist() == naive_rank(score, freq, rules)
 
 
 def test_ranking_leaves_its_arguments_alone():
     score, freq = np.array([1.0, 2, 3]), np.array([5.0, 4, 9])
-    assert rank_types(score, freq, Rules(3, exclude_top_freq=1)).tolist() == [1, 0]
+    rules = Rules(3, exclude_top_freq=1)
+    assert rank_types(score, frequent_enough(freq, rules), rules).tolist() == [1, 0]
     assert score.tolist() == [1, 2, 3]
     assert freq.tolist() == [5, 4, 9]

@@ -14,11 +14,11 @@ from rocktokens.errors import RocktokensError
 from rocktokens.inference import bootstrap
 from rocktokens.inference.bootstrap import bootstrap_counts
 from rocktokens.rocks import uncertainty
-from rocktokens.rocks.selectors import SELECTORS, Rules, Sample, rank_types, summed_kl
+from rocktokens.rocks.ranking import Rules, frequent_enough, rank_types, rankings
+from rocktokens.rocks.selectors import SELECTORS, Sample, summed_kl
 from rocktokens.rocks.uncertainty import (
     candidates,
     paired_tests,
-    replicates,
     score_uncertainty,
     share_intervals,
 )
@@ -91,8 +91,8 @@ def many_types(seed: int, types: int = 400, clusters: int = 30) -> Sample:
 def test_types_that_are_no_candidates_hardly_ever_make_it(monkeypatch, name, rules):
     sample = many_types(2)
     inside = np.zeros(400)
-    for score_U, freq_U in replicates(sample, SELECTORS[name], bootstrap_counts(30, 200, seed=0)):
-        inside[rank_types(score_U, freq_U, rules)] += 1
+    for _, first in rankings(sample, SELECTORS[name], rules, bootstrap_counts(30, 200, seed=0)):
+        inside[first] += 1
     monkeypatch.setattr(uncertainty, "CANDIDATES", 20)
     chosen = candidates(sample, SELECTORS[name], rules)
     assert len(chosen) < 300
@@ -115,14 +115,14 @@ def test_types_too_rare_to_rank_do_not_crowd_out_the_others(monkeypatch, almost)
     kl = csr_array(np.rint(freq * mean * ONE).astype(np.int64))
     sample = Sample(np.arange(len(total)), freq=csr_array(freq), kl=kl, grad_norm=kl)
     rules, inside = Rules(3, min_freq=12), np.zeros(len(total))
-    for score_U, freq_U in replicates(sample, SELECTORS["mean"], bootstrap_counts(30, 100)):
-        inside[rank_types(score_U, freq_U, rules)] += 1
+    for _, first in rankings(sample, SELECTORS["mean"], rules, bootstrap_counts(30, 100)):
+        inside[first] += 1
     monkeypatch.setattr(uncertainty, "CANDIDATES", 20)
     assert len(candidates(sample, SELECTORS["mean"], rules)) < len(total)
     found = score_uncertainty(sample, SELECTORS["mean"], rules, 100)
     assert np.array_equal(found.p_in_top_k, inside / 100)
     assert inside[140:].any()
-    rocks = rank_types(mean, total, rules)
+    rocks = rank_types(mean, frequent_enough(total, rules), rules)
     assert set(rocks.tolist()) <= set(range(120, 140))
     assert all(found.interval(rock) for rock in rocks)
 

@@ -15,6 +15,10 @@ from rocktokens.config import ETA, GAMMA
 from rocktokens.traces.schema import validate_table
 from rocktokens.traces.writer import TraceWriter
 
+ANY = {"require": "any", "min_prompts": 1}
+"""Every type may be ranked, as by the paper's code: what the default leaves out has tests of its own (test_ranking)."""
+CONTEXT = {"stage": "context", **ANY}
+
 
 def random_trace(seed: int, prompts: int = 12, samples: int = 2, vocabulary: int = 9, length: int = 30) -> pa.Table:
     """Rollouts of varying length, an uneven vocabulary, and a tenth of the rows unscored."""
@@ -84,6 +88,11 @@ def with_column(table: pa.Table, name: str, values: Any) -> pa.Table:
     """The table with other values in one column."""
     field = table.schema.field(name)
     return table.set_column(table.schema.get_field_index(name), field, pa.array(values, field.type))
+
+
+def with_kl(table: pa.Table, kl: np.ndarray) -> pa.Table:
+    """The table with another kl; NaN stands for a token that was not scored."""
+    return with_column(table, "kl", pa.array(kl, pa.float32(), mask=np.isnan(kl)))
 
 
 def write_trace(run: Path, tables: dict[int, pa.Table], rows_per_part: int = 1_000_000) -> Path:
@@ -184,8 +193,11 @@ def naive_search(
     seed: int = 0,
     tau_nats: tuple[float, float] | None = None,
     min_score: float | None = None,
+    require: str = "any",
+    min_prompts: int = 1,
 ) -> NaiveSearch:
-    """Steps 1 to 4 and 7 of METHOD 4; parameters as ``find_rocks`` has them."""
+    """Rank by score or contexts as METHOD 4 does, every type allowed; parameters as ``find_rocks`` has them."""
+    assert (require, min_prompts) == ("any", 1), "NaiveMovement in test_ranking has the rest"
     reference = max(tables) if reference is None else reference
     baseline = min(tables) if baseline is None else baseline
     selection, measuring = naive_split(tables[reference], split, seed)

@@ -93,7 +93,7 @@ def find_rocks(
     split: float | None = FROM_RUN,
     seed: int | None = None,
     tau_nats: tuple[float, float] | None = FROM_RUN,
-    min_score: float = FROM_RUN,
+    min_score: float | None = FROM_RUN,
     encoder: str | Encoder = FROM_RUN,
     max_pairs: int = FROM_RUN,
 ) -> RockSet:

@@ -80,7 +80,8 @@ class Criterion:
     eta: float = _DEFAULT.eta
     encoder: str = _DEFAULT.encoder
     max_pairs: int = _DEFAULT.max_pairs
-    min_score: float = 0.0
+    min_score: float | None = 0.0
+    """None means 0, as in records of older versions."""
     split: float | None = _DEFAULT.split
     seed: int = 0
 
@@ -89,6 +90,8 @@ class Criterion:
         for name, known in CHOICES.items():
             if getattr(self, name) not in known:
                 raise RocktokensError(f"{name} = {getattr(self, name)!r} is not known: use one of {', '.join(known)}")
+        if self.min_score is None:
+            object.__setattr__(self, "min_score", 0.0)
         if not isinstance(self.joint, bool):
             raise RocktokensError(f"joint = {self.joint!r} is not valid: give True or False")
         for name in (*WHOLE, *NUMBERS, "tau_nats"):
@@ -104,7 +107,7 @@ class Criterion:
 
     def rules(self, k: int) -> Rules:
         """Who may be a rock, with ``k`` to be taken."""
-        return Rules(k, self.min_freq, self.exclude_top_freq, self.min_score, self.min_prompts, self.require)
+        return Rules(k, self.min_freq, self.exclude_top_freq, self.min_score or 0.0, self.min_prompts, self.require)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +190,7 @@ def search(
         context = compare_contexts(sums.selection, persistent, criterion, k, encoder, progress, gammas)
         kept = with_kept(sums.selection, persistent, context, criterion.gamma, criterion.eta)
         result = _take_first(criterion, replace(sums, selection=kept), thresholds, persistent, context, encoder)
-        is_settled = criterion.k != "auto" or (result.k <= k and auto_k(result.curve).crossed)
+        is_settled = criterion.k != "auto" or (0 < result.k <= k and auto_k(result.curve).crossed)
         if is_settled or result.is_exact or k >= len(result.score_U):
             return result
         k = 2 * max(k, result.k)  # the curves of "auto" may cross beyond what was compared

@@ -276,7 +276,8 @@ def split_prompts(prompt_ids: list[str], share: float | None, seed: int) -> Prom
         return PromptSplit(None, None, count, count)
     if count < 2:
         raise RocktokensError(
-            f"split = {share} needs prompts for both halves, the trace has {count}: trace at least 40"
+            f"split = {share} needs prompts for both halves, the trace has {count}: trace at least 40 "
+            "(trace.num_prompts)"
         )
     order = np.random.Generator(np.random.PCG64(seed)).permutation(count)
     cut = min(max(int(share * count + 0.5), 1), count - 1)

@@ -24,7 +24,7 @@ from scipy.stats import rankdata, wilcoxon
 from rocktokens.errors import RocktokensError
 from rocktokens.inference import bootstrap
 from rocktokens.inference.bootstrap import bootstrap_counts, interval_ends, ratio_interval
-from rocktokens.rocks.ranking import Rules, frequent_enough, rank_types, rankings
+from rocktokens.rocks.ranking import Rules, frequent_enough, rank_types, rankable, rankings
 from rocktokens.rocks.records import PairedChange
 from rocktokens.rocks.selectors import Sample, Selector, summed_kl
 from rocktokens.types import ONE, Interval
@@ -92,8 +92,9 @@ def candidates(sample: Sample, selector: Selector, rules: Rules) -> np.ndarray:
     The best max(1000, 10·k) by R and by the selector are taken: drawing the prompts again hardly ever lifts a type past
     that many others. It is an approximation: where types are rare, a probability may be off by about 0.01, which more
     replicates do not fix. Where the score does not grow with frequency (mean kl), types too rare to be ranked stand
-    before the others, so the best are also taken among those that half reach ``min_freq`` and among those that do. The
-    most frequent types are taken as far as they decide which ones are excluded.
+    before the others, so the best are also taken among those that half reach ``min_freq`` and among those that do; and
+    among those that may be ranked by all rules. The most frequent types are taken as far as they decide which ones are
+    excluded.
     """
     freq_U = sample.totals("freq")
     once = np.ones((1, sample.n_clusters))
@@ -103,6 +104,7 @@ def candidates(sample: Sample, selector: Selector, rules: Rules) -> np.ndarray:
         for score in (summed_kl, selector)
         for least in (1, (rules.min_freq + 1) // 2, rules.min_freq)
     ]
+    best.append(rank_types(selector(sample, once)[0], rankable(sample, rules)[0], Rules(reach)))
     frequent = np.argsort(-freq_U, kind="stable")[: CANDIDATES_PER_ROCK * rules.exclude_top_freq]
     return np.unique(np.concatenate([*best, frequent]))
 
