@@ -164,6 +164,21 @@ class OccurrenceControlSection(_OfRocks):
     seed: Seed | None = Field(default=None, description="default: from the run's seed")
 
 
+class LossControlSection(_OfRocks):
+    """Weight ``lam`` on random positions of every response that hold as much kl, or gradient norm, as the rocks."""
+
+    name: Literal["loss_control"]
+    by: Literal["kl", "grad_norm"] = Field(default="kl", description="which sum is that of the rocks, per response")
+    draw: int = Field(default=0, ge=0, description="draws with one seed differ")
+    seed: Seed | None = Field(default=None, description="default: from the run's seed")
+
+
+class WeightControlSection(_OfRocks):
+    """One weight on every token that leaves as much gradient norm as weight ``lam`` on the rocks."""
+
+    name: Literal["weight_control"]
+
+
 class _TopTypes(PolicyBase):
     k: int = Field(ge=1, description="how many types")
     lam: Weight = Field(default=0.0, description="their weight")
@@ -300,6 +315,8 @@ PolicySection = Annotated[
     | RandomPositionsSection
     | TypeControlSection
     | OccurrenceControlSection
+    | LossControlSection
+    | WeightControlSection
     | TopFrequencySection
     | TopMeanLossSection
     | TopGradNormSection

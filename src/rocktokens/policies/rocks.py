@@ -55,7 +55,11 @@ class RocksPolicy(WeightPolicy):
         if self.rule is None:
             return is_rock_T
         marked_T = rock_windows(is_rock_T, tokens.scores["kl"], tokens.rollout_ids, tokens.positions, self.rule)
-        return marked_T & ~np.isin(tokens.token_ids, self.protected)
+        return marked_T & self.unprotected(tokens)
+
+    def unprotected(self, tokens: UpdateTokens) -> np.ndarray:
+        """Where the predicted token is not protected: bool (T,)."""
+        return ~np.isin(tokens.token_ids, self.protected)
 
 
 def choose_rocks(
