@@ -67,6 +67,7 @@ VALUES = {
     "denominator": st.sampled_from(["all", "kept"]),
     "categories": st.none() | st.lists(st.sampled_from(CATEGORIES), min_size=1, max_size=3),
     "verdicts": st.none() | st.lists(st.sampled_from(["neutral", "pillar"]), min_size=1),
+    "labels": st.none() | st.lists(st.sampled_from(["stuck", "residual", "moved"]), min_size=1),
     "by": st.sampled_from(["kl", "grad_norm"]),
     "window": st.booleans(),
     "seed": st.none() | st.integers(0, 2**63 - 1),

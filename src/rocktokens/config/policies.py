@@ -24,6 +24,8 @@ from rocktokens.config.base import NamedSection, named_by_default
 from rocktokens.types import Category, ControlSet, RockSet, Verdict
 
 S = TypeVar("S", RockSet, ControlSet)
+Label = Literal["stuck", "residual", "moving", "moved", "unclear"]
+"""Whether the kl of a rock still moves (docs/method.md, section 4)."""
 IN_PYTHON = {"in_python": True}
 """The context of a validation whose result is used at once and never written."""
 
@@ -100,6 +102,7 @@ class _OfRocks(PolicyBase):
     k: int | None = Field(default=None, ge=1, description="only the first k rocks")
     categories: list[Category] | None = Field(default=None, min_length=1, description="only rocks of these categories")
     verdicts: list[Verdict] | None = Field(default=None, min_length=1, description="only rocks with these verdicts")
+    labels: list[Label] | None = Field(default=None, min_length=1, description="only rocks with these labels")
 
 
 class RocksSection(_OfRocks):
