@@ -157,7 +157,7 @@ def test_controls_are_their_draws_and_the_order_of_partners_makes_no_other_contr
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"schema_version": 2}, "has schema_version 2, this rocktokens reads 1"),
+        ({"schema_version": 3}, "has schema_version 3, this rocktokens reads 2"),
         ({"rock_freq": [10]}, r"lacks fields of controls\.json or has others \(lists of different lengths\)"),
         ({"more": 1}, r"lacks fields of controls\.json or has others"),
         ({"draws": [{"ids": [5, 6]}]}, r"lacks fields of controls\.json or has others"),
@@ -173,6 +173,16 @@ def test_files_that_hold_no_controls_are_refused(tmp_path, change, sentence):
         ControlSet.load(path)
 
 
+def test_controls_of_an_older_schema_are_read_without_their_kl(tmp_path):
+    path = tmp_path / "controls.json"
+    two_draws().save(path)
+    record = json.loads(path.read_text())
+    for draw in record["draws"]:
+        del draw["kl_gap"]
+    path.write_text(json.dumps({**record, "schema_version": 1}))
+    assert ControlSet.load(path) == two_draws()
+
+
 # Notebooks
 
 
@@ -184,7 +194,7 @@ def test_sets_say_what_they_are():
     assert "·<b>" in repr(replace(rocks, tokens=[replace(rocks.tokens[0], text=" <b>")]))
     assert "<b>" not in replace(rocks, tokens=[replace(rocks.tokens[0], text=" <b>")])._repr_html_()
     controls = two_draws()
-    assert repr(controls).startswith("ControlSet(2 draws of 2 types, 1 distinct; total occurrences within ")
+    assert repr(controls).startswith("ControlSet(2 draws for 2 rocks, 1 distinct; total occurrences within ")
     assert controls._repr_html_().count("<tr>") == 3
 
 

@@ -6,7 +6,7 @@ V vocabulary, D student width, E teacher width, K top-k.
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -27,7 +27,7 @@ NAMED = 5
 """Rocks that the name of a set lists."""
 LEAST_OF_HALF = 20
 """Prompts of a half below which there is too little data to find rocks."""
-CONTROLS_SCHEMA_VERSION = 1
+CONTROLS_SCHEMA_VERSION = 2
 ONE = 1 << 24
 """1 in fixed point: scores are summed as integers of this unit, the same for any order of the rows."""
 Interval = tuple[float, float]
@@ -292,7 +292,7 @@ class RockSet:
 
 @dataclass(frozen=True, slots=True)
 class ControlDraw:
-    """One set of control types, the partners of the rocks in the order of ``ControlSet.rock_ids``."""
+    """One set of control types: partners of the rocks, in the order of ``ControlSet.rock_ids``, or a whole."""
 
     ids: list[int]
     freq: list[int]
@@ -300,8 +300,11 @@ class ControlDraw:
     """Occurrences of all of them."""
     total_gap: float
     """By how much that differs from the rocks' total, as a share of it."""
-    max_gap: float
-    """The largest difference between a partner's frequency and its rock's, as a share of the rock's."""
+    max_gap: float | None
+    """The largest difference between a partner's frequency and its rock's, as a share of the rock's; None for a set
+    that is matched as a whole."""
+    kl_gap: float | None = None
+    """By how much their summed kl differs from the rocks', as a share of it; None where it was not matched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,7 +327,7 @@ class ControlSet:
     def __repr__(self) -> str:
         worst = max((abs(draw.total_gap) for draw in self.draws), default=0.0)
         return (
-            f"ControlSet({len(self)} draws of {len(self.rock_ids)} types, {self.n_distinct} distinct; "
+            f"ControlSet({len(self)} draws for {len(self.rock_ids)} rocks, {self.n_distinct} distinct; "
             f"total occurrences within {100 * worst:.1f} % of the rocks')"
         )
 
@@ -339,11 +342,12 @@ class ControlSet:
             Column("occurrences", lambda own: number(own[1].total)),
             Column("beyond the rocks'", lambda own: number(own[1].total_gap, signed_percent)),
             Column("largest gap of a pair", lambda own: number(own[1].max_gap, signed_percent)),
+            Column("kl beyond the rocks'", lambda own: number(own[1].kl_gap, signed_percent)),
         ]
         return Table.of("controls", columns, enumerate(self.draws), f"{self!r}.").to_html()
 
     def ids(self, draw: int) -> np.ndarray:
-        """int64 (K,): the control types of one draw, in the order of ``rock_ids``."""
+        """int64: the control types of one draw; partners are in the order of ``rock_ids``."""
         return np.array(self.draws[draw].ids, dtype=np.int64)
 
     @property
@@ -358,12 +362,14 @@ class ControlSet:
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """Read controls.json; a newer schema or a damaged file is refused by name."""
-        record = read_record(path, "controls.json", "`match_controls`", CONTROLS_SCHEMA_VERSION)
+        upgrades = {1: lambda record: record}  # its draws have no kl_gap
+        record = read_record(path, "controls.json", "`match_controls`", CONTROLS_SCHEMA_VERSION, upgrades)
         with _fields_of(path, "controls.json", "`match_controls`"):
             draws = [ControlDraw(**entry) for entry in record.pop("draws")]
             controls = cls(draws=draws, **record)
-            aligned = [controls.rock_freq, *(column for draw in draws for column in (draw.ids, draw.freq))]
-            if any(len(column) != len(controls.rock_ids) for column in aligned):
+            pairs = [(controls.rock_ids, controls.rock_freq), *((draw.ids, draw.freq) for draw in draws)]
+            pairs += [(draw.ids, controls.rock_ids) for draw in draws if draw.max_gap is not None]
+            if any(len(one) != len(other) for one, other in pairs):
                 raise TypeError("lists of different lengths")
             return controls
 
@@ -420,12 +426,24 @@ def write_record(path: str | Path, record: dict[str, Any], indent: int | None = 
     Path(path).write_text(text + "\n", encoding="utf-8")
 
 
-def load_record(cls: type[R], path: str | Path, name: str, maker: str, schema_version: int) -> R:
+Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
+"""Turns the content of a file of an older schema into that of the current one."""
+
+
+def load_record(
+    cls: type[R],
+    path: str | Path,
+    name: str,
+    maker: str,
+    schema_version: int,
+    upgrades: Mapping[int, Upgrade] | None = None,
+) -> R:
     """Read a file as nested records, field by field; one sentence where a field is missing, unknown or mistyped.
 
-    ``cls`` has a field ``schema_version``, ``maker`` is the command that writes such a file.
+    ``cls`` has a field ``schema_version``, ``maker`` is the command that writes such a file, ``upgrades`` has the older
+    schemas that can be read.
     """
-    record = {"schema_version": schema_version, **read_record(path, name, maker, schema_version)}
+    record = {"schema_version": schema_version, **read_record(path, name, maker, schema_version, upgrades)}
     return validate_record(cls, record, path, name, maker)
 
 
@@ -445,7 +463,13 @@ def validate_record(cls: type[R], record: Any, path: str | Path, name: str, make
         ) from None
 
 
-def read_record(path: str | Path, name: str, maker: str, schema_version: int) -> dict[str, Any]:
+def read_record(
+    path: str | Path,
+    name: str,
+    maker: str,
+    schema_version: int,
+    upgrades: Mapping[int, Upgrade] | None = None,
+) -> dict[str, Any]:
     """Read the JSON object in a file, without its schema version; one sentence where it is not such a file."""
     path = Path(path)
     try:
@@ -459,6 +483,8 @@ def read_record(path: str | Path, name: str, maker: str, schema_version: int) ->
     if not isinstance(record, dict):
         raise RocktokensError(f"{path} is not a JSON object: write it again with {maker}")
     version = record.pop("schema_version", None)
+    if upgrades and isinstance(version, int) and version in upgrades:
+        return upgrades[version](record)
     if version != schema_version:
         raise RocktokensError(
             f"{path} has schema_version {version!r}, this rocktokens reads {schema_version}: "

@@ -6,11 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from command_line import require_sound, snapshot, succeed
 
 from rocktokens.config.files import dump_toml
 from rocktokens.errors import ConfigError, ControlMatchError
+from rocktokens.rocks.controls import draw_set
 from rocktokens.rocks.sums import occurrences, type_sums
 from rocktokens.run_dir import RunDir, file_sha256
 from rocktokens.studies.config import StudyConfig, make_study
@@ -146,6 +148,27 @@ def test_rocks_without_equals_are_refused_before_training(scouted: Path, tmp_pat
     with pytest.raises(ControlMatchError, match="tolerance"):
         prepare_files(make_study(record_of(study)), RunDir(study))
     assert not (study / "arms").exists()
+
+
+def test_a_set_of_types_is_matched_to_the_rocks_or_refused_before_training(scouted: Path, tmp_path: Path):
+    """This rock has no set with as much kl; the first type that has one takes its place."""
+    record = record_of(shutil.copytree(scouted, tmp_path / "study"))
+    record["arm"][2] = {"name": "set", "policy": {"name": "type_control", "controls": "@type_sets"}}
+    study, run = make_study(record), RunDir(tmp_path / "study")
+    with run.lock(), pytest.raises(ControlMatchError, match="no set of other types occurs as often as the rocks"):
+        prepare_files(study, run)
+    assert not run.files("type_sets.json")
+    sums = type_sums(occurrences(TraceStore(RunDir(scouted / "scout")).table(2)))
+    amounts, rng = np.stack([sums.freq, sums.kl]), np.random.default_rng(0)
+    own = next(i for i in range(amounts.shape[1]) if draw_set(np.delete(amounts, i, 1), amounts[:, i], rng) is not None)
+    content, token_id = json.loads(run.rocks.read_text()), int(sums.token_id[own])
+    content["tokens"] = [{**content["tokens"][0], "id": token_id}]
+    with run.lock():
+        run.commit_text("rocks.json", json.dumps(content))
+        prepare_files(study, run)
+    (drawn,) = ControlSet.load(run.path / "type_sets.json").draws
+    assert token_id not in drawn.ids and max(abs(drawn.total_gap), abs(drawn.kl_gap)) <= 0.02
+    require_policies(plan_jobs(study), RockSet.load(run.rocks).tokenizer_sha256)
 
 
 def _most_frequent(run: Path) -> int:

@@ -2,6 +2,7 @@
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass, fields, replace
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,8 @@ import torch
 from hypothesis import strategies as st
 
 from rocktokens.policies import WeightPolicy, make_policy
+from rocktokens.run_dir import derive_seed
+from rocktokens.splitmix import occurrence_uniforms
 from rocktokens.types import ControlDraw, ControlSet, RockSet, RockToken, TokenScores
 
 COLUMNS = [column.name for column in fields(TokenScores)]
@@ -34,6 +37,8 @@ CASES: dict[str, dict[str, Any]] = {
     "random_positions": {"rho": 0.4, "seed": 3},
     "type_control": {"controls": CONTROLS, "draw": 1, "lam": 0.25},
     "occurrence_control": {"rocks": ROCKS, "lam": 0.25, "window": True, "draw": 2, "seed": 3},
+    "loss_control": {"rocks": ROCKS, "lam": 0.25, "by": "grad_norm", "draw": 2, "seed": 3},
+    "weight_control": {"rocks": ROCKS, "lam": 0.25, "window": True},
     "top_frequency": {"k": 2, "lam": 0.25},
     "top_mean_loss": {"k": 2, "lam": 0.25},
     "top_grad_norm": {"k": 2, "lam": 0.25},
@@ -55,6 +60,7 @@ LOCAL = [
     "rocks",
     "type_control",
     "occurrence_control",
+    "loss_control",
     "selectkd",
     "prefix",
     "first_n",
@@ -206,6 +212,31 @@ def _rocks(rows: Rows, rocks: RockSet, lam: float, window: bool = False) -> list
     return weights
 
 
+def _loss_control(rows: Rows, rocks: RockSet, lam: float, by: str, draw: int, seed: int, step: int = 7) -> list[float]:
+    """Positions one by one until what is missing of the rocks' sum is gone, in exact arithmetic."""
+    weights, values = [1.0] * len(rows), [Fraction(round(value * 2**24), 2**24) for value in rows.column(by)]
+    order, last = (
+        occurrence_uniforms(derive_seed(seed, f"loss_control {use}", draw, step), rows.rollout_ids, rows.positions)
+        for use in ("order", "last")
+    )
+    for response in rows.responses():
+        missing = sum((values[row] for row in response if rows.token_ids[row] in rocks.ids), Fraction(0))
+        for row in sorted(response, key=lambda row: order[row]):
+            if missing <= 0:
+                break
+            if values[row] <= missing or Fraction(float(last[row])) < missing / values[row]:
+                weights[row] = lam
+            missing -= values[row]
+    return weights
+
+
+def _weight_control(rows: Rows, rocks: RockSet, lam: float, window: bool) -> list[float]:
+    """The mean weight that λ on the rocks leaves, weighed by gradient norm."""
+    norms, marked = rows.column("grad_norm"), _rocks(rows, rocks, lam, window)
+    left = sum(weight * norm for weight, norm in zip(marked, norms, strict=True))
+    return [left / sum(norms) if sum(norms) else 1.0] * len(rows)
+
+
 def _by_place(rows: Rows, weight: Any) -> list[float]:
     """``weight(place, length, rows of the response)`` for every row."""
     weights = [0.0] * len(rows)
@@ -244,6 +275,8 @@ ORACLES = {
     "type_control": lambda rows, controls, draw, lam: [
         lam if t in controls.draws[draw].ids else 1.0 for t in rows.token_ids
     ],
+    "loss_control": _loss_control,
+    "weight_control": _weight_control,
     "top_frequency": lambda rows, k, lam: _top_types(rows, None, k, lam),
     "top_mean_loss": lambda rows, k, lam: _top_types(rows, "kl", k, lam),
     "top_grad_norm": lambda rows, k, lam: _top_types(rows, "grad_norm", k, lam),

@@ -73,13 +73,14 @@ def under_cosine(seed: int, stop: int | None) -> tuple[int, int]:
     return len(called), len(called & types_of("blind", "noise"))
 
 
-def test_a_decaying_learning_rate_makes_no_rocks_before_stop() -> None:
-    """In the last quarter slow types lie still because nothing is learned any more."""
-    for seed in (0, 1):
-        called, true = under_cosine(seed, stop=STEPS * 3 // 4)
+def test_a_decaying_learning_rate_makes_no_rocks() -> None:
+    """In the last quarter slow types lie still because nothing is learned any more: they have lost most of their kl.
+
+    That alone keeps them from being called, also without ``stop``, which had 2 to 9 of them called before it counted.
+    """
+    for seed, stop in ((0, STEPS * 3 // 4), (1, STEPS * 3 // 4), (1, None)):
+        called, true = under_cosine(seed, stop=stop)
         assert true >= 0.9 * called and true >= 0.9 * len(types_of("blind", "noise"))
-    called, true = under_cosine(1, stop=None)
-    assert true < 0.9 * called
 
 
 def revealed(freeze_windows: int) -> PlantedRun:

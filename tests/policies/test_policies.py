@@ -66,6 +66,7 @@ RANKED = rock_set(
     7,
     category=["digit", "latex_math", "punctuation"],
     verdict=["pillar", "neutral", "untested"],
+    label=["stuck", "residual", "stuck"],
 )
 
 
@@ -79,9 +80,11 @@ RANKED = rock_set(
         ({"verdicts": ["neutral", "stumbling", "undecided", "untested"]}, {3, 7}),
         ({"k": 2, "verdicts": ["neutral", "untested"]}, {3}),
         ({"categories": ["digit", "latex_math", "other"], "verdicts": ["pillar"]}, {9}),
+        ({"labels": ["stuck"]}, {9, 7}),
+        ({"labels": ["stuck", "unclear"], "verdicts": ["untested"]}, {7}),
     ],
 )
-def test_rocks_are_chosen_by_rank_category_and_verdict(chosen, ids):
+def test_rocks_are_chosen_by_rank_category_verdict_and_label(chosen, ids):
     frozen = IDS[weigh(make_policy("rocks", rocks=RANKED, **chosen), IDS) == 0]
     assert set(frozen.tolist()) == ids
 
@@ -90,8 +93,19 @@ def test_ids_are_chosen_by_rank_alone():
     assert weigh(make_policy("rocks", rocks=[7, 3], k=1), IDS).tolist() == [1, 1, 1, 1, 0, 0, 1]
     with pytest.raises(ConfigError, match=r"policy\.categories needs a rocks\.json and token ids were given: give its"):
         make_policy("rocks", rocks=[7, 3], categories=["digit"])
+    with pytest.raises(ConfigError, match=r"policy\.labels needs a rocks\.json"):
+        make_policy("rocks", rocks=[7, 3], labels=["stuck"])
     with pytest.raises(ConfigError, match=r"policy\.verdicts needs a rocks\.json"):
         make_policy("rocks", rocks=[7, 3], verdicts=["neutral"])
+
+
+def test_labels_of_rocks_that_have_none_are_refused():
+    unlabelled = replace(RANKED, tokens=[replace(token, label=None) for token in RANKED.tokens])
+    for name in ("rocks", "occurrence_control", "loss_control", "weight_control"):
+        with pytest.raises(
+            ConfigError, match=r"^policy\.labels needs rocks with labels and these have none: write rocks"
+        ):
+            make_policy(name, rocks=unlabelled, labels=["stuck"])
 
 
 def test_a_choice_that_leaves_no_rock_is_refused():

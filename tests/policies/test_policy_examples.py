@@ -1,11 +1,14 @@
 """Each formula on numbers worked out by hand, and what it does at its edges."""
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
-from policy_oracle import CONTROLS, ROCKS, rows_of, weigh
+from policy_oracle import CONTROLS, EXAMPLE, ROCKS, rows_of, weigh
 
 from rocktokens.errors import ConfigError
 from rocktokens.policies import make_policy
+from rocktokens.types import TokenScores
 
 
 def weights_of(name: str, lengths: list[int], columns: dict[str, list[float]], ids=None, **params) -> list[float]:
@@ -75,6 +78,21 @@ def test_top_types_by_count_mean_loss_and_gradient():
     assert [weighed("top_frequency", k) for k in (1, 2, 3)] == [{4}, {4, 2}, {4, 2, 1}]  # 1 and 7 tie: the smaller id
     assert [weighed("top_mean_loss", k) for k in (1, 2, 9)] == [{2}, {2, 4}, {2, 4, 7, 1}]  # 4 and 7 tie at 2
     assert [weighed("top_grad_norm", k) for k in (1, 2, 3)] == [{7}, {7, 1}, {7, 1, 2}]
+
+
+@pytest.mark.parametrize(("name", "column"), [("top_mean_loss", "kl"), ("top_grad_norm", "grad_norm")])
+def test_equal_means_tie_whatever_rounding_makes_of_them(name, column):
+    """0.1 once and 0.1 three times have the same mean, and in float64 they do not."""
+    rng, differ = np.random.default_rng(0), 0
+    for _ in range(300):
+        ids, values = rng.integers(0, 6, 24), np.round(rng.random(24), 1)
+        scores = TokenScores(**{**dict.fromkeys([c for c, _ in EXAMPLE.scores.items()]), column: values})
+        weights = make_policy(name, k=2)(scores, ids, np.arange(24), np.zeros(24, np.int64), 0)
+        means = {t: sum(map(Fraction, values[ids == t].tolist())) / int((ids == t).sum()) for t in set(ids.tolist())}
+        assert set(ids[weights == 0].tolist()) == set(sorted(means, key=lambda t: (-means[t], t))[:2])
+        rounded = {t: sum(values[ids == t].tolist()) / (ids == t).sum() for t in means}
+        differ += set(sorted(rounded, key=lambda t: (-rounded[t], t))[:2]) != set(ids[weights == 0].tolist())
+    assert differ > 0  # means in floating point would choose other types
 
 
 # Along the response

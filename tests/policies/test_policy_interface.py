@@ -74,6 +74,8 @@ NEUTRAL = {
     "random_positions": {"rho": 1.0},
     "type_control": {"lam": 1.0},
     "occurrence_control": {"lam": 1.0},
+    "loss_control": {"lam": 1.0},
+    "weight_control": {"lam": 1.0},
     "top_frequency": {"lam": 1.0},
     "top_mean_loss": {"lam": 1.0},
     "top_grad_norm": {"lam": 1.0},

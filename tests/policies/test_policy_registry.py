@@ -67,6 +67,8 @@ VALUES = {
     "denominator": st.sampled_from(["all", "kept"]),
     "categories": st.none() | st.lists(st.sampled_from(CATEGORIES), min_size=1, max_size=3),
     "verdicts": st.none() | st.lists(st.sampled_from(["neutral", "pillar"]), min_size=1),
+    "labels": st.none() | st.lists(st.sampled_from(["stuck", "residual", "moved"]), min_size=1),
+    "by": st.sampled_from(["kl", "grad_norm"]),
     "window": st.booleans(),
     "seed": st.none() | st.integers(0, 2**63 - 1),
     "w_max": st.floats(1, 9),
@@ -241,7 +243,7 @@ def test_a_config_holds_nothing_that_a_file_cannot(policy, sentence):
 
 def test_a_config_without_rocks_is_refused(tmp_path):
     rock_set().save(tmp_path / "rocks.json")
-    for name in ("rocks", "occurrence_control"):
+    for name in ("rocks", "occurrence_control", "loss_control", "weight_control"):
         for rocks in ("[]", f"{tmp_path}/rocks.json"):
             config = parse_config(MINIMAL, [f"policy.name={name}", f"policy.rocks={rocks}"])
             with pytest.raises(

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tracker_oracle import NaiveTracker, changing_steps
 
+from rocktokens.errors import RocktokensError
 from rocktokens.policies.tracker import Changes, RockTracker, StepSums, trend
 
 ROWS = st.lists(st.tuples(st.integers(0, 9), st.one_of(st.just(np.nan), st.floats(0, 50, width=32))), max_size=60)
@@ -131,7 +132,7 @@ def test_memory_grows_with_types_and_not_with_steps() -> None:
         tracker.observe(StepSums.of(kl, ids), step)
         sizes.append(sum(column.nbytes for column in tracker.state().values()))
     assert sizes[-1] == sizes[len(sizes) // 4]
-    assert sizes[-1] <= 8 + 12 * 14 * 8
+    assert sizes[-1] <= 8 + 12 * 15 * 8  # steps in the window, and 15 numbers for each of 12 types
 
 
 def constant(tracker: RockTracker, windows: int, kl: dict[int, float], count: dict[int, int] | None = None):
@@ -151,6 +152,32 @@ def test_freezes_double_and_trials_last_as_long_as_patience() -> None:
     frozen = [bool(ids) for ids in constant(tracker, 25, {7: 1.0})]
     trained, on_trial = [False], [False] * 2
     assert frozen == trained + [True] * 3 + on_trial + [True] * 6 + on_trial + [True] * 11
+
+
+def test_a_type_that_fell_and_stopped_is_not_called_and_the_stuck_one_is() -> None:
+    """Type 1 falls to 30 % in three windows and lies still from there on, still half of the kl; type 2 never moves."""
+    rng, tracker, ids = np.random.default_rng(0), RockTracker(window_steps=4, min_share=0.05), np.repeat([1, 2], 8)
+    called = []
+    for step in range(80):
+        kl = np.where(ids == 1, 4 * max(0.3, 1 - 0.7 * step / 12), 1.0) * rng.gamma(400, 1 / 400, 16)
+        called += tracker.observe(StepSums.of(kl, ids), step).called.tolist()
+    assert called == [2]
+
+
+def test_a_rock_that_loses_its_kl_under_a_freeze_is_released() -> None:
+    tracker = RockTracker(window_steps=4, patience=2, freeze_windows=100, min_share=0.1)
+    constant(tracker, 3, {1: 1.0, 2: 1.0})
+    assert tracker.rocks.tolist() == [1, 2]
+    assert constant(tracker, 12, {1: 0.4, 2: 1.0})[-1] == [2] and tracker.rocks.tolist() == [2]
+
+
+def test_a_state_without_the_early_kl_is_refused_in_one_sentence() -> None:
+    state = RockTracker().state()
+    del state["early"]
+    with pytest.raises(
+        RocktokensError, match="state of online_rocks lacks early, so an older version wrote it: resume"
+    ):
+        RockTracker().restore(state)
 
 
 def test_protected_types_are_never_called() -> None:

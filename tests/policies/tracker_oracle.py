@@ -38,6 +38,7 @@ class NaiveTracker:
                 "windows": 0,
                 "freezes": 0,
                 "level": 0.0,
+                "early": None,
                 "counts": [],
                 "steps": [],
             }
@@ -80,6 +81,7 @@ class NaiveTracker:
         mass = {}
         for v, entry in self.types.items():
             entry["level"] = entry["level"] if fits[v][0] is None else fits[v][0]
+            entry["early"] = entry["early"] or entry["level"]
             mass[v] = entry["level"] * sum(self._discount(when) * count for when, count in entry["counts"])
         for v, entry in self.types.items():
             heavy = mass[v] >= self.min_share * sum(mass.values())
@@ -90,9 +92,10 @@ class NaiveTracker:
         still = slope is not None and abs(slope) + error < self.tolerance * mean
         moving = slope is not None and abs(slope) - error > self.tolerance * mean
         phase, vote = entry["phase"], 0
-        if phase != "frozen" and heavy and still and v not in self.protected and step >= self.start:
+        kept = entry["level"] >= 0.75 * entry["early"]
+        if phase != "frozen" and heavy and still and kept and v not in self.protected and step >= self.start:
             vote = 0 if phase == "trained" and self.stop is not None and step >= self.stop else 1
-        if phase != "trained" and (moving or not heavy):
+        if phase != "trained" and (moving or not heavy or not kept):
             vote = -1
         entry["streak"] = entry["streak"] + vote if entry["streak"] * vote > 0 else vote
         entry["windows"] += 1

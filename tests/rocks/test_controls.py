@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from dataclasses import replace
-from itertools import permutations
+from itertools import combinations, permutations
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,16 @@ from trace_oracle import counted, occurrences_of, random_trace, rescored, with_c
 from rocktokens import ControlSet, match_controls
 from rocktokens.errors import ControlMatchError, RocktokensError, TokenizerMismatchError
 from rocktokens.rocks import controls as controls_module
-from rocktokens.rocks.controls import NO_PARTNER, Market, draw_partners, make_market, most_partners, random_positions
+from rocktokens.rocks.controls import (
+    NO_PARTNER,
+    Market,
+    draw_partners,
+    draw_set,
+    make_market,
+    match_type_sets,
+    most_partners,
+    random_positions,
+)
 from rocktokens.run_dir import RunDir
 from rocktokens.traces.store import TraceStore
 from rocktokens.types import RockSet, RockToken
@@ -413,3 +422,62 @@ def test_random_positions_depend_on_nothing_but_the_seed(scored, monkeypatch):
     assert random_positions(store, rocks, draws=2, seed=4) == at_once
     assert random_positions(store, rocks, draws=1, seed=4) == at_once[:1]
     assert random_positions(store, rocks, draws=1, seed=5) != at_once[:1]
+
+
+# Sets of whole types
+
+
+def fitting_sets(amounts: np.ndarray, wanted: np.ndarray) -> set[tuple[int, ...]]:
+    """Every set of candidates within 2 % of both amounts, in exact arithmetic."""
+    found, columns = set(), range(amounts.shape[1])
+    for size in columns:
+        for chosen in combinations(columns, size + 1):
+            totals = [sum(int(amounts[row, column]) for column in chosen) for row in range(2)]
+            if all(50 * abs(total - int(want)) <= int(want) for total, want in zip(totals, wanted, strict=True)):
+                found.add(chosen)
+    return found
+
+
+@given(seed=st.integers(0, 10**6))
+@settings(max_examples=25)
+def test_a_set_is_drawn_exactly_where_there_is_one(seed: int):
+    rng = np.random.default_rng(seed)
+    amounts = np.stack([rng.integers(1, 60, 8), rng.integers(1, 10**9, 8)])
+    wanted = np.stack([rng.integers(20, 120), rng.integers(10**8, 3 * 10**9)])
+    if seed % 2:  # half of the cases have a set that fits
+        wanted = amounts[:, rng.random(8) < 0.5].sum(axis=1)
+    every = fitting_sets(amounts, wanted)
+    drawn = draw_set(amounts, wanted, rng)
+    assert (drawn is None) == (not every)
+    assert drawn is None or tuple(np.flatnonzero(drawn)) in every
+
+
+def test_type_sets_match_the_total_and_the_kl_of_the_rocks(tmp_path: Path):
+    rng = np.random.default_rng(3)
+    rows = trace_of({token_id: int(count) for token_id, count in enumerate(rng.integers(20, 90, 24))})
+    rows = with_column(rows, "kl", rng.gamma(0.5, 1.0, len(rows)).astype(np.float32))
+    store, rocks = TraceStore(write_trace(tmp_path / "run", {STEP: rows})), rock_set(3, 7, 11)
+    controls = match_type_sets(store, rocks, draws=4, seed=2)
+    ids, kl = rows["token_id"].to_numpy(), rows["kl"].to_numpy().astype(np.float64)
+    of_rocks = np.isin(ids, rocks.ids)
+    for draw in controls:
+        inside = np.isin(ids, draw.ids)
+        assert not set(draw.ids) & set(rocks.ids.tolist()) and draw.total == inside.sum() == sum(draw.freq)
+        assert draw.total_gap == pytest.approx(inside.sum() / of_rocks.sum() - 1, abs=1e-9) and draw.max_gap is None
+        assert draw.kl_gap == pytest.approx(kl[inside].sum() / kl[of_rocks].sum() - 1, abs=1e-6)
+        assert abs(draw.total_gap) <= 0.02 and abs(draw.kl_gap) <= 0.02
+    assert controls.n_distinct > 1 and match_type_sets(store, rocks, draws=2, seed=2).draws == controls.draws[:2]
+    controls.save(tmp_path / "type_sets.json")
+    assert ControlSet.load(tmp_path / "type_sets.json") == controls
+
+
+def test_rocks_that_hold_most_of_the_kl_have_no_set(tmp_path: Path):
+    rows = trace_of({1: 10, 2: 20, 3: 30})
+    rows = with_column(rows, "kl", np.where(rows["token_id"].to_numpy() == 2, 3.0, 0.5).astype(np.float32))
+    store = TraceStore(write_trace(tmp_path, {STEP: rows}))
+    sentence = (
+        r"^no set of other types occurs as often as the rocks \(33\.3 % of the tokens\) and has as much kl \(75\.0 % "
+        r"of it\), within 2 % of both: match positions instead \(loss_control\), which is always possible, or"
+    )
+    with pytest.raises(ControlMatchError, match=sentence):
+        match_type_sets(store, rock_set(2), draws=1)

@@ -134,7 +134,7 @@ def test_a_study_survives_being_written_out(tmp_path: Path):
         (
             [UNIFORM, {**FREEZE, "policy": {"name": "rocks", "rocks": "@rock"}}],
             SCOUT,
-            ("'@rock'", "@rocks or @controls"),
+            ("'@rock'", "@rocks, @controls or @type_sets"),
         ),
         (
             [UNIFORM, FREEZE],

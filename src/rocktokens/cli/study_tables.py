@@ -5,13 +5,13 @@ from rocktokens.cli.tables import heading, print_lines, print_table
 from rocktokens.display.numbers import level
 from rocktokens.display.text import printable
 from rocktokens.report.page.answers import gain_conclusion
-from rocktokens.report.tables import arm_table
+from rocktokens.report.tables import arm_table, control_table
 from rocktokens.studies.decisions import verdict_lines
 from rocktokens.studies.records import StudyResult
 
 
 def print_study(result: StudyResult) -> None:
-    """Print the conclusion, the verdicts in the order of the pairs, then the arms."""
+    """Print the conclusion, the verdicts in the order of the pairs, then the arms, and how well controls match."""
     print_lines(gain_conclusion(result))
     pairs = "one pair" if result.n_pairs == 1 else f"the {result.n_pairs} pairs together"
     heading(
@@ -22,3 +22,5 @@ def print_study(result: StudyResult) -> None:
         output.print(printable(line), highlight=False, markup=False, soft_wrap=True)
     print_lines("")
     print_table(arm_table(result))
+    if (controls := control_table(result)) is not None:
+        print_table(controls)

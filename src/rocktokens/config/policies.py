@@ -21,7 +21,7 @@ from pydantic import (
 )
 
 from rocktokens.config.base import NamedSection, named_by_default
-from rocktokens.types import Category, ControlSet, RockSet, Verdict
+from rocktokens.types import Category, ControlSet, Label, RockSet, Verdict
 
 S = TypeVar("S", RockSet, ControlSet)
 IN_PYTHON = {"in_python": True}
@@ -100,6 +100,7 @@ class _OfRocks(PolicyBase):
     k: int | None = Field(default=None, ge=1, description="only the first k rocks")
     categories: list[Category] | None = Field(default=None, min_length=1, description="only rocks of these categories")
     verdicts: list[Verdict] | None = Field(default=None, min_length=1, description="only rocks with these verdicts")
+    labels: list[Label] | None = Field(default=None, min_length=1, description="only rocks with these labels")
 
 
 class RocksSection(_OfRocks):
@@ -162,6 +163,21 @@ class OccurrenceControlSection(_OfRocks):
     name: Literal["occurrence_control"]
     draw: int = Field(default=0, ge=0, description="draws with one seed differ")
     seed: Seed | None = Field(default=None, description="default: from the run's seed")
+
+
+class LossControlSection(_OfRocks):
+    """Weight ``lam`` on random positions of every response that hold as much kl, or gradient norm, as the rocks."""
+
+    name: Literal["loss_control"]
+    by: Literal["kl", "grad_norm"] = Field(default="kl", description="which sum is that of the rocks, per response")
+    draw: int = Field(default=0, ge=0, description="draws with one seed differ")
+    seed: Seed | None = Field(default=None, description="default: from the run's seed")
+
+
+class WeightControlSection(_OfRocks):
+    """One weight on every token that leaves as much gradient norm as weight ``lam`` on the rocks."""
+
+    name: Literal["weight_control"]
 
 
 class _TopTypes(PolicyBase):
@@ -300,6 +316,8 @@ PolicySection = Annotated[
     | RandomPositionsSection
     | TypeControlSection
     | OccurrenceControlSection
+    | LossControlSection
+    | WeightControlSection
     | TopFrequencySection
     | TopMeanLossSection
     | TopGradNormSection

@@ -19,7 +19,13 @@ from rocktokens.errors import ConfigError, TokenizerMismatchError
 from rocktokens.policies import formulas
 from rocktokens.policies.base import WeightPolicy
 from rocktokens.policies.compose import ProductPolicy, ProtectedPolicy, SchedulePolicy
-from rocktokens.policies.controls import OccurrenceControlPolicy, RandomPositionsPolicy, TypeControlPolicy
+from rocktokens.policies.controls import (
+    LossControlPolicy,
+    OccurrenceControlPolicy,
+    RandomPositionsPolicy,
+    TypeControlPolicy,
+    WeightControlPolicy,
+)
 from rocktokens.policies.formulas import FormulaPolicy
 from rocktokens.policies.online_rocks import OnlineRocksPolicy
 from rocktokens.policies.rocks import RocksPolicy
@@ -33,6 +39,8 @@ POLICIES: dict[str, Callable[..., WeightPolicy]] = {
     "random_positions": RandomPositionsPolicy,
     "type_control": TypeControlPolicy,
     "occurrence_control": OccurrenceControlPolicy,
+    "loss_control": LossControlPolicy,
+    "weight_control": WeightControlPolicy,
     "top_frequency": partial(FormulaPolicy, formulas.top_frequency),
     "top_mean_loss": partial(FormulaPolicy, formulas.top_mean_loss),
     "top_grad_norm": partial(FormulaPolicy, formulas.top_grad_norm),
@@ -48,7 +56,7 @@ POLICIES: dict[str, Callable[..., WeightPolicy]] = {
     "product": ProductPolicy,
     "schedule": SchedulePolicy,
 }
-_KNOW_PILLARS = ("rocks", "online_rocks", "occurrence_control")
+_KNOW_PILLARS = ("rocks", "online_rocks", "occurrence_control", "loss_control", "weight_control")
 """Policies that leave protected types out of what they mark, count and log."""
 
 

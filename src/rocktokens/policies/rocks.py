@@ -1,7 +1,7 @@
 """Weight λ on rock types, 1 on every other token (docs/method.md, section 7): λ = 0 freezes the rocks out of the loss.
 
-1. The rocks are a RockSet or plain ids in rank order; the first ``k``, or those of some categories or verdicts, can be
-   chosen from them. Protected types are no rocks, and have no window.
+1. The rocks are a RockSet or plain ids in rank order; the first ``k``, or those of some categories, verdicts or
+   labels, can be chosen from them. Protected types are no rocks, and have no window.
 2. A position is a rock when the token *predicted* there is one; the input token that precedes it does not matter.
 3. With ``window`` the positions of their windows weigh λ too, by the rule that comes with the rocks; not those of
    protected types.
@@ -26,7 +26,7 @@ class RocksPolicy(WeightPolicy):
         lam: weight of a rock token.
         window: whether the windows of the rocks weigh ``lam`` too; that needs the kl of every token.
         protected: types that never weigh λ.
-        chosen: ``k``, ``categories`` and ``verdicts`` of ``choose_rocks``.
+        chosen: ``k``, ``categories``, ``verdicts`` and ``labels`` of ``choose_rocks``.
     """
 
     name = "rocks"
@@ -55,7 +55,11 @@ class RocksPolicy(WeightPolicy):
         if self.rule is None:
             return is_rock_T
         marked_T = rock_windows(is_rock_T, tokens.scores["kl"], tokens.rollout_ids, tokens.positions, self.rule)
-        return marked_T & ~np.isin(tokens.token_ids, self.protected)
+        return marked_T & self.unprotected(tokens)
+
+    def unprotected(self, tokens: UpdateTokens) -> np.ndarray:
+        """Where the predicted token is not protected: bool (T,)."""
+        return ~np.isin(tokens.token_ids, self.protected)
 
 
 def choose_rocks(
@@ -63,14 +67,24 @@ def choose_rocks(
     k: int | None = None,
     categories: Sequence[str] | None = None,
     verdicts: Sequence[str] | None = None,
+    labels: Sequence[str] | None = None,
 ) -> np.ndarray:
-    """int64 (K,): ids in rank order, of the first k rocks those of the categories and with the verdicts."""
+    """int64 (K,): ids in rank order, of the first k rocks those of the categories, with the verdicts and labels."""
+    choices = (("categories", "category", categories), ("verdicts", "verdict", verdicts), ("labels", "label", labels))
     if isinstance(rocks, RockSet):
-        kept = _only(_only(rocks.tokens[:k], "categories", "category", categories), "verdicts", "verdict", verdicts)
+        if labels and any(token.label is None for token in rocks.tokens):
+            raise ConfigError(
+                "policy.labels needs rocks with labels and these have none: write rocks.json again with "
+                "`rocktokens find`"
+            )
+        kept = rocks.tokens[:k]
+        for key, attribute, wanted in choices:
+            kept = _only(kept, key, attribute, wanted)
         return np.array([token.id for token in kept], dtype=np.int64)
-    if categories or verdicts:
-        key = "categories" if categories else "verdicts"
-        raise ConfigError(f"policy.{key} needs a rocks.json and token ids were given: give its path as policy.rocks")
+    if given := [key for key, _, wanted in choices if wanted]:
+        raise ConfigError(
+            f"policy.{given[0]} needs a rocks.json and token ids were given: give its path as policy.rocks"
+        )
     return np.array(rocks[:k], dtype=np.int64)
 
 
@@ -78,7 +92,7 @@ def _only(tokens: list[RockToken], key: str, attribute: str, wanted: Sequence[st
     """The rocks whose attribute is one of those wanted, if any are; that none is left is refused."""
     kept = [token for token in tokens if wanted is None or getattr(token, attribute) in wanted]
     if tokens and not kept:
-        there = ", ".join(sorted({getattr(token, attribute) for token in tokens}))
+        there = ", ".join(sorted({str(getattr(token, attribute)) for token in tokens}))
         raise ConfigError(f"policy.{key} = {wanted} leaves no rock: give some of {there}")
     return kept
 

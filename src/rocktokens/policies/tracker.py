@@ -9,11 +9,13 @@ so memory grows with the distinct types seen and with nothing else. When a windo
    and by ``decay`` to the power of its age in windows. The slope per window has a 95 % confidence interval, from the
    scatter of the steps about the line. Still: the interval lies within ± ``tolerance`` times the mean kl. Moving: it
    lies outside. Unclear: neither, the steps do not decide.
-3. **Called.** Heavy and still for ``patience`` windows running: the type is a rock, and frozen. Not before ``start``,
-   nor from ``stop`` on: where the learning rate is near 0 everything lies still.
-4. **On trial.** What is not trained does not fall, so stillness under a freeze proves little. After ``freeze_windows``
-   windows a frozen type is trained again, and frozen again as in 3; every further freeze lasts twice as long.
-5. **Released.** Frozen or on trial, and light or moving for ``patience`` windows running.
+3. **Kept.** Its mean kl is still at least 75 % of what it was in the first window in which it had any. What has lost
+   more has been learned, in good part, and lies still where that ended: no rock.
+4. **Called.** Heavy, still and kept for ``patience`` windows running: the type is a rock, and frozen. Not before
+   ``start``, nor from ``stop`` on: where the learning rate is near 0 everything lies still.
+5. **On trial.** What is not trained does not fall, so stillness under a freeze proves little. After ``freeze_windows``
+   windows a frozen type is trained again, and frozen again as in 4; every further freeze lasts twice as long.
+6. **Released.** Frozen or on trial, and light, moving or not kept for ``patience`` windows running.
 
 Every change of state restarts the evidence of 2, and so does movement of a type that is trained: what it did before
 says nothing about where it will come to rest. Discounting older steps as if they were noisier makes the interval too
@@ -30,7 +32,8 @@ from typing import NamedTuple, Self
 import numpy as np
 from scipy.special import stdtrit
 
-from rocktokens.types import ONE
+from rocktokens.errors import RocktokensError
+from rocktokens.types import KEPT, ONE
 
 MAX_KL = 2.0**15
 """Largest kl of one token, as in a trace; a token above it counts as this much."""
@@ -39,7 +42,8 @@ MAX_DOUBLINGS = 20
 
 TRAINED, FROZEN, ON_TRIAL = 0, 1, 2
 _TREND = ("n", "t", "tt", "y", "ty", "yy", "steps")
-_SUMS = ("count", "level", *_TREND)
+_SUMS = ("count", "level", "early", *_TREND)
+"""Decayed occurrences; the last known mean kl; that of the first window with any; what the line is fitted to."""
 _COUNTERS = ("phase", "streak", "windows", "freezes")
 """The phase; windows running that spoke for freezing (> 0) or release (< 0); windows in the phase; freezes so far."""
 
@@ -145,7 +149,12 @@ class RockTracker:
         return {name: array.copy() for name, array in arrays.items()}
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
-        """Continue from ``state``."""
+        """Continue from ``state``; one that an older version wrote lacks what types began with, and is refused."""
+        if missing := [name for name in ("ids", "steps_in_window", *_SUMS, *_COUNTERS) if name not in state]:
+            raise RocktokensError(
+                f"the checkpoint's state of online_rocks lacks {', '.join(missing)}, so an older version wrote it: "
+                "resume with that version, or start the run again"
+            )
         self._ids, self._steps = state["ids"].copy(), int(state["steps_in_window"][0])
         self._sums = {name: state[name].copy() for name in _SUMS}
         self._counters = {name: state[name].copy() for name in _COUNTERS}
@@ -171,7 +180,7 @@ class RockTracker:
             self._sums[name][rows] += column
 
     def _close_window(self, step: int) -> Changes:
-        """3 to 5 of the algorithm for every type."""
+        """4 to 6 of the algorithm for every type."""
         phase, streak, windows, freezes = (self._counters[name] for name in _COUNTERS)
         before = phase.copy()
         votes, moving = self._votes(step)
@@ -199,11 +208,14 @@ class RockTracker:
         limit = self.tolerance * mean
         still, moving = np.abs(slope) + error < limit, np.abs(slope) - error > limit
         heavy, phase = self._shares() >= self.min_share, self._counters["phase"]
+        early, level = self._sums["early"], self._sums["level"]
+        np.copyto(early, level, where=early == 0)
+        kept = level >= KEPT * early
         may_be_called = ~np.isin(self._ids, self.protected) & (step >= self.start)
         if self.stop is not None and step >= self.stop:
             may_be_called &= phase == ON_TRIAL
-        freeze = (phase != FROZEN) & heavy & still & may_be_called
-        release = (phase != TRAINED) & (moving | ~heavy)
+        freeze = (phase != FROZEN) & heavy & still & kept & may_be_called
+        release = (phase != TRAINED) & (moving | ~heavy | ~kept)
         return freeze.astype(np.int64) - release, moving
 
     def _shares(self) -> np.ndarray:

@@ -90,6 +90,29 @@ def arm_table(study: StudyResult) -> Table:
     return Table.of("arms", columns, study.arms, title, notes, records)
 
 
+def control_table(study: StudyResult) -> Table | None:
+    """Make the table of how well the controls match the rocks; None for a study without controls."""
+    arms = [arm for arm in study.arms if "control_token_share" in arm.facts]
+    shown = {"tokens": "token_share", "of them rocks": "rock_overlap", "kl": "kl_ratio", "‖g‖": "grad_norm_ratio"}
+    columns: list[Column[Arm]] = [
+        Column("control", lambda own: text(own.name)),
+        *(
+            Column(name, lambda own, fact=f"control_{fact}": number(own.facts.get(fact), percent))
+            for name, fact in shown.items()
+        ),
+    ]
+    records = [
+        {"control": printable(arm.name)} | {fact: arm.facts.get(f"control_{fact}") for fact in shown.values()}
+        for arm in arms
+    ]
+    title = "How well the controls match the rocks: means over steps and runs."
+    notes = (
+        "Tokens: share of all tokens that the control marks. kl, ‖g‖: what it takes from the summed loss and gradient "
+        "norm, in percent of what the rocks would take; a dash where the control does not look at them.",
+    )
+    return Table.of("controls", columns, arms, title, notes, records) if arms else None
+
+
 def comparison_table(study: StudyResult) -> Table:
     """Make the table of comparisons: a verdict for every pair of arms and way to compare."""
     shown = {**dict.fromkeys(COMPARED, points), "steps_to_accuracy": lambda steps: signed(steps, 0)}

@@ -15,10 +15,19 @@ Type-matched, ``match_controls``:
 4. The first draw is the closest match, ties decided by the seed. The others price candidates up to the tolerated gap,
    so that they differ where they can.
 
+Matched as a whole, ``match_type_sets``:
+
+1. Frequencies and summed kl are those at the rocks' reference checkpoint, over all prompts. A set of other types fits
+   when its occurrences and its kl are both those of the rocks, give or take 2 %. It may have more types than the rocks,
+   or fewer.
+2. A draw gives every type a random price from −1 to 1 and takes the cheapest set that fits: a mixed-integer program
+   with two constraints. Prices of either sign make draws differ in size as well as in what they hold.
+3. Where no set fits, the match is refused: rocks that hold more than half of the kl cannot have one.
+
 Occurrence-matched, ``random_positions``: in every rollout as many random positions as the rocks and their windows take,
 in runs of the same lengths. That is always possible.
 
-Shape legend: K rocks, C candidates, E pairs of them.
+Shape legend: K rocks, C candidates, E pairs of them, A amounts that are matched (frequency, kl).
 """
 
 import math
@@ -153,6 +162,80 @@ def match_controls(
             for partners_K in drawn
         ],
     )
+
+
+def match_type_sets(store: TraceStore, rocks: RockSet, draws: int = 5, seed: int = 0) -> ControlSet:
+    """Draw sets of other types that, as a whole, occur as often as the rocks and have as much kl.
+
+    Args:
+        store: the replay traces the rocks were found in.
+        rocks: their criterion names the checkpoint whose frequencies and kl count.
+        draws: how many sets.
+        seed: of the draws; draw i is the same however many there are.
+
+    Raises:
+        ControlMatchError: no set fits.
+    """
+    _require_draws(draws, seed)
+    reference = _reference(store, rocks)
+    sums = type_sums(occurrences(store.table(reference)))
+    is_rock_U, amounts_AU = np.isin(sums.token_id, rocks.ids), np.stack([sums.freq, sums.kl])
+    wanted_A, amounts_AC = amounts_AU[:, is_rock_U].sum(axis=1), amounts_AU[:, ~is_rock_U]
+    ids_C, count_of = sums.token_id[~is_rock_U], dict(zip(sums.token_id.tolist(), sums.freq.tolist(), strict=True))
+    chosen = [draw_set(amounts_AC, wanted_A, np.random.Generator(np.random.PCG64([seed, i]))) for i in range(draws)]
+    drawn = [chosen_C for chosen_C in chosen if chosen_C is not None]
+    if len(drawn) < draws:
+        tokens, kl = (100 * wanted_A / amounts_AU.sum(axis=1)).tolist()
+        raise ControlMatchError(
+            f"no set of other types occurs as often as the rocks ({tokens:.1f} % of the tokens) and has as much kl "
+            f"({kl:.1f} % of it), within {100 * TOTAL_TOLERANCE:g} % of both: match positions instead (loss_control), "
+            "which is always possible, or take fewer rocks (k)"
+        )
+    gaps = [(amounts_AC[:, chosen_C].sum(axis=1) - wanted_A) / wanted_A for chosen_C in drawn]
+    return ControlSet(
+        tokenizer_sha256=store.tokenizer_sha256,
+        criterion={
+            "reference": reference,
+            "draws": int(draws),
+            "seed": int(seed),
+            "total_tolerance": TOTAL_TOLERANCE,
+            "matched": ["freq", "kl"],
+        },
+        source={"manifest_sha256": store.manifest_sha256},
+        rock_ids=rocks.ids.tolist(),
+        rock_freq=[count_of.get(token_id, 0) for token_id in rocks.ids.tolist()],
+        draws=[
+            ControlDraw(
+                ids=ids_C[chosen_C].tolist(),
+                freq=amounts_AC[0, chosen_C].tolist(),
+                total=int(amounts_AC[0, chosen_C].sum()),
+                total_gap=float(freq_gap),
+                max_gap=None,
+                kl_gap=float(kl_gap),
+            )
+            for chosen_C, (freq_gap, kl_gap) in zip(drawn, gaps, strict=True)
+        ],
+    )
+
+
+def draw_set(amounts_AC: np.ndarray, wanted_A: np.ndarray, rng: np.random.Generator) -> np.ndarray | None:
+    """Choose candidates, bool (C,), whose amounts add up to those wanted within 2 %; None if there are none."""
+    prices_C = rng.uniform(-1.0, 1.0, amounts_AC.shape[1])
+    allowed = TOTAL_TOLERANCE * (1 - 1e-4)  # the solver keeps a bound to 1e-6
+    if not wanted_A.all() or (amounts_AC.sum(axis=1) < (1 - TOTAL_TOLERANCE) * wanted_A).any():
+        return None
+    solution = milp(
+        prices_C,
+        constraints=LinearConstraint(amounts_AC / wanted_A[:, None], 1 - allowed, 1 + allowed),
+        integrality=np.ones(len(prices_C)),
+        bounds=Bounds(0, 1),
+        options=PROGRAM_OPTIONS,
+    )
+    if solution.x is None:
+        return None
+    chosen_C = solution.x > 0.5
+    off_A = np.abs(amounts_AC[:, chosen_C].sum(axis=1) - wanted_A)
+    return chosen_C if (off_A <= TOTAL_TOLERANCE * wanted_A).all() else None
 
 
 def random_positions(store: TraceStore, rocks: RockSet, draws: int = 1, seed: int = 0) -> list[pa.Table]:

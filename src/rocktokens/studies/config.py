@@ -2,7 +2,8 @@
 
 1. ``[base.*]`` are the sections of an ordinary run, all but ``run`` and ``policy``: what every arm shares.
 2. ``[[arm]]`` names a policy. ``"@rocks"`` anywhere in it stands for the study's rocks.json, ``"@controls"`` for the
-   types matched to those rocks; ``draws`` runs a random control several times a seed.
+   types as frequent as each of them, ``"@type_sets"`` for types with as many occurrences and as much kl as all of them;
+   ``draws`` runs a random control several times a seed.
 3. ``[scout]`` is a run of its own whose rocks the arms use; without it ``study.rocks`` names a rocks.json.
 
 What can be refused by reading the file is refused here, in one sentence.
@@ -37,10 +38,11 @@ from rocktokens.config import (
     validate,
 )
 from rocktokens.config.policies import files_of
+from rocktokens.display.numbers import listed
 from rocktokens.errors import ConfigError
 
-ROCKS, CONTROLS = "@rocks", "@controls"
-PLACEHOLDERS = (ROCKS, CONTROLS)
+ROCKS, CONTROLS, TYPE_SETS = "@rocks", "@controls", "@type_sets"
+PLACEHOLDERS = (ROCKS, CONTROLS, TYPE_SETS)
 """What stands for the study's own files in the policy of an arm."""
 
 
@@ -195,7 +197,7 @@ def _require_study(record: dict[str, Any], name: str) -> None:
 def _require_placeholders(arm: ArmSection) -> None:
     for value in files_of(arm.policy).values():
         if value.startswith("@") and value not in PLACEHOLDERS:
-            known = " or ".join(PLACEHOLDERS)
+            known = listed(PLACEHOLDERS, "or")
             raise ConfigError(f"arm {arm.name!r} uses {value!r}, which stands for nothing: use {known}")
 
 
@@ -261,7 +263,10 @@ def _require_rocks(study: StudyConfig) -> None:
             f"scout.seed = {scout.seed} is one of study.seeds, so an arm would be trained on what found its rocks: "
             "give another"
         )
-    sources = ((ROCKS, scout or given, "set study.rocks"), (CONTROLS, scout, "name a controls.json"))
+    sources = (
+        (ROCKS, scout or given, "set study.rocks"),
+        *((placeholder, scout, "name a controls.json") for placeholder in (CONTROLS, TYPE_SETS)),
+    )
     for placeholder, source, remedy in sources:
         arms = arms_with(study, placeholder)
         if arms and source is None:

@@ -14,7 +14,7 @@ from typing import Any
 from rocktokens.config import Config, RunSection, load_config, validate
 from rocktokens.errors import ConfigError
 from rocktokens.run_dir import RunDir
-from rocktokens.studies.config import CONTROLS, ROCKS, ArmSection, StudyConfig
+from rocktokens.studies.config import CONTROLS, ROCKS, TYPE_SETS, ArmSection, StudyConfig
 
 TRAINED = 3
 """Work of training on a rollout, in answers to an evaluation prompt: it is written, scored and learned from."""
@@ -93,7 +93,8 @@ def scout_config(study: StudyConfig) -> Config:
 
 def study_files(directory: str | Path) -> dict[str, str]:
     """Return what the placeholders in policies stand for."""
-    return {ROCKS: str(Path(directory) / "rocks.json"), CONTROLS: str(Path(directory) / "controls.json")}
+    names = {ROCKS: "rocks.json", CONTROLS: "controls.json", TYPE_SETS: "type_sets.json"}
+    return {placeholder: str(Path(directory) / name) for placeholder, name in names.items()}
 
 
 def require_unchanged(study: StudyConfig, jobs: Sequence[Job]) -> None:

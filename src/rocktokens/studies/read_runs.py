@@ -25,8 +25,15 @@ TRAINING_PHASES = ("seconds_sample", "seconds_update")
 REUSED = "rollouts_reused"
 """What the log says of a step whose rollouts an interrupted attempt had sampled."""
 FIRST_ROLLOUTS = "rollouts/training/step-0.parquet"
-FACTS = ("head_compute_saved", "weight_dropped_share")
-"""Columns of the log whose means over the steps tell arms apart."""
+FACTS = (
+    "head_compute_saved",
+    "weight_dropped_share",
+    "control_token_share",
+    "control_rock_overlap",
+    "control_kl_ratio",
+    "control_grad_norm_ratio",
+)
+"""Columns of the log whose means over the steps tell arms apart; those of controls are in the logs of controls only."""
 
 
 def require_paired(jobs: Sequence[Job]) -> None:

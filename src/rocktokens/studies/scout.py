@@ -3,21 +3,22 @@
 1. A scout is distilled with uniform weights, replayed and searched, and its rocks are banned one by one where the study
    wants to know the pillars. Or the study names a rocks.json.
 2. The rocks are copied into the study, once: every arm, now and later, uses these.
-3. Types as frequent as the rocks are matched in the scout's traces. A poor match is refused before any arm is trained.
+3. Types as frequent as the rocks, and sets of types with as much kl, are matched in the scout's traces. A poor match is
+   refused before any arm is trained.
 """
 
 from collections.abc import Callable
+from pathlib import Path
 
 from rocktokens.config import Config
 from rocktokens.errors import ConfigError
 from rocktokens.knockout.knockout import knockout
 from rocktokens.progress import SILENT, Progress
 from rocktokens.run_dir import RunDir, derive_seed
-from rocktokens.studies.config import CONTROLS, ScoutSection, StudyConfig, arms_with
-from rocktokens.studies.plan import scout_config
+from rocktokens.studies.config import CONTROLS, TYPE_SETS, ScoutSection, StudyConfig, arms_with
+from rocktokens.studies.plan import scout_config, study_files
 from rocktokens.types import ControlSet, RockSet
 
-CONTROLS_FILE = "controls.json"
 STAGES = "scout_stages"
 """Entry of the study's manifest: what its rocks were made by."""
 
@@ -29,7 +30,7 @@ Draw = Callable[[RunDir, str], object]
 def prepare_files(
     study: StudyConfig, run: RunDir, progress: Progress = SILENT, draw: Draw | None = None
 ) -> RockSet | None:
-    """Commit the study's rocks.json and controls.json where its arms need them; the rocks, if it has any."""
+    """Commit the study's rocks.json, and the controls that its arms need; returns the rocks, if it has any."""
     if study.scout is not None:
         config = scout_config(study)
         rocks = _scouted_rocks(run, config, study.scout, progress)
@@ -85,15 +86,17 @@ def _given_rocks(run: RunDir, path: str) -> RockSet:
 
 def _match_controls(study: StudyConfig, run: RunDir, rocks: RockSet) -> None:
     """Match as many draws as the arms want; a draw stays the same when more are added."""
-    arms = arms_with(study, CONTROLS)
-    if not arms or study.scout is None:
-        return
-    from rocktokens.rocks.controls import match_controls
+    from rocktokens.rocks.controls import match_controls, match_type_sets
     from rocktokens.traces.store import TraceStore
 
-    draws = max(max(arm.draws, getattr(arm.policy, "draw", 0) + 1) for arm in arms)
-    if run.files(CONTROLS_FILE) and len(ControlSet.load(run.path / CONTROLS_FILE)) >= draws:
-        return
-    store = TraceStore(RunDir(scout_config(study).run.directory))
-    controls = match_controls(store, rocks, draws=draws, seed=derive_seed(study.scout.seed, "controls"))
-    run.commit(CONTROLS_FILE, controls.save)
+    files = study_files(run.path)
+    for placeholder, match in ((CONTROLS, match_controls), (TYPE_SETS, match_type_sets)):
+        arms, path = arms_with(study, placeholder), Path(files[placeholder])
+        if not arms or study.scout is None:
+            continue
+        draws = max(max(arm.draws, getattr(arm.policy, "draw", 0) + 1) for arm in arms)
+        if run.files(path.name) and len(ControlSet.load(path)) >= draws:
+            continue
+        store = TraceStore(RunDir(scout_config(study).run.directory))
+        controls = match(store, rocks, draws=draws, seed=derive_seed(study.scout.seed, path.stem))
+        run.commit(path.name, controls.save)

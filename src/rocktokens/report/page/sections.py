@@ -12,7 +12,7 @@ from rocktokens.gradients.records import claim_table
 from rocktokens.knockout.records import KnockoutSweep
 from rocktokens.report.charts.figures import run_figures
 from rocktokens.report.charts.theme import Figure
-from rocktokens.report.tables import arm_table, comparison_table, verdict_table
+from rocktokens.report.tables import arm_table, comparison_table, control_table, verdict_table
 from rocktokens.report.views.run_view import RunView
 
 LONGEST_NOTE = 1_000
@@ -118,7 +118,7 @@ def sections(run: RunView) -> list[Section]:
             "Arms differ only in the weights of their tokens. Each is trained on several seeds and compared in pairs.",
             "study",
             figures("study_curves", "study_comparisons"),
-            [arm_table(study), comparison_table(study)] if study else [],
+            [*filter(None, (arm_table(study), control_table(study))), comparison_table(study)] if study else [],
             _printable(study.notes) if study else [],
         ),
     ]
