@@ -71,7 +71,7 @@ def main() -> None:
 
 def report(run: Path, wanted: Sequence[int] | None, splits: int) -> None:
     """Print all tables of one run."""
-    store, criterion = TraceStore(run), Criterion()
+    store, criterion = TraceStore(run), Criterion(stage="context", require="any", min_prompts=1)
     first, last = store.checkpoints[0], store.checkpoints[-1]
     encoder = embedding_encoder(store.table(last), traced_embeddings(store, last), criterion.window)
     print(f"\n# {run}: checkpoints {first} and {last}, window {criterion.window}, tau {criterion.tau}\n")
@@ -99,7 +99,7 @@ def search_halves(
 ) -> tuple[Half, Half]:
     """Search on a random half of the prompts, and on the other."""
     sums = gather(store, None, None, 0.5, seed)
-    one, other = (_search(store, side, criterion, encoder, ks) for side in (sums, _swapped(sums)))
+    one, other = (_search(store, side, criterion, encoder, ks) for side in (sums, swapped(sums)))
     return one, other
 
 
@@ -137,14 +137,15 @@ def _first(score: np.ndarray, freq: np.ndarray, criterion: Criterion, k: int) ->
     return np.sort(columns[score[columns] > 0])
 
 
-def _swapped(sums: PromptSums) -> PromptSums:
-    """The same sums with the halves changing places; clusters of the selection half are numbered first."""
+def swapped(sums: PromptSums) -> PromptSums:
+    """Let the halves change places; clusters of the selection half are numbered first."""
     total, measuring = sums.selection.n_clusters + sums.measuring.n_clusters, sums.measuring.n_clusters
     numbers = (sums.clusters["cluster"].to_numpy() + measuring) % total
-    selection = sums.prompts.selection or []
+    split = sums.prompts
     return replace(
         sums,
-        prompts=PromptSplit(sums.prompts.measuring, sums.prompts.selection, len(selection)),
+        prompts=PromptSplit(split.measuring, split.selection, split.n_measuring, split.n_selection),
+        keys=np.roll(sums.keys, measuring),
         clusters=sums.clusters.set_column(1, "cluster", pa.array(numbers, pa.int32())),
         selection=sums.measuring,
         measuring=sums.selection,
