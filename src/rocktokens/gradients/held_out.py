@@ -27,7 +27,7 @@ from rocktokens.gradients.records import (
     TraceSummary,
     TraceTypes,
 )
-from rocktokens.inference.bootstrap import bootstrap_counts, ratio_interval
+from rocktokens.inference.bootstrap import bootstrap_counts, quantile_interval
 from rocktokens.rocks import persistence
 from rocktokens.rocks.categories import store_categories
 from rocktokens.rocks.controls import NO_PARTNER, make_market, match_controls, most_partners
@@ -236,7 +236,9 @@ def norm_ratio(sample: Sample, first_U: np.ndarray, second_U: np.ndarray, seed: 
     above_B, below_B = norm_first * freq_second, freq_first * norm_second
     if not below_B[0]:
         return NormRatio(None, None)
-    return NormRatio(float(above_B[0] / below_B[0]), ratio_interval(above_B[1:], below_B[1:], LEVEL))
+    defined = below_B > 0
+    ratios_B = above_B[defined] / below_B[defined]
+    return NormRatio(float(ratios_B[0]), quantile_interval(ratios_B[1:], LEVEL))
 
 
 def _describe_group(held_out: HeldOut, chosen_U: np.ndarray) -> TraceGroup:

@@ -27,7 +27,6 @@ from rocktokens.rocks.categories import store_categories
 from rocktokens.rocks.encoders import Encoder, context_encoder
 from rocktokens.rocks.records import FindRecord
 from rocktokens.rocks.search import Criterion, SearchResult, search
-from rocktokens.rocks.selectors import selector_of
 from rocktokens.rocks.sums import HELD_OUT, NOT_SPLIT, occurrences, resolve_checkpoints, rollout_shares, type_sums
 from rocktokens.rocks.uncertainty import score_uncertainty, share_intervals
 from rocktokens.run_dir import RunDir, derive_seed
@@ -255,7 +254,7 @@ def _tokens(store: TraceStore, result: SearchResult) -> list[RockToken]:
         criterion.selector,
         criterion.rules(max(result.k, 1)),
         seed=derive_seed(criterion.seed, "bootstrap"),
-        scored=selector_of("score", criterion.joint),
+        joint=criterion.joint,
     )
     prompts = np.diff(selection.freq.tocsc().indptr)
     ids = selection.token_ids[result.columns]
