@@ -83,7 +83,7 @@ def log_and_error(above: list[float], below: list[float]) -> tuple[float, float]
 
 
 def naive_interval(above: list[float], below: list[float], counts_BC: np.ndarray, level: float) -> tuple[float, float]:
-    """Bootstrap-t on the log scale, no t closer to 0 than Student's with as many units as carry the ratio, less one."""
+    """Bootstrap-t on the log scale, no t closer to 0 than Student's with ¾ of the units that carry it, less one."""
     centre, error = log_and_error(above, below)
     terms = [n / sum(above) - d / sum(below) for n, d in zip(above, below, strict=True)]
     t_values = []
@@ -93,7 +93,7 @@ def naive_interval(above: list[float], below: list[float], counts_BC: np.ndarray
         t_values.append((log_ratio - centre) / its_error)
     low, high = np.nanquantile(t_values, [(1 - level) / 2, (1 + level) / 2])
     carriers = sum(u**2 for u in terms) ** 2 / sum(u**4 for u in terms)
-    least, most = (student_t.ppf((1 + level) / 2, max(df, 1)) for df in (carriers - 1, 1))
+    least, most = (student_t.ppf((1 + level) / 2, max(df, 1)) for df in (0.75 * (carriers - 1), 1))
     low, high = max(min(low, -least), -most), min(max(high, least), most)
     return math.exp(centre - high * error), math.exp(centre - low * error)
 
@@ -147,7 +147,7 @@ def test_a_mean_that_may_be_negative_equals_a_loop():
     drawn = [mean_and_error(np.repeat(np.arange(20), counts_C)) for counts_C in counts_BC]
     low, high = np.quantile([(value - mean) / its_error for value, its_error in drawn], [0.025, 0.975])
     off = sums_C - mean * weights_C
-    least = student_t.ppf(0.975, (off**2).sum() ** 2 / (off**4).sum() - 1)
+    least = student_t.ppf(0.975, 0.75 * ((off**2).sum() ** 2 / (off**4).sum() - 1))
     expected = mean - max(high, least) * error, mean - min(low, -least) * error
     assert mean_interval(sums_C, weights_C, counts_BC) == pytest.approx(expected, rel=1e-9)
     assert expected[0] < 0 < expected[1]
