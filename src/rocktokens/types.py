@@ -32,7 +32,15 @@ Interval = tuple[float, float]
 """Low and high end."""
 Verdict = Literal["untested", "pillar", "stumbling", "neutral", "undecided"]
 Category = Literal[
-    "latex_math", "markdown_whitespace", "discourse", "digit", "punctuation", "function_word", "content_word", "other"
+    "latex_math",
+    "markdown_whitespace",
+    "discourse",
+    "digit",
+    "operator",
+    "punctuation",
+    "function_word",
+    "content_word",
+    "other",
 ]
 
 
