@@ -164,10 +164,14 @@ def _categories_in_context(store: TraceStore) -> dict[int, Category]:
     rows: Any = store.table(store.checkpoints[-1])
     counts = _counted(rows.group_by("token_id").agg(n=rows.count()))
     texts = dict(zip(counts, store.token_texts(counts), strict=True))
-    said: dict[Category, dict[int, int]] = {}
-    said["operator"], said["latex_math"] = _between_digits(rows, texts), _after_backslash(rows, texts)
-    most = {category: [i for i, n in times.items() if 2 * n > counts[i]] for category, times in said.items()}
-    return {token_id: category for category, token_ids in most.items() for token_id in token_ids}
+    found: dict[int, Category] = {}
+    for token_id, n in _between_digits(rows, texts).items():
+        if 2 * n > counts[token_id]:
+            found[token_id] = "operator"
+    for token_id, n in _after_backslash(rows, texts).items():
+        if 2 * n > counts[token_id]:
+            found[token_id] = "latex_math"
+    return found
 
 
 def _after_backslash(rows: Any, texts: dict[int, str]) -> dict[int, int]:
