@@ -123,6 +123,8 @@ def _ratios(sample: Sample, is_rock_U: np.ndarray) -> dict[str, Ratio]:
         "token share": Ratio(rocks["freq"], rest["freq"]),
         "mean kl of rocks": Ratio(rocks["kl"], rocks["freq"]),
         "kl kept of rocks": Ratio(rocks["kl"], rocks["kl_before"]),
+        "mean kl of all": Ratio(rocks["kl"] + rest["kl"], rocks["freq"] + rest["freq"]),
+        "mean kl of the rest": Ratio(rest["kl"], rest["freq"]),
     }
 
 
