@@ -12,10 +12,10 @@
 4. kl is heavy-tailed: when few units carry the statistic, all replicates repeat these few and are too much alike. Their
    number is estimated as m = (Σ u²)²/Σ u⁴, and neither t quantile is taken closer to 0 than that of Student's t with
    ¾ (m − 1) degrees of freedom (at least one), nor further from it than with one, which keeps every end finite. In
-   samples of 50, 100 and 192 of the demo's prompts plain bootstrap-t covered the kl share in 95, 88 and 90 % and the R of
-   the worst rock in 83, 90 and 91 %, BCa in 85, 83 and 88 % and in 61, 73 and 85 %. With the limit both reach 92 % at each
-   size (``benchmarks/coverage_find.py``). The factor ¾ was chosen among five on the same prompts: with 1 the R of one
-   rock covered 92.0 %, at the edge.
+   samples of 50, 100 and 192 of the demo's prompts plain bootstrap-t covered the kl share in 95, 88 and 90 % and the R
+   of the worst rock in 83, 90 and 91 %, BCa in 85, 83 and 88 % and in 61, 73 and 85 %. With the limit both reach 92 %
+   at each size (``benchmarks/coverage_find.py``). The factor ¾ was chosen among five on the same prompts: with 1 the R
+   of one rock covered 92.0 %, at the edge.
 5. Replicates that leave N or D empty or have no spread are left out. A ratio to 0, or one that a single unit decides,
    has no interval; a sum of 0 has the interval from 0 to 0.
 6. Other statistics (medians) get the percentile interval of the replicates that define them.
