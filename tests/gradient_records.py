@@ -20,6 +20,7 @@ from rocktokens.gradients.records import (
     GroupGradient,
     GroupPersistence,
     GroupTest,
+    HighKlTypes,
     KeptKl,
     LargestPart,
     LogitSummary,
@@ -28,7 +29,6 @@ from rocktokens.gradients.records import (
     OtherTypes,
     ParameterSummary,
     PartitionShares,
-    RareTypes,
     RockColumns,
     RockPersistence,
     SharesRecord,
@@ -61,8 +61,8 @@ def rock_columns(count: int, directions: list[int] | None = None, **columns: Any
     return RockColumns(token_id=ids, direction=directions or ids, **(defaults | columns))
 
 
-def rare_types(interval: Any, ratio: float | None = 0.8, kl: float = 2.0) -> RareTypes:
-    return RareTypes(n_types=9, kl=kl, rocks_kl=1.5, norm_ratio=NormRatio(ratio, interval))
+def high_kl_types(interval: Any, ratio: float | None = 0.8, kl: float = 2.0) -> HighKlTypes:
+    return HighKlTypes(n_types=9, kl=kl, rocks_kl=1.5, norm_ratio=NormRatio(ratio, interval))
 
 
 def direction_test(superiority: float, p: float | None, largest: float = 0.3) -> DirectionTest:
@@ -126,7 +126,7 @@ def make_gradients(
     )
 
 
-def make_control(kind: Any, *, tolerance: float = 0.1, n_matched: int = 18, n_rare_high_kl: int = 0) -> ControlGroup:
+def make_control(kind: Any, *, tolerance: float = 0.1, n_matched: int = 18, n_high_mean_kl: int = 0) -> ControlGroup:
     return ControlGroup(
         kind=kind,
         tolerance=tolerance,
@@ -136,7 +136,7 @@ def make_control(kind: Any, *, tolerance: float = 0.1, n_matched: int = 18, n_ra
         occurrences=600,
         matched_rock_occurrences=590,
         rock_occurrences=1000,
-        n_rare_high_kl=n_rare_high_kl,
+        n_high_mean_kl=n_high_mean_kl,
     )
 
 
@@ -146,7 +146,7 @@ def _trace(texts: tuple[str, ...], paired: bool) -> TraceSummary:
         paired=paired,
         groups={ROCKS: rocks, REST: trace_group(0.25, 0.5)},
         norm_ratios={"all": NormRatio(2.0, (1.5, 2.5)), REST: NormRatio(None, None)},
-        rare_high_kl=rare_types((0.5, 0.9)),
+        high_mean_kl=high_kl_types((0.5, 0.9)),
         rocks_kept=KeptKl(list(range(10)), [0.9] * 10) if paired else None,
         types=TraceTypes(
             token_id=[7, 9],

@@ -36,7 +36,15 @@ Verdict = Literal["untested", "pillar", "stumbling", "neutral", "undecided"]
 Label = Literal["stuck", "residual", "moving", "moved", "unclear"]
 """Whether training still moves a type (docs/method.md, section 4.2)."""
 Category = Literal[
-    "latex_math", "markdown_whitespace", "discourse", "digit", "punctuation", "function_word", "content_word", "other"
+    "latex_math",
+    "markdown_whitespace",
+    "discourse",
+    "digit",
+    "operator",
+    "punctuation",
+    "function_word",
+    "content_word",
+    "other",
 ]
 
 

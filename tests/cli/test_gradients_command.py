@@ -168,7 +168,7 @@ def test_rocks_of_one_line_share_a_direction(passes: Any, record: dict[str, Any]
     np.testing.assert_array_equal(labels[:, None] == labels, reached)
 
 
-def test_small_is_said_beside_all_rare_types(measured: Path, record: dict[str, Any]):
+def test_small_is_said_beside_all_high_kl_types(measured: Path, record: dict[str, Any]):
     """Controls among them too: the highest mean kl on the prompts that selected the rocks, by plain loops."""
     frame: Any = TraceStore(measured).table(4).execute()
     selects = frame["prompt_id"].isin({own.prompt_id for own in rollouts_of(measured, "selection")})
@@ -177,10 +177,10 @@ def test_small_is_said_beside_all_rare_types(measured: Path, record: dict[str, A
     for token_id, kl in frame.loc[selects, ["token_id", "kl"]].itertuples(index=False):
         kl_of.setdefault(int(token_id), []).append(float(kl))
     means = {token_id: np.mean(kl) for token_id, kl in kl_of.items() if len(kl) >= 2 and token_id not in rocks}
-    rare = sorted(means, key=lambda token_id: -means[token_id])[: len(rocks)]
+    highest = sorted(means, key=lambda token_id: -means[token_id])[: len(rocks)]
     held_out: Any = frame[~selects]
-    by_set = [held_out[held_out["token_id"].isin(ids)] for ids in (rocks, rare)]
-    found = record["trace"]["rare_high_kl"]
+    by_set = [held_out[held_out["token_id"].isin(ids)] for ids in (rocks, highest)]
+    found = record["trace"]["high_mean_kl"]
     assert found["n_types"] == by_set[1]["token_id"].nunique()
     assert (found["rocks_kl"], found["kl"]) == pytest.approx(tuple(own["kl"].mean() for own in by_set), rel=1e-4)
     norms = [own["grad_norm"].mean() for own in by_set]

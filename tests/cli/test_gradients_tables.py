@@ -134,7 +134,7 @@ def test_partners_for_all_that_miss_the_total_are_a_loose_match():
 )
 def test_a_control_says_how_well_it_matches(kind: str, parts: tuple[str, ...]):
     is_partial = kind == "partial"
-    control = make_control(kind, n_matched=11 if is_partial else 18, n_rare_high_kl=3 if is_partial else 0)
+    control = make_control(kind, n_matched=11 if is_partial else 18, n_high_mean_kl=3 if is_partial else 0)
     sentence = control_sentence(control)
     assert [part for part in parts if part not in sentence] == [], sentence
-    assert ("would be rare" in sentence) == (kind == "partial")
+    assert ("would be high-mean-kl" in sentence) == (kind == "partial")

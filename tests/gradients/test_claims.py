@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from gradient_records import (
     adam_effect,
     direction_test,
+    high_kl_types,
     kl_change,
     make_gradients,
     over_batches,
-    rare_types,
     rock_columns,
     trace_group,
 )
@@ -52,18 +52,18 @@ def test_a_sentence_gives_the_claim_and_the_verdict_first():
         (None, INCONCLUSIVE),
     ],
 )
-def test_small_means_smaller_than_rare_types(interval: Any, verdict: str):
-    says(claims.small(rare_types(interval)), verdict, "0.80 ×")
+def test_small_means_smaller_than_high_kl_types(interval: Any, verdict: str):
+    says(claims.small(high_kl_types(interval)), verdict, "0.80 ×")
 
 
 @pytest.mark.parametrize("interval", [[0.5, 0.9], [1.1, 2.0]])
 def test_small_is_inconclusive_beside_types_of_lower_kl(interval: Any):
-    lower = claims.small(rare_types(interval, kl=1.25))
-    says(lower, INCONCLUSIVE, "no rare type of as high a kl recurs: the 9 highest have 1.250 nats", "rocks 1.500")
+    lower = claims.small(high_kl_types(interval, kl=1.25))
+    says(lower, INCONCLUSIVE, "no other type of as high a kl recurs: the 9 highest have 1.250 nats", "rocks 1.500")
 
 
-def test_small_needs_rare_types():
-    says(claims.small(rare_types(None, ratio=None)), INCONCLUSIVE, "no rare high-kl type")
+def test_small_needs_high_kl_types():
+    says(claims.small(high_kl_types(None, ratio=None)), INCONCLUSIVE, "no high-mean-kl type")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """gradients.json and its record: one is the other, older words are read, damage is refused in one sentence."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,18 @@ def test_former_words_are_read(tmp_path: Path):
     assert found.claims == record.claims
     update = found.parameter.shares.update
     assert update is not None and update.effects["rest"].verdict == "inconclusive"
+
+
+def test_former_names_of_the_group_of_high_mean_kl_are_read(tmp_path: Path):
+    record = make_gradients()
+    types = replace(record.trace.types, group=["rocks", "high mean kl"])
+    groups = {**record.trace.groups, "high mean kl": record.trace.groups["rest"]}
+    record = replace(record, trace=replace(record.trace, types=types, groups=groups))
+    former = json.dumps(record.to_record()).replace("high mean kl", "rare high-kl")
+    former = former.replace("high_mean_kl", "rare_high_kl")
+    assert "n_rare_high_kl" in former and '"rare high-kl": {' in former
+    (tmp_path / "gradients.json").write_text(former, encoding="utf-8")
+    assert GradientsRecord.load(tmp_path / "gradients.json") == record
 
 
 def without_trace(content: dict[str, Any]) -> None:

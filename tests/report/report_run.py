@@ -136,7 +136,7 @@ def make_find() -> FindRecord:
         trajectory=[
             GroupMean(at, half, group, 1.0, 0.9, 1.1)
             for at in CHECKPOINTS
-            for group in ("rock", "rare high-kl", "random")
+            for group in ("rock", "high mean kl", "random")
             for half in ("selection half", "held-out half")
         ],
         cutoff=cutoff,

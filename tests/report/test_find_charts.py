@@ -29,7 +29,7 @@ CURVE = [
 LOSSES = [
     {"checkpoint": step, "group": group, "half": half, "mean_kl": kl / (step + 1), "low": kl / 9, "high": kl * 2}
     for half in ("selection half", "held-out half")
-    for group, kl in (("rock", 1.5), ("rare high-kl", 2.5), ("random", 0.5))
+    for group, kl in (("rock", 1.5), ("high mean kl", 2.5), ("random", 0.5))
     for step in (0, 16, 64)
 ]
 SETTINGS = [
@@ -77,7 +77,7 @@ def test_the_funnel_holds_the_given_numbers_with_rocks_on_top():
 def test_the_funnel_says_what_it_shows():
     chart = funnel(zipf_types(800, k=20), "run X, checkpoint 9")
     assert subtitle(chart).splitlines()[0] == "run X, checkpoint 9"
-    assert "Types: 800 (rock 20, rare high-kl 20, other 760)." in subtitle(chart)
+    assert "Types: 800 (rock 20, high mean kl 20, other 760)." in subtitle(chart)
     encodings = [node["encoding"] for node in walk(chart.to_dict()) if "shape" in node.get("encoding", {})]
     scales = {channel: encodings[0][channel]["scale"] for channel in ("color", "shape")}
     assert all(len(set(scale["range"])) == 3 and scale["domain"][0] == "rock" for scale in scales.values())
@@ -100,9 +100,9 @@ def test_a_large_vocabulary_is_thinned_and_says_so():
     chart = funnel(types)
     (points,) = datasets(chart, "token_id")
     shown = {
-        group: [p["token_id"] for p in points if p["group"] == group] for group in ("rock", "rare high-kl", "other")
+        group: [p["token_id"] for p in points if p["group"] == group] for group in ("rock", "high mean kl", "other")
     }
-    for group in ("rock", "rare high-kl"):
+    for group in ("rock", "high mean kl"):
         assert sorted(shown[group]) == types["token_id"][types["group"] == group].tolist()
     assert 3_000 <= len(shown["other"]) < len(points) < 5_000
     assert f"other 48,800, thinned evenly to {len(shown['other']):,} points" in subtitle(chart)
@@ -197,7 +197,7 @@ def test_the_loss_chart_holds_every_group_and_half():
     facets = [node["column"] for node in walk(chart.to_dict()) if "column" in node]
     assert facets[0]["sort"] == ["selection half", "held-out half"]
     dashes = [node["strokeDash"]["scale"] for node in walk(chart.to_dict()) if "strokeDash" in node and "y" in node]
-    assert dashes[0]["domain"] == ["rock", "rare high-kl", "random"]
+    assert dashes[0]["domain"] == ["rock", "high mean kl", "random"]
     assert len({tuple(dash) for dash in dashes[0]["range"]}) == 3
     assert chart_bytes(chart, "png").startswith(PNG)
 

@@ -22,14 +22,14 @@ def test_only_types_with_a_place_are_drawn_and_rocks_last():
             (2, "d", "other", 0, 0.1, "other", None),
             (3, "e", "other", 3, math.nan, "rock", 3),
             (4, "f", "other", None, 0.1, "other", None),
-            (6, "g", "other", 2, 3.0, "rare high-kl", None),
+            (6, "g", "other", 2, 3.0, "high mean kl", None),
             (8, "h", "other", 2, math.inf, "other", None),
             (0, "i", "other", 4, 0.0, None, None),
         ]
     )
     points = drawable(types)
     assert points.token_id.tolist() == [0, 1, 6, 5, 7]
-    assert [GROUPS[layer] for layer in points.layer] == ["other", "other", "rare high-kl", "rock", "rock"]
+    assert [GROUPS[layer] for layer in points.layer] == ["other", "other", "high mean kl", "rock", "rock"]
     assert drawable(types.convert_dtypes()).token_id.tolist() == [0, 1, 6, 5, 7]
     assert len(drawable(types.iloc[:0])) == len(drawable(pd.DataFrame())) == 0
 

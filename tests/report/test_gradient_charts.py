@@ -34,7 +34,7 @@ from rocktokens.report.charts.save import chart_bytes
 PNG = b"\x89PNG\r\n\x1a\n"
 POINT = ("panel", "group", "token", "value")
 KL = ("text", "group", "freq", "kl_before", "kl")
-GROUPS = ["rocks", "rocks", "rare high-kl", "rest"]
+GROUPS = ["rocks", "rocks", "high mean kl", "rest"]
 
 
 def geometry(**shares: float) -> GradientGeometry:
@@ -134,10 +134,10 @@ def test_types_keep_their_numbers_and_their_groups():
     shown = [(point["panel"], point["token"], point["group"], point["value"]) for point in data_of(chart, *POINT)]
     assert sorted(shown) == [
         ("A", "9", "rest", 0.9),
-        ("A", "\\u001b[31m", "rare high-kl", 0.1),
+        ("A", "\\u001b[31m", "high mean kl", 0.1),
         ("A", "⏎", "rocks", 0.5),
         ("B", "9", "rest", 0.25),
-        ("B", "\\u001b[31m", "rare high-kl", 0.5),
+        ("B", "\\u001b[31m", "high mean kl", 0.5),
         ("B", "⏎", "rocks", 1.0),
     ]
 

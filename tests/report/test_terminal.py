@@ -50,7 +50,7 @@ def test_a_known_point_lands_in_the_known_cell():
             (1, "a", "other", 1, 0.0, "other", None),
             (2, "b", "other", 10**6.5, 2.0, "other", None),
             (3, "c", "other", 100, 1.5, "rock", 1),
-            (4, "d", "other", 10**4.3, 0.3, "rare high-kl", None),
+            (4, "d", "other", 10**4.3, 0.3, "high mean kl", None),
         ]
     )
     lines = shown(funnel_text(types, width=72, height=21))
@@ -69,7 +69,7 @@ def test_a_known_point_lands_in_the_known_cell():
 
 TYPES = st.lists(
     st.tuples(
-        st.integers(1, 10**6), st.floats(0, 9), st.sampled_from(["rock", "rare high-kl", "other", "other", "other"])
+        st.integers(1, 10**6), st.floats(0, 9), st.sampled_from(["rock", "high mean kl", "other", "other", "other"])
     ),
     min_size=1,
     max_size=60,
@@ -88,14 +88,14 @@ def test_no_rock_is_hidden_and_no_line_too_long(rows: list, width: int, height: 
 
     low, high = (math.log10(pick(freq for freq, _, _ in rows)) for pick in (min, max))
     top = max(kl for _, kl, _ in rows) or 1
-    expected: dict[str, set] = {"rock": set(), "rare high-kl": set(), "other": set()}
+    expected: dict[str, set] = {"rock": set(), "high mean kl": set(), "other": set()}
     for freq, kl, group in rows:
         x = 0.5 if low == high else (math.log10(freq) - low) / (high - low)
         places = (x * (columns - 1), kl / top * (height - 1))
         expected[group].add(tuple(math.floor(place + 0.5 + 1e-9) for place in places))
     marks = {(x, y): mark for y, row in enumerate(plot) for x, mark in enumerate(row) if mark != " "}
     assert {at for at, mark in marks.items() if mark == "●"} == expected["rock"]
-    assert {at for at, mark in marks.items() if mark == "○"} == expected["rare high-kl"] - expected["rock"]
+    assert {at for at, mark in marks.items() if mark == "○"} == expected["high mean kl"] - expected["rock"]
     assert set(marks) == set().union(*expected.values())
 
 
@@ -108,7 +108,7 @@ def test_many_others_in_one_place_are_shaded(count: int, mark: str):
 
 def test_the_legend_counts_and_the_sentence_explains():
     text = "\n".join(shown(funnel_text(zipf_types(3_000, k=30))))
-    assert "● rock (30)   ○ rare high-kl (30)   · other (2,940)" in text
+    assert "● rock (30)   ○ high mean kl (30)   · other (2,940)" in text
     assert "Right is frequent, up is far from the teacher" in text
     assert "mean kl (nats)" in text and "occurrences (log scale)" in text
 

@@ -21,7 +21,7 @@ def zipf_types(count: int, k: int = 100, seed: int = 0) -> pd.DataFrame:
     mean_kl = random.gamma(0.6, 0.35, count)
     by_score, by_kl = np.argsort(-freq * mean_kl), np.argsort(-mean_kl)
     group, rank = np.full(count, "other", dtype=object), np.full(count, np.nan)
-    group[[v for v in by_kl[: 2 * k] if v not in by_score[:k]][:k]] = "rare high-kl"
+    group[[v for v in by_kl[: 2 * k] if v not in by_score[:k]][:k]] = "high mean kl"
     group[by_score[:k]], rank[by_score[:k]] = "rock", np.arange(1, k + 1)
     texts = [f" t{v}" for v in range(count)]
     columns = (range(count), texts, "content_word", freq, mean_kl, group, rank)

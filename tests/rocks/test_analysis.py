@@ -30,7 +30,7 @@ from rocktokens.errors import ControlMatchError
 from rocktokens.rocks.analysis import OTHER, analyse, other_gammas, sensitivity_table
 from rocktokens.rocks.controls import match_controls
 from rocktokens.rocks.find import find_rocks, rock_set, search_traces
-from rocktokens.rocks.persistence import RANDOM, RARE, ROCK
+from rocktokens.rocks.persistence import HIGH_KL, RANDOM, ROCK
 from rocktokens.rocks.records import FindRecord
 from rocktokens.rocks.search import Criterion
 from rocktokens.rocks.sums import HELD_OUT, SELECTION
@@ -101,7 +101,7 @@ def groups(analysis, naive):
     """Ids by group, as far as the funnel shows them."""
     funnel = analysis.funnel
     pairs = list(zip(funnel.token_id, funnel.group, strict=True))
-    return {name: [v for v, group in pairs if group == name] for name in (ROCK, RARE, OTHER)}
+    return {name: [v for v, group in pairs if group == name] for name in (ROCK, HIGH_KL, OTHER)}
 
 
 def halves_of(tables: dict[int, pa.Table], step: int) -> dict[str, list[dict]]:
@@ -148,15 +148,15 @@ def test_contexts_that_were_not_compared_have_no_ccr(store):
 
 def test_groups_are_rocks_and_as_many_others_with_the_highest_mean(groups, naive, rocks):
     assert groups[ROCK] == sorted(rocks.ids.tolist())
-    others = sorted(set(groups[RARE]) | set(groups[OTHER]), key=lambda v: (-naive.score[v] / naive.freq[v], v))
-    assert groups[RARE] == sorted([v for v in others if naive.freq[v] >= 2][:6])
+    others = sorted(set(groups[HIGH_KL]) | set(groups[OTHER]), key=lambda v: (-naive.score[v] / naive.freq[v], v))
+    assert groups[HIGH_KL] == sorted([v for v in others if naive.freq[v] >= 2][:6])
 
 
 def test_the_trajectory_follows_each_group_over_the_checkpoints_that_scored_the_same(analysis, tables, groups):
     records = analysis.trajectory
     assert {record.checkpoint for record in records} == {0, 5, 9}, "4 replayed other rollouts"
     assert len(records) == 3 * 2 * 3
-    assert {record.group for record in records} == {ROCK, RARE, RANDOM}
+    assert {record.group for record in records} == {ROCK, HIGH_KL, RANDOM}
     for record in records:
         if record.group == RANDOM:
             continue

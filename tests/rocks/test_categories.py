@@ -4,11 +4,12 @@ import json
 from itertools import combinations
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-from trace_oracle import random_trace, write_trace
+from trace_oracle import random_trace, shuffled, token_trace, write_trace
 
 from rocktokens.rocks.categories import (
     CATEGORIES,
@@ -29,9 +30,12 @@ def texts(words: str, *others: str) -> list[str]:
 
 EXAMPLES = {
     "latex_math": texts(
-        r"\( \) \[ \boxed \boxed{ \times \text \frac \ \\ \; $ $$ $. }$ { } {} }{ }, ^ ^{ _ _{ x^2 "
-        "= == + ++ / < <= >= != := -> => <-> ~ =( )= ± × ÷ · ≤ → ∑ ∈ ¬ ² ¹ ₂ ° ′ °C α π Δ 𝑥",
-        *(" \\[", "\\]\n", " $", " \\frac", " =", " = ", " +", " α"),
+        r"\( \) \[ \boxed \boxed{ \times \text \frac \ \\ \; $ $$ $. }$ { } {} }{ }, ^ ^{ _ _{ x^2 ~ "
+        "∑ ∈ ¬ ² ¹ ₂ ° ′ °C α π Δ 𝑥",
+        *(" \\[", "\\]\n", " $", " \\frac", " α"),
+    ),
+    "operator": texts(
+        "= == + ++ / < <= >= != := -> => <-> =( )= ± × ÷ · − ⋅ ≤ ≠ ≈ → ⇒", *(" =", " = ", " +", " ×", "÷ ")
     ),
     "markdown_whitespace": texts(
         "# ### * ** *** :** **: **. - -- --- | |---| :--- ` ``` `, __ ~~ === ____ >>> • ● ◦ ── █",
@@ -138,7 +142,7 @@ SURFACE = {
     "\\": "latex_math",
     "{": "latex_math",
     " $": "latex_math",
-    " =": "latex_math",
+    " =": "operator",
     "</s>": "other",
     "[stop]": "other",
 }
@@ -241,3 +245,99 @@ def test_a_character_level_vocabulary_marks_no_words(tmp_path):
 
 def test_without_a_tokenizer_no_token_has_a_category(tmp_path):
     assert store_categories(TraceStore(write_trace(tmp_path, {0: random_trace(0)})), [0, 7]) == ["other", "other"]
+
+
+# What the trace tells
+
+PIECES = ["1", " 2", "-", " -", " ", "\\", "frac", " so", "\n", "*", "{", "\\\\", "x"]
+
+
+def byte_spelled() -> Tokenizer:
+    vocabulary = {piece.replace(" ", "Ġ").replace("\n", "Ċ"): index for index, piece in enumerate(PIECES)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def sentencepiece_spelled() -> Tokenizer:
+    vocabulary = {piece.replace(" ", "▁"): index for index, piece in enumerate(PIECES)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.decoder = decoders.Metaspace(prepend_scheme="never")
+    return tokenizer
+
+
+def in_context(run: Path, tokenizer: Tokenizer, *lines: list[str]) -> dict[str, str]:
+    """Categories of the pieces where the rollouts of the last checkpoint are these; the first has other tokens."""
+    sequences = [[PIECES.index(piece) for piece in line] for line in lines]
+    other = token_trace([[0, index, 0] for index in range(len(PIECES))])
+    (write_trace(run, {0: other, 3: shuffled(token_trace(sequences), 1)}) / "tokenizer").mkdir()
+    tokenizer.save(str(run / "tokenizer" / "tokenizer.json"))
+    return categories_by_text(TraceStore(run))
+
+
+@pytest.fixture(params=[byte_spelled, sentencepiece_spelled], ids=["byte level", "sentencepiece"])
+def spelled(request):
+    return request.param()
+
+
+MARKDOWN = "markdown_whitespace"
+BESIDE: dict[str, tuple[list[list[str]], dict[str, str]]] = {
+    "told by its neighbours": (
+        [["1", "-", "1"], ["1", " -", " 2"], ["1", " ", "*", " ", "1"], ["\\", "frac", "{"], ["{", "\\", "x"]],
+        {"-": "operator", " -": "operator", "*": "operator", "frac": "latex_math", "x": "latex_math"},
+    ),
+    "not between digits, not after a backslash": (
+        [
+            ["\n", "-", " 2"],
+            ["1", "\n", " -", " 2"],
+            ["1", "*", " so"],
+            ["\\\\", "frac"],
+            ["\\", " ", "x"],
+            ["\\", "1"],
+        ],
+        {"-": MARKDOWN, " -": MARKDOWN, "*": MARKDOWN, "frac": "content_word", "x": "content_word", "1": "digit"},
+    ),
+    "at the end and at the start of a rollout": (
+        [["1", "-"], ["-", "1"], ["1", " -"], ["1", "*"], ["\\"], ["frac", "\\"], ["x"]],
+        {"-": MARKDOWN, " -": MARKDOWN, "*": MARKDOWN, "frac": "content_word", "x": "content_word"},
+    ),
+    "a tie, and a majority": (
+        [["1", "-", "1", "\n", "-", " so"], ["1", "*", "1", "*", "1", "\n", "*"], ["\\", "frac", " so", "frac"]],
+        {"-": MARKDOWN, "*": "operator", "frac": "content_word"},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BESIDE)
+def test_neighbours_decide_what_the_text_does_not(tmp_path, spelled, case):
+    lines, expected = BESIDE[case]
+    found = in_context(tmp_path, spelled, *lines)
+    assert {piece: found[piece] for piece in expected} == expected
+
+
+def naive_in_context(line: list[str], at: int) -> str | None:
+    """What one occurrence is by its neighbours."""
+    if line[at].isalpha():
+        return "latex_math" if at and line[at - 1] == "\\" else None
+    before, after = line[max(at - 2, 0) : at][::-1], line[at + 1 : at + 3]
+    sides = [side[1:] if side[:1] == [" "] else side for side in (before, after)]
+    between = all(side and side[0].strip(" ").isdigit() for side in sides)
+    return "operator" if line[at].strip(" ") in ("-", "*") and between else None
+
+
+def test_the_majority_equals_a_loop_over_the_occurrences(tmp_path, spelled):
+    rng = np.random.default_rng(4)
+    lines = [[PIECES[index] for index in rng.choice(len(PIECES), 12, p=CHANCES)] for _ in range(80)]
+    said: dict[str, list[str | None]] = {piece: [] for piece in PIECES}
+    for line in lines:
+        for at, piece in enumerate(line):
+            said[piece].append(naive_in_context(line, at))
+    expected = dict(zip(PIECES, categorise_all(PIECES, set(PIECES)), strict=True))
+    for piece, kinds in said.items():
+        for kind in {kind for kind in kinds if kind and 2 * kinds.count(kind) > len(kinds)}:
+            expected[piece] = kind
+    assert in_context(tmp_path, spelled, *lines) == expected
+    assert "operator" in expected.values()
+
+
+CHANCES = np.array([20, 20, 1, 1, 6, 1, 1, 0.1, 0.1, 1, 0.1, 0.1, 0.5]) / 51.9

@@ -30,7 +30,7 @@ from trace_oracle import (
 from replay_records import make_replay
 from rocktokens.config import FindSection
 from rocktokens.errors import RocktokensError
-from rocktokens.inference.bootstrap import bootstrap_counts
+from rocktokens.inference.bootstrap import bootstrap_counts, ratio_interval, ratio_intervals, share_interval
 from rocktokens.rocks.find import find_rocks, type_table
 from rocktokens.rocks.search import Criterion, search
 from rocktokens.rocks.sums import HELD_OUT, NOT_SPLIT
@@ -203,29 +203,29 @@ def assert_summary(rocks: RockSet, late, early, selection: list[str], measuring:
 
 
 def assert_intervals(rocks: RockSet, rows: list[dict], before: list[dict], measuring: list[str]) -> None:
-    """Percentiles over prompts drawn with replacement, for a share, a mean and a change."""
+    """Intervals of sums by prompt, for a share, a mean and a change; the median's by a loop over the draws."""
     ids, found = set(rocks.ids.tolist()), rocks.summary["intervals"]
     counts = bootstrap_counts(len(measuring), seed=derive_seed(rocks.criterion["seed"], "bootstrap"))
 
-    def drawn(side: list[dict], value: Any, only_rocks: bool) -> np.ndarray:
+    def by_prompt(side: list[dict], value: Any, only_rocks: bool) -> np.ndarray:
         sums = dict.fromkeys(measuring, 0.0)
         for row in side:
             sums[row["prompt_id"]] += value(row) * (not only_rocks or row["token_id"] in ids)
-        return counts @ np.array([sums[prompt] for prompt in measuring])
+        return np.array([sums[prompt] for prompt in measuring])
 
     def kl(row: dict) -> float:
         return row["kl"]
 
-    ratios = {
-        "token_share": (drawn(rows, lambda _: 1, True), drawn(rows, lambda _: 1, False)),
-        "kl_share": (drawn(rows, kl, True), drawn(rows, kl, False)),
-        "mean_kl_rocks": (drawn(rows, kl, True), drawn(rows, lambda _: 1, True)),
-        "kl_change_rocks": (drawn(rows, kl, True) - drawn(before, kl, True), drawn(before, kl, True)),
+    rock_freq, rock_kl = by_prompt(rows, lambda _: 1, True), by_prompt(rows, kl, True)
+    kept = ratio_interval(rock_kl, by_prompt(before, kl, True), counts)
+    expected = {
+        "token_share": share_interval(rock_freq, by_prompt(rows, lambda _: 1, False) - rock_freq, counts),
+        "kl_share": share_interval(rock_kl, by_prompt(rows, kl, False) - rock_kl, counts),
+        "mean_kl_rocks": ratio_interval(rock_kl, rock_freq, counts),
+        "kl_change_rocks": kept and (kept[0] - 1, kept[1] - 1),
     }
-    for name, (numerator, denominator) in ratios.items():
-        defined = denominator > 0
-        expected = np.quantile(numerator[defined] / denominator[defined], [0.025, 0.975])
-        assert found[name] == pytest.approx(expected.tolist(), rel=1e-5, abs=1e-7), name
+    for name, ends in expected.items():
+        assert tuple(found[name]) == pytest.approx(ends, rel=1e-5, abs=1e-6), name
     shares = {prompt: [] for prompt in measuring}
     for some in rollouts_of(rows).values():
         shares[some[0]["prompt_id"]].append(sum(row["token_id"] in ids for row in some) / len(some))
@@ -237,7 +237,7 @@ def assert_intervals(rocks: RockSet, rows: list[dict], before: list[dict], measu
     ]
     assert found["token_share_median"] == pytest.approx(np.quantile(medians, [0.025, 0.975]).tolist(), rel=1e-12)
     others = {"grad_share", "mean_kl", "mean_kl_rest", "kl_change_rest"}
-    assert found.keys() == {*ratios, *others, "token_share_median"}
+    assert found.keys() == {*expected, *others, "token_share_median"}
     for name in others:
         assert found[name][0] <= rocks.summary[name] <= found[name][1], name
 
@@ -248,9 +248,11 @@ def test_a_rock_is_as_sure_as_the_selection_half_makes_it(store, tables):
     counts = bootstrap_counts(len(selection), seed=derive_seed(1, "bootstrap"))
     by_prompt = [occurrences_of(tables[200], {prompt}) for prompt in selection]
     ids = sorted({row["token_id"] for rows in by_prompt for row in rows})
-    kl, freq = (
-        counts @ np.array([[value(rows).get(v, 0) for v in ids] for rows in by_prompt]) for value in (summed, counted)
+    kl_PU, freq_PU = (
+        np.array([[value(rows).get(v, 0) for v in ids] for rows in by_prompt]) for value in (summed, counted)
     )
+    kl, freq = counts @ kl_PU, counts @ freq_PU
+    ends = ratio_intervals(kl_PU, None, counts) / ONE
     replicas = [
         naive_ranking(dict(zip(ids, score, strict=True)), dict(zip(ids, number, strict=True)))[:4]
         for score, number in zip(kl.tolist(), freq.tolist(), strict=True)
@@ -258,8 +260,7 @@ def test_a_rock_is_as_sure_as_the_selection_half_makes_it(store, tables):
     for token in rocks.tokens:
         assert token.n_prompts == sum(token.id in counted(rows) for rows in by_prompt)
         assert token.p_in_top_k == sum(token.id in first for first in replicas) / len(replicas)
-        ends = np.quantile(kl[:, ids.index(token.id)] / ONE, [0.025, 0.975])
-        assert token.score_interval == pytest.approx(tuple(ends), rel=1e-12)
+        assert token.score_interval == pytest.approx(tuple(ends[:, ids.index(token.id)]), rel=1e-12)
 
 
 def test_changes_are_null_when_checkpoints_saw_different_rollouts(tmp_path, tables):

@@ -26,8 +26,8 @@ from trace_oracle import (
 from rocktokens.errors import RocktokensError
 from rocktokens.rocks.analysis import persistence_report
 from rocktokens.rocks.persistence import (
+    HIGH_KL,
     RANDOM,
-    RARE,
     ROCK,
     Persistent,
     Thresholds,
@@ -198,8 +198,8 @@ def test_groups_are_chosen_on_the_selection_half(sums, tables):
     others = {v: freq[v] for v in freq if v not in rocks}
     mean = {v: total[v] / freq[v] for v in others}
     assert groups[ROCK] == sorted(rocks)
-    assert groups[RARE] == sorted(naive_ranking(mean, others, min_freq=2)[:4])
-    assert groups[RARE] != sorted(naive_ranking(mean, others, min_freq=1)[:4]), "some type occurs but once"
+    assert groups[HIGH_KL] == sorted(naive_ranking(mean, others, min_freq=2)[:4])
+    assert groups[HIGH_KL] != sorted(naive_ranking(mean, others, min_freq=1)[:4]), "some type occurs but once"
     assert len(set(groups[RANDOM])) == 4
     assert set(groups[RANDOM]) <= {v for v in others if freq[v] >= 4}
     again = type_groups(sums.selection, columns, 4, seed=0)
@@ -211,9 +211,9 @@ def test_groups_are_chosen_on_the_selection_half(sums, tables):
 def test_groups_are_as_large_as_the_types_allow(sums, tables):
     count = len(sums.selection.token_ids)
     all_types = type_groups(sums.selection, np.arange(count), 2, seed=0)
-    assert [len(all_types[name]) for name in (ROCK, RARE, RANDOM)] == [count, 0, 0]
+    assert [len(all_types[name]) for name in (ROCK, HIGH_KL, RANDOM)] == [count, 0, 0]
     none = type_groups(sums.selection, np.array([], dtype=np.int64), 2, seed=0)
-    assert [len(none[name]) for name in (ROCK, RARE, RANDOM)] == [0, 0, 0]
+    assert [len(none[name]) for name in (ROCK, HIGH_KL, RANDOM)] == [0, 0, 0]
 
 
 # Report

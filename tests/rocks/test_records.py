@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -93,3 +94,15 @@ def test_a_file_that_is_cut_short_is_refused(tmp_path: Path):
     (tmp_path / "find.json").write_text((tmp_path / "find.json").read_text()[:-9])
     with pytest.raises(RocktokensError, match=r"is not valid JSON .*: write it again with `rocktokens find`"):
         FindRecord.load(tmp_path / "find.json")
+
+
+def test_the_former_name_of_the_group_of_high_mean_kl_is_read(tmp_path: Path):
+    change, mean = (
+        replace(FOUND.persistence[0], group="high mean kl"),
+        replace(FOUND.trajectory[0], group="high mean kl"),
+    )
+    funnel = replace(FOUND.funnel, group=["high mean kl"], rank=[None])
+    found = replace(FOUND, persistence=[change], trajectory=[mean], funnel=funnel)
+    content = json.dumps(found.to_record()).replace("high mean kl", "rare high-kl")
+    (tmp_path / "find.json").write_text(content, encoding="utf-8")
+    assert FindRecord.load(tmp_path / "find.json") == found

@@ -39,7 +39,7 @@ from rocktokens.rocks.analysis import persistence_report
 from rocktokens.rocks.cutoff import subset_weights
 from rocktokens.rocks.encoders import embedding_encoder
 from rocktokens.rocks.find import find_rocks, search_traces
-from rocktokens.rocks.persistence import RARE, ROCK, type_groups
+from rocktokens.rocks.persistence import HIGH_KL, ROCK, type_groups
 from rocktokens.rocks.search import Criterion, SearchResult
 from rocktokens.rocks.sums import HELD_OUT, SELECTION
 from rocktokens.run_dir import derive_seed
@@ -462,7 +462,7 @@ def test_the_half_that_selects_flatters_and_the_held_out_half_does_not(tmp_path,
     result = find(store, random_embeddings(2, 600), k=50, stage="score")
     groups = type_groups(result.sums.selection, result.columns, min_freq=2, seed=0)
     records = {(each.group, each.half): each for each in persistence_report(result.sums, groups, None, 0)}
-    for group in (ROCK, RARE):
+    for group in (ROCK, HIGH_KL):
         seen, held_out = records[group, SELECTION], records[group, HELD_OUT]
         assert seen.kl_after > 1.3, group
         assert held_out.kl_after < 1.1, group

@@ -12,7 +12,13 @@ from scipy.stats import norm, wilcoxon
 
 from rocktokens.errors import RocktokensError
 from rocktokens.inference import bootstrap
-from rocktokens.inference.bootstrap import bootstrap_counts
+from rocktokens.inference.bootstrap import (
+    bootstrap_counts,
+    mean_interval,
+    ratio_interval,
+    ratio_intervals,
+    share_interval,
+)
 from rocktokens.rocks import uncertainty
 from rocktokens.rocks.ranking import Rules, frequent_enough, rank_types, rankings
 from rocktokens.rocks.selectors import SELECTORS, Sample, summed_kl
@@ -56,13 +62,15 @@ def test_probability_of_the_top_k_equals_a_loop(sample, drawn, name, rules):
     assert found.p_in_top_k.tolist() == [count / DRAWS for count in inside]
 
 
-def test_the_interval_is_of_summed_kl_whatever_ranks(sample, drawn):
-    scores = np.array([naive_score(replicate, "freq x mean") for replicate in drawn])
-    low, high = np.quantile(scores, [0.05, 0.95], axis=0)
+def test_the_interval_is_of_summed_kl_whatever_ranks(sample):
+    counts_BC = bootstrap_counts(12, DRAWS, seed=5)
+    now, before = (ratio_intervals(matrix, None, counts_BC, 0.9) / ONE for matrix in (sample.kl, sample.kl_before))
     for name in ("freq x mean", "mean", "context"):
         found = score_uncertainty(sample, SELECTORS[name], Rules(4), DRAWS, seed=5, level=0.9)
+        joint = score_uncertainty(sample, SELECTORS[name], Rules(4), DRAWS, seed=5, level=0.9, joint=True)
         for column in np.flatnonzero(sample.totals("freq")):
-            assert found.interval(column) == pytest.approx((low[column], high[column]), rel=1e-12)
+            assert found.interval(column) == tuple(now[:, column])
+            assert joint.interval(column) == tuple(np.minimum(now, before)[:, column])
 
 
 def test_blocks_do_not_change_anything(sample, monkeypatch):
@@ -127,66 +135,65 @@ def test_types_too_rare_to_rank_do_not_crowd_out_the_others(monkeypatch, almost)
     assert all(found.interval(rock) for rock in rocks)
 
 
-def test_intervals_cover_the_expected_score_in_nine_of_ten_samples():
+def test_intervals_cover_the_expected_score_in_more_than_nine_of_ten_samples():
+    """Every type is a sample of its own."""
     rng = np.random.default_rng(11)
-    clusters, mean_freq, mean_kl, covered = 40, 3.0, 0.7, 0
-    for seed in range(300):
-        freq = rng.poisson(mean_freq, (clusters, 1))
-        kl = np.floor(rng.gamma(np.maximum(freq, 1e-9), mean_kl) * ONE).astype(np.int64) * (freq > 0)
-        sample = Sample(np.array([0]), freq=csr_array(freq), kl=csr_array(kl), grad_norm=csr_array(kl))
-        low, high = score_uncertainty(sample, summed_kl, Rules(1), 400, seed).interval(0) or (0, 0)
-        covered += low <= clusters * mean_freq * mean_kl <= high
-    assert 0.90 <= covered / 300 <= 0.99
+    clusters, mean_freq, mean_kl, types = 40, 3.0, 0.7, 600
+    freq = rng.poisson(mean_freq, (clusters, types))
+    kl = np.floor(rng.gamma(np.maximum(freq, 1e-9), mean_kl) * ONE).astype(np.int64) * (freq > 0)
+    sample = Sample(np.arange(types), freq=csr_array(freq), kl=csr_array(kl), grad_norm=csr_array(kl))
+    found = score_uncertainty(sample, summed_kl, Rules(1), 400)
+    expected = clusters * mean_freq * mean_kl
+    assert 0.93 <= np.mean((found.low <= expected) & (expected <= found.high)) <= 0.985
 
 
 # Shares
 
 
-def interval_of(values: list[float | None], level: float = 0.95) -> tuple[float, float] | None:
-    known = [value for value in values if value is not None]
-    if not known:
-        return None
-    low, high = np.quantile(known, [(1 - level) / 2, (1 + level) / 2])
-    return low, high
+def less_one(ends: tuple[float, float] | None) -> tuple[float, float] | None:
+    return None if ends is None else (ends[0] - 1, ends[1] - 1)
 
 
-def over(numerator: float, denominator: float) -> float | None:
-    return numerator / denominator if denominator else None
-
-
-def naive_shares(occurrences: Occurrences, is_rock_U: np.ndarray) -> dict[str, float | None]:
-    rock = is_rock_U[occurrences.column]
-    kl, before, grad = (getattr(occurrences, name).astype(object) for name in ("kl", "kl_before", "grad_norm"))
-    return {
-        "token_share": over(rock.sum(), len(rock)),
-        "kl_share": over(kl[rock].sum(), kl.sum()),
-        "grad_share": over(grad[rock].sum(), grad.sum()),
-        "mean_kl": over(kl.sum() / ONE, len(rock)),
-        "mean_kl_rocks": over(kl[rock].sum() / ONE, rock.sum()),
-        "mean_kl_rest": over(kl[~rock].sum() / ONE, (~rock).sum()),
-        "kl_change_rocks": over(kl[rock].sum() - before[rock].sum(), before[rock].sum()),
-        "kl_change_rest": over(kl[~rock].sum() - before[~rock].sum(), before[~rock].sum()),
-    }
+def by_cluster(occurrences: Occurrences, name: str, chosen: np.ndarray) -> np.ndarray:
+    """A sum per cluster over the chosen occurrences, one at a time; ``freq`` counts them."""
+    sums = [0] * 12
+    for cluster, value in zip(occurrences.cluster[chosen], getattr(occurrences, name)[chosen].tolist(), strict=True):
+        sums[cluster] += 1 if name == "column" else value
+    return np.array(sums)
 
 
 @pytest.mark.parametrize("columns", [[0, 2, 3], [8], [13, 14]])
-def test_shares_equal_a_loop(sample, drawn, columns):
-    is_rock_U = np.isin(np.arange(15), columns)
-    loop = [naive_shares(replicate, is_rock_U) for replicate in drawn]
-    found = share_intervals(sample, is_rock_U, paired=True, draws=DRAWS, seed=5)
-    for name in loop[0]:
-        assert found.pop(name) == pytest.approx(interval_of([shares[name] for shares in loop]), rel=1e-12), name
-    assert not found
+def test_shares_are_those_of_sums_by_cluster(occurrences, sample, columns):
+    rock = np.isin(occurrences.column, columns)
+    counts_BC = bootstrap_counts(12, DRAWS, seed=5)
+    names = {"freq": "column", "kl": "kl", "grad": "grad_norm", "before": "kl_before"}
+    rocks, rest, whole = (
+        {short: by_cluster(occurrences, name, chosen) for short, name in names.items()}
+        for chosen in (rock, ~rock, np.ones_like(rock))
+    )
+    expected = {
+        "token_share": share_interval(rocks["freq"], rest["freq"], counts_BC),
+        "kl_share": share_interval(rocks["kl"], rest["kl"], counts_BC),
+        "grad_share": share_interval(rocks["grad"], rest["grad"], counts_BC),
+        "mean_kl": ratio_interval(whole["kl"] / ONE, whole["freq"], counts_BC),
+        "mean_kl_rocks": ratio_interval(rocks["kl"] / ONE, rocks["freq"], counts_BC),
+        "mean_kl_rest": ratio_interval(rest["kl"] / ONE, rest["freq"], counts_BC),
+        "kl_change_rocks": less_one(ratio_interval(rocks["kl"], rocks["before"], counts_BC)),
+        "kl_change_rest": less_one(ratio_interval(rest["kl"], rest["before"], counts_BC)),
+    }
+    found = share_intervals(sample, np.isin(np.arange(15), columns), paired=True, draws=DRAWS, seed=5)
+    assert found.keys() == expected.keys()
+    for name, ends in expected.items():
+        assert found[name] == pytest.approx(ends, rel=1e-12), name
 
 
-def test_replicates_without_a_rock_are_left_out(occurrences):
+def test_rocks_in_one_prompt_have_a_share_but_no_interval_of_their_mean():
     lonely = random_occurrences(3, clusters=3)
     lonely.column[:] = np.where(lonely.cluster == 0, 0, 1)
-    mask_U = np.arange(15) == 0
-    found = share_intervals(lonely.sample(), mask_U, paired=True, draws=200)
-    assert found["token_share"][0] == 0
-    mean = sum(lonely.of(0, "kl")) / ONE / len(lonely.of(0, "kl"))
-    assert found["mean_kl_rocks"] == pytest.approx((mean, mean), rel=1e-12)
+    found = share_intervals(lonely.sample(), np.arange(15) == 0, paired=True, draws=200)
+    low, high = found["token_share"]
+    assert 0 < low < np.mean(lonely.column == 0) < high < 1
+    assert found["mean_kl_rocks"] is found["kl_change_rocks"] is None
 
 
 def test_what_is_not_defined_has_no_interval(occurrences, sample):
@@ -267,7 +274,7 @@ def test_five_changes_cannot_be_tested():
     assert paired_tests(paired_sample([1] * 9, [1, 2, 3, 4, 5, 6, 0, 0, 0]), ALL).wilcoxon_p is not None
 
 
-def test_means_and_intervals_equal_a_loop(occurrences, sample, drawn):
+def test_means_and_intervals_are_those_of_sums_by_cluster(occurrences, sample):
     columns = [1, 4, 5]
     in_group_U = np.isin(np.arange(15), columns)
 
@@ -282,10 +289,12 @@ def test_means_and_intervals_equal_a_loop(occurrences, sample, drawn):
     assert found.n_clusters == len(set(occurrences.cluster[np.isin(occurrences.column, columns)].tolist())) < 12
     expected = (before / count, after / count, (after - before) / count, (after - before) / before)
     assert (found.kl_before, found.kl_after, found.delta, found.relative) == pytest.approx(expected, rel=1e-12)
-    loop = [means(replicate) for replicate in drawn]
-    deltas, relatives = [(b - a) / n for a, b, n in loop], [(b - a) / a for a, b, _ in loop]
-    assert found.delta_interval == pytest.approx(interval_of(deltas, 0.8), rel=1e-12)
-    assert found.relative_interval == pytest.approx(interval_of(relatives, 0.8), rel=1e-12)
+    chosen, counts_BC = np.isin(occurrences.column, columns), bootstrap_counts(12, DRAWS, seed=5)
+    freq_C, after_C, before_C = (by_cluster(occurrences, name, chosen) for name in ("column", "kl", "kl_before"))
+    expected = mean_interval((after_C - before_C) / ONE, freq_C, counts_BC, 0.8)
+    assert found.delta_interval == pytest.approx(expected, rel=1e-12)
+    expected = less_one(ratio_interval(after_C, before_C, counts_BC, 0.8))
+    assert found.relative_interval == pytest.approx(expected, rel=1e-12)
     json.dumps(asdict(found), allow_nan=False)
 
 

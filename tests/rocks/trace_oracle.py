@@ -60,6 +60,13 @@ def large_trace(seed: int, rollouts: int = 4000, length: int = 100) -> pa.Table:
     return _table(rng, rollout, np.full(rollouts, length), 2, tokens, 0.0)
 
 
+def token_trace(sequences: list[list[int]], seed: int = 0) -> pa.Table:
+    """Rollouts of exactly these tokens, a third of them unscored."""
+    lengths = np.array([len(tokens) for tokens in sequences])
+    rollout = np.repeat(np.arange(len(sequences)), lengths)
+    return _table(np.random.default_rng(seed), rollout, lengths, 1, np.concatenate(sequences), 0.3)
+
+
 def _table(
     rng: np.random.Generator,
     rollout: np.ndarray,

@@ -23,7 +23,7 @@ from rocktokens.rocks.records import (
 )
 from rocktokens.types import SURE, RockSet
 
-GROUP_NAMES = {"rock": "rocks", "rare high-kl": "high mean kl", "random": "random types"}
+GROUP_NAMES = {"rock": "rocks", "high mean kl": "high mean kl", "random": "random types"}
 NAMED = 6
 """How many types that enter or leave the set are named."""
 

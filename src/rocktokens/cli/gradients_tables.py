@@ -97,7 +97,7 @@ def control_sentence(control: ControlGroup) -> str:
     kinds = {"matched": "every rock has a partner", "partial": "a partial match"}
     is_loose = control.kind == "partial" and control.n_matched == control.n_rocks
     kind = "a loose match, not as frequent in all," if is_loose else kinds[control.kind]
-    overlap = f"; {control.n_rare_high_kl} of them would be rare high-kl types" if control.n_rare_high_kl else ""
+    overlap = f"; {control.n_high_mean_kl} of them would be high-mean-kl types" if control.n_high_mean_kl else ""
     return (
         f"Control: {kind} {within} its frequency, {control.n_matched} of {control.n_rocks} rocks; "
         f"{control.occurrences:,} occurrences beside {control.rock_occurrences:,} of all rocks "

@@ -3,7 +3,7 @@ r"""Does the paper's gradient paradox show in a run? One verdict per claim, deci
 The paper says that rocks have small gradients each but own much of the total, point along the global direction, and do
 not move; it suspects that Adam suppresses them. Each claim is an inequality here:
 
-    small       a rock's ‖g‖ per occurrence < that of a rare type of as high a kl         interval of the ratio
+    small       a rock's ‖g‖ per occurrence < that of another type of as high a kl       interval of the ratio
     total       share of Σ‖g‖ > share of the tokens                                       interval of the ratio
     direction   cos(ḡ_v, R) of most rocks > 0.1, and of rocks > that of other types       sign test, Mann–Whitney
     kept        most rocks kept more than 3/4 of their kl, on the same tokens             sign test over rocks
@@ -52,11 +52,11 @@ from rocktokens.gradients.records import (
     Claim,
     ClaimVerdict,
     DirectionTest,
+    HighKlTypes,
     KeptKl,
     LogitSummary,
     NormRatio,
     ParameterSummary,
-    RareTypes,
     RockColumns,
     TraceGroup,
     TraceSummary,
@@ -97,7 +97,7 @@ def judge(trace: TraceSummary, logit: LogitSummary, parameter: ParameterSummary)
     of_gradient = "rocks own more of the gradient in parameter space than their share of the tokens"
     cancelling = "a rock is pushed in different directions, so its pushes cancel"
     return [
-        Claim("small", "rocks have small gradients each", *small(trace.rare_high_kl)),
+        Claim("small", "rocks have small gradients each", *small(trace.high_mean_kl)),
         Claim("total", of_total, *total(trace.norm_ratios["all"], traced)),
         Claim("direction", "rocks point along the global direction", *direction(vocabulary.direction, rocks)),
         Claim("kept", "each rock keeps its kl", *kept(trace.rocks_kept, rocks)),
@@ -109,19 +109,19 @@ def judge(trace: TraceSummary, logit: LogitSummary, parameter: ParameterSummary)
     ]
 
 
-def small(rare: RareTypes) -> Judged:
-    """Compare the norm of a rock's gradient with that of a rare type of as high a kl."""
-    ratio = rare.norm_ratio
+def small(high_kl: HighKlTypes) -> Judged:
+    """Compare the norm of a rock's gradient with that of another type of as high a kl."""
+    ratio = high_kl.norm_ratio
     if ratio.ratio is None:
-        return "no rare high-kl type has a gradient on these prompts to compare them with", INCONCLUSIVE
+        return "no high-mean-kl type has a gradient on these prompts to compare them with", INCONCLUSIVE
     because = (
         f"in logit space an occurrence of a rock has {ratio.ratio:.2f} × {interval_text(ratio.interval)} the "
-        "gradient norm of one of a rare high-kl type"
+        "gradient norm of one of a high-mean-kl type"
     )
-    if rare.kl is not None and rare.rocks_kl is not None and rare.kl < rare.rocks_kl:
+    if high_kl.kl is not None and high_kl.rocks_kl is not None and high_kl.kl < high_kl.rocks_kl:
         because += (
-            f", but no rare type of as high a kl recurs: the {rare.n_types} highest have {rare.kl:.3f} "
-            f"nats per token on these prompts, rocks {rare.rocks_kl:.3f}"
+            f", but no other type of as high a kl recurs: the {high_kl.n_types} highest have {high_kl.kl:.3f} "
+            f"nats per token on these prompts, rocks {high_kl.rocks_kl:.3f}"
         )
         return because, INCONCLUSIVE
     inverted = ratio.interval and (-ratio.interval[1], -ratio.interval[0])

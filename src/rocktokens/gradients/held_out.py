@@ -16,18 +16,18 @@ from rocktokens.errors import ControlMatchError, RocktokensError
 from rocktokens.gradients.estimates import column, defined, ratio
 from rocktokens.gradients.records import (
     CONTROL,
-    RARE,
+    HIGH_KL,
     REST,
     ROCKS,
     ControlGroup,
+    HighKlTypes,
     KeptKl,
     NormRatio,
-    RareTypes,
     TraceGroup,
     TraceSummary,
     TraceTypes,
 )
-from rocktokens.inference.bootstrap import bootstrap_counts, ratio_interval
+from rocktokens.inference.bootstrap import bootstrap_counts, quantile_interval
 from rocktokens.rocks import persistence
 from rocktokens.rocks.categories import store_categories
 from rocktokens.rocks.controls import NO_PARTNER, make_market, match_controls, most_partners
@@ -59,8 +59,8 @@ class HeldOut:
     """Of the prompts that are measured on, in the order of the probe."""
     groups: Groups
     """Ascending token ids by name: disjoint, and together all that occur. A group without types is left out."""
-    rare_ids: np.ndarray
-    """All rare high-kl types: those of the group, and those that are in the control."""
+    high_kl_ids: np.ndarray
+    """All high-mean-kl types: those of the group, and those that are in the control."""
     control: ControlGroup
     warnings: list[str]
     seed: int
@@ -110,7 +110,7 @@ def hold_out(run: RunDir, rocks: RockSet, reference: int | None, baseline: int |
             f"{sums.prompts.n_measuring} prompts to measure on ({HELD_OUT if sums.is_split else NOT_SPLIT}): "
             "trace more prompts (trace.num_prompts), or run `rocktokens find` again"
         )
-    groups, rare_ids, control = _groups(store, rocks, sums)
+    groups, high_kl_ids, control = _groups(store, rocks, sums)
     measured = None if prompts is None else set(prompts)
     probe = _probe(run, sums.reference)
     return HeldOut(
@@ -118,7 +118,7 @@ def hold_out(run: RunDir, rocks: RockSet, reference: int | None, baseline: int |
         sums=sums,
         rollouts=[rollout for rollout in probe if measured is None or rollout.prompt_id in measured],
         groups=groups,
-        rare_ids=rare_ids,
+        high_kl_ids=high_kl_ids,
         control=control,
         warnings=[] if known else [_UNKNOWN_SELECTION],
         seed=derive_seed(criterion.get("seed", 0), "gradients"),
@@ -137,7 +137,7 @@ def _probe(run: RunDir, reference: int) -> list[Rollout]:
 
 
 def _groups(store: TraceStore, rocks: RockSet, sums: PromptSums) -> tuple[Groups, np.ndarray, ControlGroup]:
-    """Return the groups by name, all rare high-kl types, and how the control was matched."""
+    """Return the groups by name, all high-mean-kl types, and how the control was matched."""
     token_ids, criterion = sums.selection.token_ids, rocks.criterion
     rock_columns = np.flatnonzero(np.isin(token_ids, rocks.ids))
     columns = persistence.type_groups(
@@ -146,19 +146,19 @@ def _groups(store: TraceStore, rocks: RockSet, sums: PromptSums) -> tuple[Groups
         criterion.get("min_freq", 2),
         derive_seed(criterion.get("seed", 0), "analysis"),
     )
-    rare_ids = token_ids[columns[persistence.RARE]]
+    high_kl_ids = token_ids[columns[persistence.HIGH_KL]]
     rocks = replace(rocks, criterion={**criterion, "reference": sums.reference})
-    control_ids, control = _control(store, rocks, rare_ids)
+    control_ids, control = _control(store, rocks, high_kl_ids)
     groups = {
         ROCKS: token_ids[rock_columns],
-        RARE: np.setdiff1d(rare_ids, control_ids),
+        HIGH_KL: np.setdiff1d(high_kl_ids, control_ids),
         CONTROL: np.sort(control_ids),
     }
     groups[REST] = np.setdiff1d(token_ids, np.concatenate(list(groups.values())))
-    return {name: ids for name, ids in groups.items() if len(ids)}, rare_ids, control
+    return {name: ids for name, ids in groups.items() if len(ids)}, high_kl_ids, control
 
 
-def _control(store: TraceStore, rocks: RockSet, rare_ids: np.ndarray) -> tuple[np.ndarray, ControlGroup]:
+def _control(store: TraceStore, rocks: RockSet, high_kl_ids: np.ndarray) -> tuple[np.ndarray, ControlGroup]:
     """Match types as frequent as the rocks: all of them by ``match_controls`` if it can, else as many as possible."""
     sums = type_sums(occurrences(store.table(rocks.criterion["reference"])))
     matched, reason = rocks.ids, None
@@ -183,7 +183,7 @@ def _control(store: TraceStore, rocks: RockSet, rare_ids: np.ndarray) -> tuple[n
         occurrences=occurring,
         matched_rock_occurrences=matched_occurring,
         rock_occurrences=rocks_occurring,
-        n_rare_high_kl=len(np.intersect1d(rare_ids, ids)),
+        n_high_mean_kl=len(np.intersect1d(high_kl_ids, ids)),
     )
 
 
@@ -200,22 +200,22 @@ def describe_trace(held_out: HeldOut) -> TraceSummary:
     """Summarize the trace by group and by type: norms, kl before and after, intervals over prompts."""
     sample, seed, paired = held_out.sample, held_out.seed, held_out.sums.paired
     members = {name: np.isin(sample.token_ids, ids) for name, ids in held_out.groups.items()}
-    rocks_U, rare_U = members[ROCKS], np.isin(sample.token_ids, held_out.rare_ids)
+    rocks_U, high_kl_U = members[ROCKS], np.isin(sample.token_ids, held_out.high_kl_ids)
     against = {"all": np.ones(len(sample.token_ids), dtype=bool), **members}
     freq, kl = sample.totals("freq"), sample.totals("kl")
     kept_U = ratio(kl, sample.totals("kl_before")) if paired else None
-    rare_kl, rocks_kl = (defined(ratio(kl[own_U].sum(), freq[own_U].sum() * ONE)) for own_U in (rare_U, rocks_U))
+    high_kl, rocks_kl = (defined(ratio(kl[own_U].sum(), freq[own_U].sum() * ONE)) for own_U in (high_kl_U, rocks_U))
     return TraceSummary(
         paired=paired,
         groups={name: _describe_group(held_out, chosen_U) for name, chosen_U in members.items()},
         norm_ratios={
             name: norm_ratio(sample, rocks_U, chosen_U, seed) for name, chosen_U in against.items() if name != ROCKS
         },
-        rare_high_kl=RareTypes(
-            n_types=int((rare_U & (freq > 0)).sum()),
-            kl=rare_kl,
+        high_mean_kl=HighKlTypes(
+            n_types=int((high_kl_U & (freq > 0)).sum()),
+            kl=high_kl,
             rocks_kl=rocks_kl,
-            norm_ratio=norm_ratio(sample, rocks_U, rare_U, seed),
+            norm_ratio=norm_ratio(sample, rocks_U, high_kl_U, seed),
         ),
         rocks_kept=None if kept_U is None else KeptKl(sample.token_ids[rocks_U].tolist(), column(kept_U[rocks_U])),
         types=_types(held_out, members),
@@ -236,7 +236,9 @@ def norm_ratio(sample: Sample, first_U: np.ndarray, second_U: np.ndarray, seed: 
     above_B, below_B = norm_first * freq_second, freq_first * norm_second
     if not below_B[0]:
         return NormRatio(None, None)
-    return NormRatio(float(above_B[0] / below_B[0]), ratio_interval(above_B[1:], below_B[1:], LEVEL))
+    defined = below_B > 0
+    ratios_B = above_B[defined] / below_B[defined]
+    return NormRatio(float(ratios_B[0]), quantile_interval(ratios_B[1:], LEVEL))
 
 
 def _describe_group(held_out: HeldOut, chosen_U: np.ndarray) -> TraceGroup:

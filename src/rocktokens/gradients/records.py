@@ -26,7 +26,7 @@ from pydantic import BeforeValidator
 
 from rocktokens.display import table
 from rocktokens.rocks.records import PairedChange
-from rocktokens.types import Interval, Record, RockSet, load_record, write_record
+from rocktokens.types import Interval, Record, RockSet, read_record, validate_record, write_record
 
 if TYPE_CHECKING:
     import altair as alt
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     Chart = alt.Chart | alt.LayerChart | alt.FacetChart
 
 GRADIENTS_SCHEMA_VERSION = 1
-ROCKS, RARE, CONTROL, REST = "rocks", "rare high-kl", "control", "rest"
+ROCKS, HIGH_KL, CONTROL, REST = "rocks", "high mean kl", "control", "rest"
 """The groups of types. ``REST`` is also what the tokens outside any other partition's groups are called."""
 Space = Literal["hidden", "vocabulary"]
 T = TypeVar("T")
@@ -49,6 +49,11 @@ _FORMER_WORDS = {
     "does not hold": CONTRADICTED,
     "cannot be told here": INCONCLUSIVE,
     "cannot be told": INCONCLUSIVE,
+}
+_FORMER_NAMES = {
+    "rare high-kl": HIGH_KL,
+    "rare_high_kl": "high_mean_kl",
+    "n_rare_high_kl": "n_high_mean_kl",
 }
 _current_word = BeforeValidator(lambda word: _FORMER_WORDS.get(word, word) if isinstance(word, str) else word)
 ClaimWord = Literal["supported", "contradicted", "inconclusive"]
@@ -93,8 +98,8 @@ class ControlGroup(Record):
     occurrences: int
     matched_rock_occurrences: int
     rock_occurrences: int
-    n_rare_high_kl: int
-    """Controls that would otherwise be in the group of rare high-kl types."""
+    n_high_mean_kl: int
+    """Controls that would otherwise be in the group of high-mean-kl types."""
 
 
 # What the trace says
@@ -127,8 +132,8 @@ class NormRatio(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class RareTypes(Record):
-    """All rare high-kl types compared with the rocks, controls among them or not."""
+class HighKlTypes(Record):
+    """All high-mean-kl types compared with the rocks, controls among them or not."""
 
     n_types: int
     kl: float | None
@@ -168,7 +173,7 @@ class TraceSummary(Record):
     groups: dict[str, TraceGroup]
     norm_ratios: dict[str, NormRatio]
     """Rocks against each other group, and against "all" tokens."""
-    rare_high_kl: RareTypes
+    high_mean_kl: HighKlTypes
     rocks_kept: KeptKl | None
     types: TraceTypes
 
@@ -557,7 +562,9 @@ class GradientsRecord(Record):
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """Read gradients.json; a newer schema or a damaged file is refused by name."""
-        return load_record(cls, path, "gradients.json", "`rocktokens gradients`", GRADIENTS_SCHEMA_VERSION)
+        name, maker = "gradients.json", "`rocktokens gradients`"
+        record = _with_current_names(read_record(path, name, maker, GRADIENTS_SCHEMA_VERSION))
+        return validate_record(cls, {"schema_version": GRADIENTS_SCHEMA_VERSION, **record}, path, name, maker)
 
     def is_of(self, rocks: RockSet) -> bool:
         """Return whether these are the gradients of these rocks, found by the same criterion in the same traces."""
@@ -617,3 +624,12 @@ def claim_table(claims: Sequence[Claim], title: str = "The paper's claims about 
     ]
     records = [{"name": own.name, "claim": own.claim, "verdict": own.verdict, "because": own.because} for own in claims]
     return table.Table.of("claims", columns, claims, title, (), records)
+
+
+def _with_current_names(content: Any) -> Any:
+    """Rename the groups and fields of older files, which called types of a high mean kl rare."""
+    if isinstance(content, dict):
+        return {_FORMER_NAMES.get(key, key): _with_current_names(value) for key, value in content.items()}
+    if isinstance(content, list):
+        return [_with_current_names(value) for value in content]
+    return _FORMER_NAMES.get(content, content) if isinstance(content, str) else content

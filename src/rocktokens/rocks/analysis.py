@@ -34,7 +34,7 @@ from rocktokens.rocks.controls import match_controls
 from rocktokens.rocks.cutoff import auto_k, compare_selectors, jaccard, sample_size_curve
 from rocktokens.rocks.encoders import EmbeddingEncoder, Encoder
 from rocktokens.rocks.persistence import (
-    RARE,
+    HIGH_KL,
     ROCK,
     Occurrences,
     Persistent,
@@ -244,7 +244,7 @@ def _funnel(store: TraceStore, result: SearchResult, groups: GroupColumns, categ
     sample = result.sums.selection
     used = np.flatnonzero(sample.totals("freq"))
     freq, kl = sample.totals("freq")[used], sample.totals("kl")[used]
-    group_of = {column: name for name in (RARE, ROCK) for column in groups[name].tolist()}
+    group_of = {column: name for name in (HIGH_KL, ROCK) for column in groups[name].tolist()}
     rank_of = {column: rank for rank, column in enumerate(result.columns.tolist(), start=1)}
     ccr = result.consistency[used]
     return FunnelColumns(

@@ -10,16 +10,26 @@ r"""Name the kind of text a token is: rocks are mostly structure, and this says 
    token that begins with a letter continues a word: "the" is a piece of "other", "so" of "also", "IN" of "TRAINING",
    "a" a piece or a variable. They are content. A capitalised one ("So", "The", "I") starts a line and stays what it is.
 
-A lone ``-`` or ``*`` is a Markdown mark, not an operator: without its context this is not known, and in worked
-solutions it mostly is one. For the same reason a brace, a caret or a backslash is LaTeX unless a quote beside it shows
-that it is code.
+5. The trace decides what depends on the neighbours, by the majority of a type's occurrences (``store_categories``):
+   ``-`` and ``*`` are operators between digits, spaces aside, and else marks of Markdown; letters right after a
+   backslash (``frac`` where the vocabulary splits the backslash off) are LaTeX. On a tie, and without a trace, the type
+   alone decides.
+
+Each occurrence of a mark is joined with its two neighbours on either side, each backslash with what follows it: two
+joins whose one side is small, so the cost is two scans of three columns.
+
+A brace, a caret or a backslash is LaTeX unless a quote beside it shows that it is code.
 """
 
 import re
 import unicodedata
 from collections.abc import Container, Iterable
 from functools import lru_cache
-from typing import get_args
+from typing import Any, get_args
+from weakref import WeakKeyDictionary
+
+import ibis
+import pyarrow as pa
 
 from rocktokens.traces.store import TraceStore
 from rocktokens.types import Category
@@ -68,6 +78,7 @@ _CONTROLS = {code: SYMBOL for code in (*range(32), 127) if chr(code) not in "\t\
 _SHAPES = {"L": LETTER, "M": LETTER, "N": DIGIT, "P": STOP, "Sc": STOP, "Sk": STOP, "Sm": MATH, "Z": " "}
 
 _SPECIAL = re.compile(r"<[^<>\s]*\w[^<>\s]*>|\[/?[A-Z]{3,}\]")
+_OPERATORS = "×÷±∓−·⋅∗∕≤≥≠≈≡→⇒⟹←⇐↔⇔"
 _GREEK_LETTER = re.compile("[\u0391-\u03a9\u03b1-\u03c1\u03c3-\u03c9\u03d1\u03d5\u03f5]")
 _PATTERNS: tuple[tuple[Category, re.Pattern[str]], ...] = (
     ("other", re.compile(r"|.*\0.*", re.DOTALL)),
@@ -83,12 +94,13 @@ _PATTERNS: tuple[tuple[Category, re.Pattern[str]], ...] = (
             re.VERBOSE,
         ),
     ),
+    ("latex_math", re.compile(r"[()\[\]]*[~_][()\[\]]*\s*")),
     (
-        "latex_math",
+        "operator",
         re.compile(
             r"""
             [()\[\]]*
-            (?: [+/<>~_] | [-+*/!:<>~]?==? | \+\+ | \+/?- | =- | << | >> | <?[-=]+> | <[-=]+ )
+            (?: [+/<>] | [-+*/!:<>~]?==? | \+\+ | \+/?- | =- | << | >> | <?[-=]+> | <[-=]+ )
             [()\[\]]* \s*
             """,
             re.VERBOSE,
@@ -97,6 +109,9 @@ _PATTERNS: tuple[tuple[Category, re.Pattern[str]], ...] = (
     ("digit", re.compile(r"[^A-Za-z]*[0-9][^A-Za-z]*(?:st|nd|rd|th)?")),
     ("punctuation", re.compile(r"[^A-Za-z0-9]+")),
 )
+_MARKS = ("-", "*")
+_LETTERS = re.compile("[A-Za-z]+")
+_ENDS_IN_BACKSLASH = re.compile(r"(?:.*[^\\])?(?:\\\\)*\\", re.DOTALL)  # an even number of them is a line break
 _EDGES = re.compile(r"^[^\w']+|[^\w']+$")
 
 
@@ -126,13 +141,93 @@ def categorise_all(texts: Iterable[str], vocabulary: Container[str]) -> list[Cat
 
 
 def store_categories(store: TraceStore, token_ids: Iterable[int]) -> list[Category]:
-    """Return the categories of types of a run, by its tokenizer."""
+    """Return the categories of types of a run, by its tokenizer and by what stands beside them in its last replay."""
     ids = [int(token_id) for token_id in token_ids]
-    categories = categorise_all(store.token_texts(ids), store.vocabulary)
+    if store not in _IN_CONTEXT:
+        _IN_CONTEXT[store] = _categories_in_context(store)
+    in_context = _IN_CONTEXT[store]
+    alone = categorise_all(store.token_texts(ids), store.vocabulary)
     return [
-        "other" if store.vocabulary.is_special(token_id) else category
-        for token_id, category in zip(ids, categories, strict=True)
+        "other" if store.vocabulary.is_special(token_id) else in_context.get(token_id, category)
+        for token_id, category in zip(ids, alone, strict=True)
     ]
+
+
+_IN_CONTEXT: WeakKeyDictionary[TraceStore, dict[int, Category]] = WeakKeyDictionary()
+"""Of each open store, which is a fixed view of its run: the types whose neighbours decide otherwise than their text."""
+
+
+def _categories_in_context(store: TraceStore) -> dict[int, Category]:
+    """Types whose neighbours name a category in most of their occurrences."""
+    if not store.checkpoints or store.vocab_size is None:
+        return {}
+    rows: Any = store.table(store.checkpoints[-1])
+    counts = _counted(rows.group_by("token_id").agg(n=rows.count()))
+    texts = dict(zip(counts, store.token_texts(counts), strict=True))
+    found: dict[int, Category] = {}
+    for token_id, n in _between_digits(rows, texts).items():
+        if 2 * n > counts[token_id]:
+            found[token_id] = "operator"
+    for token_id, n in _after_backslash(rows, texts).items():
+        if 2 * n > counts[token_id]:
+            found[token_id] = "latex_math"
+    return found
+
+
+def _after_backslash(rows: Any, texts: dict[int, str]) -> dict[int, int]:
+    """How many occurrences of each type of letters alone follow a token that ends in a backslash."""
+    ends = [token_id for token_id, text in texts.items() if _ENDS_IN_BACKSLASH.fullmatch(text)]
+    if not ends:
+        return {}
+    slashes = rows.filter(rows.token_id.isin(ends))
+    places = slashes.select("rollout_id", position=(slashes.position + 1).cast("int64"))
+    names = _places(rows).inner_join(places, ["rollout_id", "position"])
+    followers = _counted(names.group_by("token_id").agg(n=names.count()))
+    return {token_id: n for token_id, n in followers.items() if _LETTERS.fullmatch(texts[token_id])}
+
+
+def _between_digits(rows: Any, texts: dict[int, str]) -> dict[int, int]:
+    """How many occurrences of each mark stand between digits, with at most one token of spaces on either side."""
+    marks = [token_id for token_id, text in texts.items() if text.strip(" ") in _MARKS]
+    if not marks:
+        return {}
+    found = rows.filter(rows.token_id.isin(marks))
+    steps = ibis.memtable(pa.table({"step": pa.array([-2, -1, 1, 2], pa.int64())}))
+    near: Any = found.select("rollout_id", mark=found.token_id, at=found.position.cast("int64")).cross_join(steps)
+    near = near.mutate(position=near.at + near.step).inner_join(_places(rows), ["rollout_id", "position"])
+    near = near.inner_join(ibis.memtable(_neighbours(texts)), "token_id")
+
+    def is_there(step: int, kind: str) -> Any:
+        return ((near.step == step) & near[kind]).cast("int8").max() == 1
+
+    sides = near.group_by("rollout_id", "at", "mark").agg(
+        before=is_there(-1, "ends") | (is_there(-1, "blank") & is_there(-2, "ends")),
+        after=is_there(1, "starts") | (is_there(1, "blank") & is_there(2, "starts")),
+    )
+    both = sides.filter(sides.before & sides.after)
+    return _counted(both.group_by(token_id=both.mark).agg(n=both.count()))
+
+
+def _neighbours(texts: dict[int, str]) -> pa.Table:
+    """The types that say something of a mark beside them: which end or start with a digit, or are spaces."""
+    kinds = {
+        token_id: (text.rstrip(" ")[-1:].isdecimal(), text.lstrip(" ")[:1].isdecimal(), not text.strip(" "))
+        for token_id, text in texts.items()
+    }
+    said = {token_id: kind for token_id, kind in kinds.items() if any(kind)}
+    columns = zip(*said.values(), strict=True) if said else ((), (), ())
+    ends, starts, blank = (pa.array(column, pa.bool_()) for column in columns)
+    return pa.table({"token_id": pa.array(said, pa.int32()), "ends": ends, "starts": starts, "blank": blank})
+
+
+def _places(rows: Any) -> Any:
+    return rows.select("rollout_id", "token_id", position=rows.position.cast("int64"))
+
+
+def _counted(counts: Any) -> dict[int, int]:
+    """Columns token_id and n, in order of token id."""
+    table = counts.order_by("token_id").to_pyarrow()
+    return dict(zip(table["token_id"].to_pylist(), table["n"].to_pylist(), strict=True))
 
 
 def _kind_of_word(text: str) -> Category:
@@ -149,7 +244,9 @@ def _kind_of_word(text: str) -> Category:
 def _shape_of(char: str) -> str:
     kind = unicodedata.category(char)
     raised = kind == "No" and unicodedata.decomposition(char).startswith(("<super>", "<sub>"))
-    if raised or char in "°′″·" or "\U0001d400" <= char <= "\U0001d7ff":  # the last are letters of formulas
+    if char in _OPERATORS:
+        return "+"
+    if raised or char in "°′″" or "\U0001d400" <= char <= "\U0001d7ff":  # the last are letters of formulas
         return MATH
     if char in "•◦●○▪■‣" or "\u2500" <= char <= "\u259f":  # box drawing
         return MARK

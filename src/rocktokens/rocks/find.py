@@ -265,7 +265,7 @@ def _tokens(store: TraceStore, result: SearchResult) -> list[RockToken]:
         criterion.selector,
         criterion.rules(max(result.k, 1)),
         seed=derive_seed(criterion.seed, "bootstrap"),
-        scored=selector_of("score", criterion.joint),
+        joint=criterion.joint,
     )
     ids = selection.token_ids[result.columns]
     texts, categories = store.token_texts(ids), store_categories(store, ids)

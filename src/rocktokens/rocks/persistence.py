@@ -4,7 +4,7 @@ See docs/method.md, sections 4.2 and 4.8.
 
 1. An occurrence is persistent when its kl reached τ_pre at the baseline and τ_post at the reference; both are quantiles
    over the occurrences of the selection half, or given in nats. The two checkpoints are joined by (rollout, position).
-2. Three groups of types are followed: the rocks, rare types with a high mean kl that are not rocks, and random types.
+2. Three groups of types are followed: the rocks, types with a high mean kl that are not rocks, and random types.
    All three are chosen on the selection half, and their change is measured on both halves. What was picked for a high
    loss falls back when it is measured on other data (regression to the mean): the selection half flatters the group,
    the held-out half does not.
@@ -26,8 +26,8 @@ from rocktokens.run_dir import derive_seed
 from rocktokens.traces.store import TraceStore
 
 KEYS = ("token_id", "rollout_id", "position", "cluster")
-RARE_MIN_FREQ = 2
-ROCK, RARE, RANDOM = "rock", "rare high-kl", "random"
+HIGH_KL_MIN_FREQ = 2
+ROCK, HIGH_KL, RANDOM = "rock", "high mean kl", "random"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,19 +113,20 @@ def paired_occurrences(store: TraceStore, reference: int, baseline: int) -> ibis
 
 
 def type_groups(selection: Sample, rock_columns: np.ndarray, min_freq: int, seed: int) -> dict[str, np.ndarray]:
-    """Choose ascending columns of the rocks, of as many rare types with high mean kl, and of as many random ones.
+    """Choose ascending columns of the rocks, of as many types with a high mean kl, and of as many random ones.
 
-    The rare ones lead the ranking by mean kl among types that occur at least twice and are not rocks; the random ones
-    are drawn from those that may be ranked and are not rocks.
+    The second lead the ranking by mean kl among types that occur at least twice and are not rocks. They are not called
+    rare: where few types are used, some of them are frequent. The random ones are drawn from those that may be ranked
+    and are not rocks.
     """
     freq = selection.totals("freq")
     others = np.setdiff1d(np.arange(len(freq)), rock_columns)
     score = mean_kl(selection, np.ones((1, selection.n_clusters)))[0]
-    rare = others[rank_types(score[others], freq[others] >= RARE_MIN_FREQ, Rules(len(rock_columns)))]
+    high_kl = others[rank_types(score[others], freq[others] >= HIGH_KL_MIN_FREQ, Rules(len(rock_columns)))]
     eligible = others[freq[others] >= min_freq]
     rng = np.random.Generator(np.random.PCG64(derive_seed(seed, "random types")))
     drawn = rng.permutation(eligible)[: len(rock_columns)]
-    return {ROCK: np.sort(rock_columns), RARE: np.sort(rare), RANDOM: np.sort(drawn)}
+    return {ROCK: np.sort(rock_columns), HIGH_KL: np.sort(high_kl), RANDOM: np.sort(drawn)}
 
 
 def _hard_at_both(store: TraceStore, sums: PromptSums, thresholds: Thresholds) -> Any:

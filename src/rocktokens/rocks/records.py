@@ -1,12 +1,14 @@
 """What ``rocktokens find`` says about a set of rocks, as the typed record of find.json.
 
 The fields are the keys of the file. A mean, share or coefficient that is not defined is None; intervals are 95 %
-percentile intervals over clusters of prompts, [low, high]. "Half" is the half of the prompts a number was measured on.
+bootstrap-t intervals over clusters of prompts, [low, high]. "Half" is the half of the prompts a number was measured on.
 """
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
+
+from pydantic import BeforeValidator
 
 from rocktokens.display.numbers import fixed, signed_percent
 from rocktokens.display.table import Column, Table, number, text
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     Chart = alt.Chart | alt.LayerChart | alt.FacetChart
 
 FIND_SCHEMA_VERSION = 1
+GroupName = Annotated[str, BeforeValidator(lambda name: "high mean kl" if name == "rare high-kl" else name)]
+"""Of a group of types; files of before have the second group under a name that it did not always deserve."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +35,8 @@ class FunnelColumns(Record):
     mean_kl: list[float]
     ccr: list[float | None]
     """None where the contexts of the type were not compared."""
-    group: list[str]
-    """"rock", "rare high-kl" or "other"."""
+    group: list[GroupName]
+    """"rock", "high mean kl" or "other"."""
     rank: list[int | None]
     """None for a type that is no rock."""
 
@@ -61,8 +65,8 @@ class PairedChange(Record):
 class GroupChange(PairedChange):
     """How the kl of one group changed on one half of the prompts."""
 
-    group: str
-    """"rock", "rare high-kl" or "random"."""
+    group: GroupName
+    """"rock", "high mean kl" or "random"."""
     half: str
     n_types: int
     persistent_share: float | None
@@ -75,7 +79,7 @@ class GroupMean(Record):
 
     checkpoint: int
     half: str
-    group: str
+    group: GroupName
     mean_kl: float | None
     low: float | None
     high: float | None

@@ -6,11 +6,12 @@ See docs/method.md, sections 4.6 and 4.8.
    clusters are drawn with replacement, as many as there are: a replicate is a row of counts over the clusters.
 2. Every statistic is a function of sums over clusters, so a replicate is that statistic under other weights; a ranking
    is made again in every replicate, with ``min_freq`` and the rest; only the flags of the context stage stay as found.
-3. An interval is the percentile interval of the replicates. Replicates whose denominator is 0 are left out, and a
-   statistic no replicate defines has none.
+3. Intervals are bootstrap-t: on the log scale for R and for ratios (means, what is kept of a loss), on the logit scale
+   for shares, on its own scale for a difference (``inference.bootstrap``).
 4. Paired changes are also tested: Wilcoxon's signed-rank test with one difference per cluster.
 
-Sums are whole numbers below 2^53 in float64: exact, so nothing here depends on threads or on the size of blocks.
+Rankings rest on sums of whole numbers below 2^53 in float64, which are exact, and intervals on sums in one fixed order:
+nothing here depends on threads or on the size of blocks.
 
 Shape legend: C clusters, U types used, B replicates, R rollouts.
 """
@@ -22,8 +23,13 @@ import numpy as np
 from scipy.stats import rankdata, wilcoxon
 
 from rocktokens.errors import RocktokensError
-from rocktokens.inference import bootstrap
-from rocktokens.inference.bootstrap import bootstrap_counts, interval_ends, ratio_interval
+from rocktokens.inference.bootstrap import (
+    bootstrap_counts,
+    mean_interval,
+    ratio_interval,
+    ratio_intervals,
+    share_interval,
+)
 from rocktokens.rocks.ranking import Rules, frequent_enough, rank_types, rankable, rankings
 from rocktokens.rocks.records import PairedChange
 from rocktokens.rocks.selectors import Sample, Selector, summed_kl
@@ -58,32 +64,31 @@ def score_uncertainty(
     draws: int = 1000,
     seed: int = 0,
     level: float = 0.95,
-    scored: Selector = summed_kl,
+    joint: bool = False,
 ) -> ScoreUncertainty:
-    """Return the interval of a score and the probability of being in the top k, for every type that has a chance of it.
+    """Return the interval of R and the probability of being in the top k, for every type that has a chance of it.
 
     A type whose score is 0 in a replicate is there by its token id alone and does not count as being in the top k.
-    What the context stage kept is taken as found, so under that stage the probability is an upper estimate.
+    What the context stage kept is taken as found, so under that stage the probability leaves out how much the choice of
+    contexts would change with other prompts.
 
     A probability estimated from B replicates has a Monte-Carlo standard error of sqrt(p(1 − p)/B): with 1,000 of them
     at most 1.6 percentage points.
 
     The rules are applied again in every replicate, so a type may fall below ``min_freq`` or out of the excluded ones.
-    ``selector`` is the score that ranks, ``scored`` the one that gets an interval, R by default.
+    ``selector`` is the score that ranks. Under ``joint`` R is the smaller one of the two checkpoints, and its interval
+    ends at the smaller of both low and the smaller of both high ends.
     """
     counts_BC = bootstrap_counts(sample.n_clusters, draws, seed)
     columns = candidates(sample, selector, rules)
     part = sample.columns(columns).by_type()
-    low, high = np.full((2, len(sample.token_ids)), np.nan)
-    width = max(bootstrap.BLOCK_CELLS // draws, 1)  # types at a time
-    for start in range(0, len(columns), width):
-        some = np.arange(start, min(start + width, len(columns)))
-        scores_BU = scored(part.columns(some), counts_BC)
-        low[columns[some]], high[columns[some]] = np.quantile(scores_BU, interval_ends(level), axis=0)
+    ends = np.full((2, len(sample.token_ids)), np.nan)
+    sums = [part.kl, part.kl_before] if joint else [part.kl]
+    ends[:, columns] = np.min([ratio_intervals(kl, None, counts_BC, level) for kl in sums], axis=0) / ONE
     inside = np.zeros(len(sample.token_ids), dtype=np.int64)
     for score_U, first in rankings(part, selector, rules, counts_BC):
         inside[columns[first[score_U[first] > 0]]] += 1
-    return ScoreUncertainty(low, high, inside / draws)
+    return ScoreUncertainty(ends[0], ends[1], inside / draws)
 
 
 def candidates(sample: Sample, selector: Selector, rules: Rules) -> np.ndarray:
@@ -118,20 +123,16 @@ def share_intervals(
     ``paired`` says whether ``kl_before`` is of the same occurrences; without that there is no change to measure.
     """
     counts_BC = bootstrap_counts(sample.n_clusters, draws, seed)
-    rocks, rest = (_drawn(sample, chosen_U, counts_BC) for chosen_U in (is_rock_U, ~is_rock_U))
+    rocks, rest = (_cluster_totals(sample, chosen_U) for chosen_U in (is_rock_U, ~is_rock_U))
     whole = {name: rocks[name] + rest[name] for name in rocks}
-    ratios = {
-        "token_share": (rocks["freq"], whole["freq"]),
-        "kl_share": (rocks["kl"], whole["kl"]),
-        "grad_share": (rocks["grad_norm"], whole["grad_norm"]),
-        "mean_kl": (whole["kl"], ONE * whole["freq"]),
-        "mean_kl_rocks": (rocks["kl"], ONE * rocks["freq"]),
-        "mean_kl_rest": (rest["kl"], ONE * rest["freq"]),
-    }
-    intervals = {name: ratio_interval(*ratio, level) for name, ratio in ratios.items()}
+    shares = {"token_share": "freq", "kl_share": "kl", "grad_share": "grad_norm"}
+    intervals = {name: share_interval(rocks[of], rest[of], counts_BC, level) for name, of in shares.items()}
+    for name, sums in (("mean_kl", whole), ("mean_kl_rocks", rocks), ("mean_kl_rest", rest)):
+        intervals[name] = ratio_interval(sums["kl"] / ONE, sums["freq"], counts_BC, level)
     for name, sums in (("kl_change_rocks", rocks), ("kl_change_rest", rest)):
-        before = sums.get("kl_before") if paired else None
-        intervals[name] = None if before is None else ratio_interval(sums["kl"] - before, before, level)
+        before_C = sums.get("kl_before") if paired else None
+        kept = None if before_C is None else ratio_interval(sums["kl"], before_C, counts_BC, level)
+        intervals[name] = _less_one(kept)
     return intervals
 
 
@@ -150,11 +151,10 @@ def paired_tests(
     """
     if sample.kl_before is None:
         raise RocktokensError("a paired test needs two checkpoints, the sample has only one: trace another checkpoint")
-    group = in_group_U.astype(np.int64)
-    freq_C, after_C, before_C = (matrix @ group for matrix in (sample.freq, sample.kl, sample.kl_before))
+    totals = _cluster_totals(sample, in_group_U)
+    freq_C, after_C, before_C = (totals[name] for name in ("freq", "kl", "kl_before"))
     present = freq_C > 0
-    drawn = _drawn(sample, in_group_U, bootstrap_counts(sample.n_clusters, draws, seed))
-    change = drawn["kl"] - drawn["kl_before"]
+    counts_BC = bootstrap_counts(sample.n_clusters, draws, seed)
     freq, after, before = (int(sums_C.sum()) for sums_C in (freq_C, after_C, before_C))
     wilcoxon_p, rank_biserial = _signed_rank((after_C - before_C)[present] / (freq_C[present] * ONE))
     return PairedChange(
@@ -163,9 +163,9 @@ def paired_tests(
         kl_before=before / (freq * ONE) if freq else None,
         kl_after=after / (freq * ONE) if freq else None,
         delta=(after - before) / (freq * ONE) if freq else None,
-        delta_interval=ratio_interval(change, ONE * drawn["freq"], level),
+        delta_interval=mean_interval((after_C - before_C) / ONE, freq_C, counts_BC, level),
         relative=(after - before) / before if before else None,
-        relative_interval=ratio_interval(change, drawn["kl_before"], level),
+        relative_interval=_less_one(ratio_interval(after_C, before_C, counts_BC, level)),
         wilcoxon_p=wilcoxon_p,
         rank_biserial=rank_biserial,
     )
@@ -183,9 +183,13 @@ def _signed_rank(delta_C: np.ndarray) -> tuple[float | None, float | None]:
     return float(test.pvalue), effect
 
 
-def _drawn(sample: Sample, chosen_U: np.ndarray, counts_BC: np.ndarray) -> dict[str, np.ndarray]:
-    """Sums (B,) of the chosen types in every replicate, by name of the matrix; kl and gradient in fixed point."""
+def _less_one(ends: Interval | None) -> Interval | None:
+    """The interval of a relative change, from that of what is kept."""
+    return None if ends is None else (ends[0] - 1, ends[1] - 1)
+
+
+def _cluster_totals(sample: Sample, chosen_U: np.ndarray) -> dict[str, np.ndarray]:
+    """Sums int64 (C,) of the chosen types, by name of the matrix; kl and gradient in fixed point."""
     names = ("freq", "kl", "grad_norm", "kl_before")
     matrices = {name: getattr(sample, name) for name in names if getattr(sample, name) is not None}
-    weights_BC, chosen = counts_BC.astype(np.float64), chosen_U.astype(np.int64)
-    return {name: weights_BC @ (matrix @ chosen).astype(np.float64) for name, matrix in matrices.items()}
+    return {name: matrix @ chosen_U.astype(np.int64) for name, matrix in matrices.items()}

@@ -32,6 +32,7 @@
     "markdown_whitespace",
     "discourse",
     "digit",
+    "operator",
     "punctuation",
     "function_word",
     "content_word",

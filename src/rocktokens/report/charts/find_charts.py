@@ -16,7 +16,7 @@ from rocktokens.display.numbers import counted
 from rocktokens.display.text import visible
 from rocktokens.report.charts import theme
 from rocktokens.report.charts.funnel import funnel
-from rocktokens.report.charts.funnel_layout import RARE, ROCK
+from rocktokens.report.charts.funnel_layout import HIGH_KL, ROCK
 from rocktokens.rocks.records import FindRecord
 
 CURVES = {
@@ -27,7 +27,7 @@ CURVES = {
 CUTOFF_HEIGHT = 300
 GROUP_LINES = {
     ROCK: (theme.VERMILLION, theme.SOLID),
-    RARE: (theme.BLUE, theme.DASHED),
+    HIGH_KL: (theme.BLUE, theme.DASHED),
     "random": (theme.GREY, theme.DOTTED),
 }
 
@@ -60,7 +60,7 @@ def find_charts(run: str, found: FindRecord) -> dict[str, theme.Figure]:
         ),
         theme.Figure(
             "loss",
-            "Lines over the checkpoints: mean kl of rocks, rare high-kl types and random types, with bands.",
+            "Lines over the checkpoints: mean kl of rocks, high-mean-kl types and random types, with bands.",
             loss_chart(losses, f"{run}, same tokens at every checkpoint, 95 % intervals"),
             losses,
         ),

@@ -41,7 +41,7 @@ LABEL_GAP, LABEL_HEIGHT, LABEL_CELL = 7.0, 13.0, 6.0
 
 
 def funnel(types: pd.DataFrame, subtitle: str = "") -> theme.Chart:
-    """Draw every type used, by occurrences and mean kl; rocks and rare high-kl types stand out.
+    """Draw every type used, by occurrences and mean kl; rocks and high-mean-kl types stand out.
 
     Columns: token_id, text, category, freq, mean_kl, group (one of ``GROUPS``), rank (missing where it is no rock).
     """

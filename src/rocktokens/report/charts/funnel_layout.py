@@ -2,7 +2,7 @@
 
 1. ``drawable``: the types that have a place (occurrences ≥ 1, finite mean kl), rocks last so that they lie on top.
 2. ``thin``: too many "other" types are thinned in proportion within each cell of a grid, seeded, at least one a cell:
-   the cloud keeps its density and its outline. Rocks and rare high-kl types are all kept.
+   the cloud keeps its density and its outline. Rocks and high-mean-kl types are all kept.
 3. ``equal_scores``: lines of freq · mean kl = constant, one a decade.
 4. ``place_labels``: each label in the nearest free place around its point, first come first served.
 """
@@ -15,8 +15,8 @@ from typing import Self
 import numpy as np
 import pandas as pd
 
-ROCK, RARE, OTHER = "rock", "rare high-kl", "other"
-GROUPS: tuple[str, ...] = (OTHER, RARE, ROCK)
+ROCK, HIGH_KL, OTHER = "rock", "high mean kl", "other"
+GROUPS: tuple[str, ...] = (OTHER, HIGH_KL, ROCK)
 """From the lowest layer to the topmost."""
 MAX_OTHERS = 3_000
 MAX_LINES = 4
@@ -58,7 +58,7 @@ class Points:
 
 
 def drawable(types: pd.DataFrame) -> Points:
-    """Choose the types that have a place: others, then rare high-kl types, then rocks with the first rank last."""
+    """Choose the types that have a place: others, then high-mean-kl types, then rocks with the first rank last."""
     if not len(types):
         return Points(*(np.array([]) for _ in fields(Points)))
     columns = ("freq", "mean_kl", "rank")
@@ -109,7 +109,7 @@ class Frame:
 
 
 def thin(points: Points, limit: int = MAX_OTHERS, cells: int = 30, seed: int = 0) -> Points:
-    """Keep about ``limit`` of the other types, with every rock and rare high-kl type, in the order given."""
+    """Keep about ``limit`` of the other types, with every rock and high-mean-kl type, in the order given."""
     is_other = points.layer == GROUPS.index(OTHER)
     others = np.flatnonzero(is_other)
     if len(others) <= limit:

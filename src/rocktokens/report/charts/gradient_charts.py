@@ -13,7 +13,7 @@ from typing import Any
 import altair as alt
 
 from rocktokens.display.text import visible
-from rocktokens.gradients.records import CONTROL, RARE, REST, ROCKS, GradientsRecord
+from rocktokens.gradients.records import CONTROL, HIGH_KL, REST, ROCKS, GradientsRecord
 from rocktokens.report.charts.theme import (
     BLUE,
     FAINT,
@@ -36,7 +36,7 @@ from rocktokens.report.charts.theme import (
 
 GROUP_LOOKS = {
     ROCKS: (VERMILLION, "diamond"),
-    RARE: (BLUE, "triangle-up"),
+    HIGH_KL: (BLUE, "triangle-up"),
     CONTROL: (GREEN, "square"),
     REST: (GREY, "circle"),
 }

@@ -20,14 +20,14 @@ from rich.table import Table
 from rich.text import Text
 
 from rocktokens.display.numbers import decimal, percent
-from rocktokens.report.charts.funnel_layout import GROUPS, OTHER, RARE, ROCK, Frame, Points, drawable
+from rocktokens.report.charts.funnel_layout import GROUPS, HIGH_KL, OTHER, ROCK, Frame, Points, drawable
 from rocktokens.report.charts.theme import finite
 
 MAX_WIDTH = 100
-MARKS = {ROCK: "●", RARE: "○", OTHER: "·"}
+MARKS = {ROCK: "●", HIGH_KL: "○", OTHER: "·"}
 CROWDS = ((2, ":"), (10, "▒"), (100, "▓"))
 """From how many other types in one place on a denser mark stands for them."""
-STYLES = {ROCK: "bold dark_orange", RARE: "bold cyan", OTHER: "dim"}
+STYLES = {ROCK: "bold dark_orange", HIGH_KL: "bold cyan", OTHER: "dim"}
 CURVE_ROWS = 14
 CURVE_NUMBERS = 48
 """Characters of a line of the curve that are not bars."""
