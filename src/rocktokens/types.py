@@ -6,7 +6,7 @@ V vocabulary, D student width, E teacher width, K top-k.
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -369,12 +369,24 @@ def write_record(path: str | Path, record: dict[str, Any], indent: int | None = 
     Path(path).write_text(text + "\n", encoding="utf-8")
 
 
-def load_record(cls: type[R], path: str | Path, name: str, maker: str, schema_version: int) -> R:
+Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
+"""Turns the content of a file of an older schema into that of the current one."""
+
+
+def load_record(
+    cls: type[R],
+    path: str | Path,
+    name: str,
+    maker: str,
+    schema_version: int,
+    upgrades: Mapping[int, Upgrade] | None = None,
+) -> R:
     """Read a file as nested records, field by field; one sentence where a field is missing, unknown or mistyped.
 
-    ``cls`` has a field ``schema_version``, ``maker`` is the command that writes such a file.
+    ``cls`` has a field ``schema_version``, ``maker`` is the command that writes such a file, ``upgrades`` has the older
+    schemas that can be read.
     """
-    record = {"schema_version": schema_version, **read_record(path, name, maker, schema_version)}
+    record = {"schema_version": schema_version, **read_record(path, name, maker, schema_version, upgrades)}
     return validate_record(cls, record, path, name, maker)
 
 
@@ -394,7 +406,13 @@ def validate_record(cls: type[R], record: Any, path: str | Path, name: str, make
         ) from None
 
 
-def read_record(path: str | Path, name: str, maker: str, schema_version: int) -> dict[str, Any]:
+def read_record(
+    path: str | Path,
+    name: str,
+    maker: str,
+    schema_version: int,
+    upgrades: Mapping[int, Upgrade] | None = None,
+) -> dict[str, Any]:
     """Read the JSON object in a file, without its schema version; one sentence where it is not such a file."""
     path = Path(path)
     try:
@@ -408,6 +426,8 @@ def read_record(path: str | Path, name: str, maker: str, schema_version: int) ->
     if not isinstance(record, dict):
         raise RocktokensError(f"{path} is not a JSON object: write it again with {maker}")
     version = record.pop("schema_version", None)
+    if upgrades and isinstance(version, int) and version in upgrades:
+        return upgrades[version](record)
     if version != schema_version:
         raise RocktokensError(
             f"{path} has schema_version {version!r}, this rocktokens reads {schema_version}: "

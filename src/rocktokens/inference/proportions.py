@@ -1,4 +1,7 @@
-"""Intervals of proportions: Wilson's where answers are independent, a bootstrap over prompts where they are not."""
+"""Intervals of proportions: Wilson's where answers are independent, a bootstrap over prompts where they are not.
+
+Clopper and Pearson's is for a handful of runs: it holds at least its level however few they are.
+"""
 
 from collections.abc import Sequence
 
@@ -17,6 +20,12 @@ Z_95 = 1.959963984540054
 def wilson_interval(right: int, total: int) -> tuple[float, float]:
     """Return the Wilson score interval of a proportion."""
     interval = binomtest(right, total).proportion_ci(CONFIDENCE, method="wilson")
+    return float(interval.low), float(interval.high)
+
+
+def clopper_pearson_interval(count: int, total: int, alpha: float) -> tuple[float, float]:
+    """Return the exact interval of a proportion at 1 − α: the shares that neither tail of the binomial refuses."""
+    interval = binomtest(count, total).proportion_ci(1 - alpha, method="exact")
     return float(interval.low), float(interval.high)
 
 
