@@ -33,7 +33,7 @@ def make_arm(name: str, accuracy: list[float], draws: int = 1) -> Arm:
 
 def make_comparison(kind: Kind, difference: float, verdict: StudyVerdict, first: str = "freeze") -> Comparison:
     interval = (difference - 0.5, difference + 0.25)
-    return Comparison(first, "uniform", kind, 16.0, difference, interval, 0.1, 2.0, 0.5, 0.5, 0.25, verdict)
+    return Comparison(first, "uniform", kind, 16.0, difference, interval, 0.1, 2.0, 0.5, 0.5, (0.1, 0.25), verdict)
 
 
 def make_study() -> StudyResult:

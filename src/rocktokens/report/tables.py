@@ -2,14 +2,27 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from rocktokens.display.numbers import count, counted, decimal, fixed, level, percent, points, signed, signed_percent
-from rocktokens.display.table import WIDE, Column, Table, ends, flat, number, text, verdict
+from rocktokens.display.numbers import (
+    DASH,
+    Show,
+    counted,
+    extent,
+    fixed,
+    level,
+    percent,
+    points,
+    signed,
+    signed_percent,
+    with_interval,
+)
+from rocktokens.display.table import WIDE, Cell, Column, Table, ends, flat, number, text, verdict
 from rocktokens.display.text import printable, visible
 from rocktokens.knockout.records import Ban, KnockoutSweep, Role
 from rocktokens.rocks.cutoff import jaccard
-from rocktokens.studies.records import Arm, Comparison, Kind, StudyResult
+from rocktokens.studies.records import Arm, CollapsedRuns, Comparison, Kind, StudyResult
 from rocktokens.types import KEPT, RockSet, Verdict
 
 if TYPE_CHECKING:
@@ -23,6 +36,7 @@ COMPARED: dict[Kind, str] = {
     "equal_seconds": "equal time",
     "steps_to_accuracy": "steps to an accuracy",
 }
+UNRELIABLE_NOTE = "Unreliable: where a run collapsed, means and their intervals say little about other seeds."
 
 
 def ban_name(ban: Ban) -> str:
@@ -50,12 +64,14 @@ def verdict_table(sweep: KnockoutSweep) -> Table:
 
 
 def arm_table(study: StudyResult) -> Table:
-    """Make the table of a study's arms: accuracy before and after, and what training took."""
+    """Make the table of a study's arms: runs that collapsed, accuracy before and after, and what training took."""
+    collapsed: Column[Arm] = Column("collapsed", lambda own: _collapsed(own.collapsed))
     columns: list[Column[Arm]] = [
         Column("arm", lambda own: text(own.name)),
+        *([collapsed] if study.collapsed_arms else []),
         Column("runs", lambda own: number(len(own.runs)), room=WIDE),
         Column("start", lambda own: number(own.start.accuracy, percent)),
-        Column("end", lambda own: number(own.end.accuracy, percent)),
+        Column("end", lambda own: number(own.end.accuracy, marked(percent, own.is_unreliable))),
         Column(level(study.alpha), lambda own: ends(own.end.interval, percent)),
         Column("tokens", lambda own: number(own.end.tokens)),
         Column("seconds", lambda own: number(own.end.seconds)),
@@ -68,6 +84,9 @@ def arm_table(study: StudyResult) -> Table:
             {
                 "arm": printable(arm.name),
                 "runs": len(arm.runs),
+                "collapsed": arm.collapsed and arm.collapsed.share,
+                "collapsed_interval": arm.collapsed and arm.collapsed.interval,
+                "unreliable": arm.is_unreliable,
                 "start": arm.start.accuracy,
                 "end": arm.end.accuracy,
                 "interval": arm.end.interval,
@@ -84,6 +103,7 @@ def arm_table(study: StudyResult) -> Table:
     title = f"Accuracy after {counted(last, 'step')} on {counted(study.n_prompts, 'prompt')}, means over "
     title += f"{counted(len(study.seeds), 'seed')} with {level(study.alpha)} intervals."
     notes = (
+        *([f"Collapsed: runs that ended below their own start. {UNRELIABLE_NOTE}"] if study.collapsed_arms else []),
         f"Tokens and seconds of training per run. Not trained: share of the loss weight that was dropped. Head saved: "
         f"share of the LM head's work. Denominator: {study.denominator}.",
     )
@@ -92,21 +112,55 @@ def arm_table(study: StudyResult) -> Table:
 
 def comparison_table(study: StudyResult) -> Table:
     """Make the table of comparisons: a verdict for every pair of arms and way to compare."""
-    shown = {**dict.fromkeys(COMPARED, points), "steps_to_accuracy": lambda steps: signed(steps, 0)}
     columns: list[Column[Comparison]] = [
-        Column("pair", lambda own: text(f"{own.first} vs {own.second}")),
+        Column("pair", lambda own: text(pair_name(own))),
         Column("compared at", lambda own: text(COMPARED[own.kind])),
-        Column("difference", lambda own: number(own.difference, shown[own.kind], own.interval)),
+        Column("difference", _difference),
         Column("verdict", lambda own: verdict(own.verdict)),
         Column("remark", lambda own: text(_remark(own))),
     ]
-    names = ("first", "second", "kind", "at", "difference", "interval", "p", "p_holm", "detectable", "verdict")
-    records = [flat({name: own[name] for name in names}) for own in map(asdict, study.comparisons)]
-    title = (
-        f"First arm minus second, in points of accuracy or in steps, with {level(study.alpha)} intervals for all pairs "
-        "together."
-    )
-    return Table.of("comparisons", columns, study.comparisons, title, (), records)
+    names = ("first", "second", "role", "kind", "at", "difference", "interval", "p", "p_holm", "unreliable", "verdict")
+    records = [
+        flat({name: own[name] for name in names} | {"detectable_interval": own["detectable"]})
+        for own in map(asdict, study.comparisons)
+    ]
+    title = f"First arm minus second, in points of accuracy or in steps, with {level(study.alpha)} intervals for "
+    title += f"{together(study)}."
+    notes = (UNRELIABLE_NOTE,) if study.collapsed_arms else ()
+    return Table.of("comparisons", columns, study.comparisons, title, notes, records)
+
+
+def together(study: StudyResult) -> str:
+    """Say which pairs the intervals of a study hold for together."""
+    primary, exploratory = study.n_together("primary"), study.n_together("exploratory")
+    if study.n_primary is None or not exploratory:
+        return "one pair" if study.n_pairs == 1 else f"the {study.n_pairs} pairs together"
+    own = "the primary pair" if primary == 1 else f"the {primary} primary pairs together"
+    other = "exploratory pair" if exploratory == 1 else f"{exploratory} exploratory pairs together"
+    return f"{own}, and for the {other}"
+
+
+def pair_name(own: Comparison) -> str:
+    """Name a pair, and say if it is exploratory."""
+    return f"{own.first} vs {own.second}" + (" (exploratory)" if own.role == "exploratory" else "")
+
+
+def marked(show: Show, is_unreliable: bool) -> Show:
+    """Return the format of a mean, marked where it is unreliable."""
+    return (lambda value: f"{show(value)} (unreliable)") if is_unreliable else show
+
+
+def _collapsed(own: CollapsedRuns | None) -> Cell:
+    if own is None:
+        return text(DASH)
+    return Cell(f"{own.count} of {own.n_runs}: {with_interval(own.share, own.interval)}", "number", own.share)
+
+
+def _difference(own: Comparison) -> Cell:
+    show = partial(signed, digits=0) if own.kind == "steps_to_accuracy" else points
+    if not own.unreliable or own.difference is None:
+        return number(own.difference, show, own.interval)
+    return Cell(f"{with_interval(own.difference, own.interval, show)} (unreliable)", "number", own.difference)
 
 
 def _remark(own: Comparison) -> str:
@@ -114,16 +168,19 @@ def _remark(own: Comparison) -> str:
     if own.kind == "steps_to_accuracy" and any(own.never):
         runs = zip((own.first, own.second), own.never, strict=True)
         return f"{percent(own.at)} not reached by {' and '.join(f'{never} of {name}' for name, never in runs if never)}"
-    if own.verdict == "undecided" and own.detectable is not None:
+    if own.verdict == "undecided" and own.could_be_called:
         return f"smallest detectable effect: {detectable(own)}"
     return ""
 
 
 def detectable(own: Comparison) -> str:
-    """Show the smallest effect that a comparison could detect, with its unit."""
+    """Show the range of the smallest effect that a comparison could detect, with its unit; a dash if not known."""
+    if own.detectable is None:
+        return DASH
+    low, high = own.detectable
     if own.kind == "steps_to_accuracy":
-        return f"{count(own.detectable)} steps"
-    return f"{decimal(None if own.detectable is None else 100 * own.detectable, 1)} points"
+        return extent(low, high, own.largest, 0, "steps")
+    return extent(100 * low, 100 * high, 100 * own.largest, 1, "points")
 
 
 def runs_table(runs: Sequence["RunView"]) -> Table:
