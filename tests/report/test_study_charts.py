@@ -67,6 +67,19 @@ def test_ends_that_were_cut_have_no_end_and_what_was_not_reached_no_row():
     assert "beyond what is possible" in subtitle(chart)
 
 
+def test_means_of_collapsed_runs_and_exploratory_pairs_are_marked():
+    study = make_study()
+    study = replace(study, comparisons=[replace(own, role="exploratory") for own in study.comparisons]).mark_collapsed()
+    means, _ = curve_records(study)
+    records = comparison_records(study)
+    assert {point["panel"] for point in means} == {"freeze", "a\\u001bb (unreliable)"}
+    assert {own["pair"] for own in records} == {
+        "freeze vs uniform (exploratory)", "a\\u001bb vs uniform (exploratory) (unreliable)"
+    }  # fmt: skip
+    assert "where a run collapsed" in subtitle(comparisons_chart(records))
+    assert "where a run collapsed" not in subtitle(comparisons_chart(records[:1]))
+
+
 def data_of(chart: Any) -> list[dict[str, Any]]:
     """The records a chart of panels is drawn from; altair checks the spec against the schema."""
     spec = chart.to_dict()

@@ -95,9 +95,9 @@ def test_differences_of_accuracy_are_those_of_plain_loops(pair: tuple[str, str],
     half = student.ppf(1 - 0.05 / 2 / len(PAIRS), freedom) * error
     assert own.interval == pytest.approx((expected.mean - half, expected.mean + half))
     assert own.p == pytest.approx(2 * student.sf(abs(expected.mean) / error, freedom))
-    # What is detected four times in five if the true error is at either end of its own 95 % interval.
+    # What is detected four times in five if the true error is at either end of its own 97 % interval.
     assert own.detectable is not None
-    for effect, share in zip(own.detectable, (0.975, 0.025), strict=True):
+    for effect, share in zip(own.detectable, (0.985, 0.015), strict=True):
         true_error = error * np.sqrt(freedom / chi2.ppf(share, freedom))
         power = nct.sf(student.ppf(1 - 0.05 / 2 / len(PAIRS), freedom), freedom, effect / true_error)
         assert power == pytest.approx(0.8)

@@ -54,9 +54,13 @@ def curve_records(study: StudyResult) -> tuple[list[dict[str, Any]], list[dict[s
     others = [arm.name for arm in study.arms if arm.name != study.baseline]
     means, runs = [], []
     for panel in others or [study.baseline]:
+        shown = printable(panel) + (" (unreliable)" if study.arm(panel).is_unreliable else "")
         for name in dict.fromkeys((study.baseline, panel)):
             line = BASELINE if name == study.baseline else THIS_ARM
-            look = {"panel": printable(panel), "line": line}
+            look = {
+                "panel": printable(panel) + (" (unreliable)" if study.arm(panel).is_unreliable else ""),
+                "line": line,
+            }
             arm = study.arm(name)
             for point in arm.points:
                 low, high = point.interval
