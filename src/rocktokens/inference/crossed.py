@@ -35,8 +35,8 @@ from typing import NamedTuple
 
 import numpy as np
 from scipy.optimize import root_scalar
-from scipy.special import nctdtr
-from scipy.stats import chi2, norm
+from scipy.special import chdtri, nctdtr
+from scipy.stats import norm
 from scipy.stats import t as student
 
 from rocktokens.inference.power import POWER
@@ -71,7 +71,7 @@ class CrossedMean(NamedTuple):
         freedom = self.degrees_of_freedom
         effect = detectable_errors(freedom, alpha) * self.standard_error
         tail = (1 - ERROR_CONFIDENCE) / 2
-        low, high = (effect * math.sqrt(freedom / chi2.ppf(share, freedom)) for share in (1 - tail, tail))
+        low, high = (effect * math.sqrt(freedom / _chi2_quantile(share, freedom)) for share in (1 - tail, tail))
         return low, high
 
     def _quantile(self, share: float) -> float:
@@ -84,7 +84,7 @@ def detectable_errors(degrees_of_freedom: float, alpha: float) -> float:
 
     def threshold(share: float) -> float:
         """Return what the critical value times estimated over true error stays below with this chance."""
-        return critical * math.sqrt(chi2.ppf(share, degrees_of_freedom) / degrees_of_freedom)
+        return critical * math.sqrt(_chi2_quantile(share, degrees_of_freedom) / degrees_of_freedom)
 
     if critical > LARGE:
         return threshold(POWER)
@@ -94,6 +94,10 @@ def detectable_errors(degrees_of_freedom: float, alpha: float) -> float:
         bracket=(0.0, threshold(enough) + norm.ppf(enough)),
     )
     return float(found.root)
+
+
+def _chi2_quantile(share: float, degrees_of_freedom: float) -> float:
+    return float(chdtri(degrees_of_freedom, 1 - share))
 
 
 class Spread(NamedTuple):

@@ -6,6 +6,7 @@ Clopper and Pearson's is for a handful of runs: it holds at least its level howe
 from collections.abc import Sequence
 
 import numpy as np
+from scipy.special import betaincinv
 from scipy.stats import binomtest
 
 from rocktokens.inference.bootstrap import interval_ends
@@ -25,8 +26,9 @@ def wilson_interval(right: int, total: int) -> tuple[float, float]:
 
 def clopper_pearson_interval(count: int, total: int, alpha: float) -> tuple[float, float]:
     """Return the exact interval of a proportion at 1 − α: the shares that neither tail of the binomial refuses."""
-    interval = binomtest(count, total).proportion_ci(1 - alpha, method="exact")
-    return float(interval.low), float(interval.high)
+    low = float(betaincinv(count, total - count + 1, alpha / 2)) if count else 0.0
+    high = float(betaincinv(count + 1, total - count, 1 - alpha / 2)) if count < total else 1.0
+    return low, high
 
 
 def wilson_bounds(shares: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -57,10 +57,7 @@ def curve_records(study: StudyResult) -> tuple[list[dict[str, Any]], list[dict[s
         shown = printable(panel) + (" (unreliable)" if study.arm(panel).is_unreliable else "")
         for name in dict.fromkeys((study.baseline, panel)):
             line = BASELINE if name == study.baseline else THIS_ARM
-            look = {
-                "panel": printable(panel) + (" (unreliable)" if study.arm(panel).is_unreliable else ""),
-                "line": line,
-            }
+            look = {"panel": shown, "line": line}
             arm = study.arm(name)
             for point in arm.points:
                 low, high = point.interval
