@@ -198,7 +198,7 @@ def is_marked(published: Published, first_SP: np.ndarray, second_SP: np.ndarray)
         all(own.unreliable for own in result.comparisons)
         and all("unreliable mean" in line for line in verdict_lines(result))
         and all("(unreliable)" in row[2].text for row in comparison_table(result).rows)
-        and arms.titles[1] == "collapsed"
+        and result.collapsed_arms == [result.arm("first")]
         and "(unreliable)" in arms.rows[0][arms.titles.index("end")].text
     )
 

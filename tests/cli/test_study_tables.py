@@ -91,11 +91,15 @@ def with_collapse(result: StudyResult) -> StudyResult:
 
 
 def test_collapsed_runs_come_first_and_their_means_are_marked(monkeypatch: pytest.MonkeyPatch):
-    text = printed(with_collapse(make_result()), monkeypatch, width=160)
+    text = printed(with_collapse(make_result()), monkeypatch)
     assert text.startswith("2 of 3 runs of rock freeze collapsed (66.7 % [9.4, 99.2] ended below their start)")
-    assert row_of(text, "rock freeze")[:8] == ["2", "of", "3:", "66.7%", "[9.4,99.2]", "3", "55.0%", "71.0%"]
-    assert row_of(text, "rock freeze")[8] == "(unreliable)" and "(unreliable)" not in row_of(text, "uniform")
-    assert row_of(text, "uniform")[:5] == ["0", "of", "3:", "0.0%", "[0.0,70.8]"]
+    first, second = text.split("Verdicts: ")
+    assert row_of(first, "rock freeze") == ["3", "2", "66.7%", "[9.4,99.2]"]
+    assert row_of(first, "uniform") == ["3", "0", "0.0%", "[0.0,70.8]"]
+    assert row_of(second, "rock freeze")[:3] == ["55.0%", "71.0%", "(unreliable)"] and "…" not in text
+    assert row_of(second, "uniform")[:3] == ["55.0%", "72.2%", "[69.2,76.2]"]
+    narrow = printed(with_collapse(make_result()), monkeypatch, width=80).split("Verdicts: ")[1]
+    assert row_of(narrow, "rock freeze") == ["55.0%", "71.0%", "(unreliable)", "[68.0,75.0]", "171", "21.3%"]
     assert "unreliable mean, 2 of 3 runs of rock freeze collapsed; undecided" in text
     assert "unreliable" not in printed(make_result(), monkeypatch)
 

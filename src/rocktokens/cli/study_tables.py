@@ -5,7 +5,7 @@ from rocktokens.cli.tables import heading, print_lines, print_table
 from rocktokens.display.numbers import level
 from rocktokens.display.text import printable
 from rocktokens.report.page.answers import gain_conclusion
-from rocktokens.report.tables import arm_table, together
+from rocktokens.report.tables import arm_table, collapse_table, together
 from rocktokens.studies.decisions import verdict_lines
 from rocktokens.studies.records import StudyResult
 
@@ -13,6 +13,9 @@ from rocktokens.studies.records import StudyResult
 def print_study(result: StudyResult) -> None:
     """Print the conclusion, the verdicts in the order of the pairs, then the arms."""
     print_lines(gain_conclusion(result))
+    if result.collapsed_arms:
+        print_lines("")
+        print_table(collapse_table(result))
     intervals = f"{level(result.alpha)} intervals for {together(result)}"
     heading("Verdicts", f"{intervals}, within each way to compare; denominator {result.denominator}")
     for line in (*verdict_lines(result), *result.notes):

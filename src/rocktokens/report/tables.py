@@ -64,16 +64,19 @@ def verdict_table(sweep: KnockoutSweep) -> Table:
 
 
 def arm_table(study: StudyResult) -> Table:
-    """Make the table of a study's arms: runs that collapsed, accuracy before and after, and what training took."""
-    collapsed: Column[Arm] = Column("collapsed", lambda own: _collapsed(own.collapsed))
+    """Make the table of a study's arms: accuracy before and after, and what training took.
+
+    Where runs collapsed, ``collapse_table`` comes first and counts the runs; the mark of their means takes that room.
+    """
+    is_marked = bool(study.collapsed_arms)
+    runs: Column[Arm] = Column("runs", lambda own: number(len(own.runs)), room=WIDE)
     columns: list[Column[Arm]] = [
         Column("arm", lambda own: text(own.name)),
-        *([collapsed] if study.collapsed_arms else []),
-        Column("runs", lambda own: number(len(own.runs)), room=WIDE),
+        *([] if is_marked else [runs]),
         Column("start", lambda own: number(own.start.accuracy, percent)),
         Column("end", lambda own: number(own.end.accuracy, marked(percent, own.is_unreliable))),
         Column(level(study.alpha), lambda own: ends(own.end.interval, percent)),
-        Column("tokens", lambda own: number(own.end.tokens)),
+        Column("tokens", lambda own: number(own.end.tokens), room=WIDE if is_marked else 0),
         Column("seconds", lambda own: number(own.end.seconds)),
         Column("length", lambda own: number(own.facts.get("mean_response_length")), room=WIDE),
         Column("not trained", lambda own: number(own.facts.get("weight_dropped_share"), percent), room=WIDE),
@@ -84,8 +87,6 @@ def arm_table(study: StudyResult) -> Table:
             {
                 "arm": printable(arm.name),
                 "runs": len(arm.runs),
-                "collapsed": arm.collapsed and arm.collapsed.share,
-                "collapsed_interval": arm.collapsed and arm.collapsed.interval,
                 "unreliable": arm.is_unreliable,
                 "start": arm.start.accuracy,
                 "end": arm.end.accuracy,
@@ -103,11 +104,26 @@ def arm_table(study: StudyResult) -> Table:
     title = f"Accuracy after {counted(last, 'step')} on {counted(study.n_prompts, 'prompt')}, means over "
     title += f"{counted(len(study.seeds), 'seed')} with {level(study.alpha)} intervals."
     notes = (
-        *([f"Collapsed: runs that ended below their own start. {UNRELIABLE_NOTE}"] if study.collapsed_arms else []),
+        *([UNRELIABLE_NOTE] if is_marked else []),
         f"Tokens and seconds of training per run. Not trained: share of the loss weight that was dropped. Head saved: "
         f"share of the LM head's work. Denominator: {study.denominator}.",
     )
     return Table.of("arms", columns, study.arms, title, notes, records)
+
+
+def collapse_table(study: StudyResult) -> Table:
+    """Make the table of the runs of each arm that ended below their own start."""
+    counted_arms = [(arm.name, arm.collapsed) for arm in study.arms if arm.collapsed is not None]
+    columns: list[Column[tuple[str, CollapsedRuns]]] = [
+        Column("arm", lambda own: text(own[0])),
+        Column("runs", lambda own: number(own[1].n_runs)),
+        Column("collapsed", lambda own: number(own[1].count)),
+        Column("share", lambda own: number(own[1].share, percent)),
+        Column(level(study.alpha), lambda own: ends(own[1].interval, percent)),
+    ]
+    title = f"Collapsed runs: they ended below their own start. Exact {level(study.alpha)} intervals of their share."
+    records = [flat({"arm": printable(name), **asdict(own), "share": own.share}) for name, own in counted_arms]
+    return Table.of("collapsed", columns, counted_arms, title, (), records)
 
 
 def comparison_table(study: StudyResult) -> Table:
@@ -148,12 +164,6 @@ def pair_name(own: Comparison) -> str:
 def marked(show: Show, is_unreliable: bool) -> Show:
     """Return the format of a mean, marked where it is unreliable."""
     return (lambda value: f"{show(value)} (unreliable)") if is_unreliable else show
-
-
-def _collapsed(own: CollapsedRuns | None) -> Cell:
-    if own is None:
-        return text(DASH)
-    return Cell(f"{own.count} of {own.n_runs}: {with_interval(own.share, own.interval)}", "number", own.share)
 
 
 def _difference(own: Comparison) -> Cell:
