@@ -77,7 +77,9 @@ def broken(folder: Path) -> Path:
     wait_for((study / "arms" / RUNS[0] / FIRST_CHECKPOINT).exists)
     os.killpg(process.pid, signal.SIGINT)
     _, stderr = process.communicate()
-    assert process.returncode == 130 and len(stderr.splitlines()) == 1 and "interrupted" in stderr, stderr
+    *warning, last = stderr.splitlines()
+    assert " ".join(warning).startswith("warning: one seed cannot decide") and len(warning) <= 2, stderr
+    assert process.returncode == 130 and "interrupted" in last, stderr
     assert all(is_free(study / "arms" / run) for run in RUNS)
     process = start(*command)
     wait_for((study / "arms" / RUNS[1] / FIRST_CHECKPOINT).exists)
@@ -183,6 +185,8 @@ def test_the_plan_lists_runs_and_writes_nothing(whole: Path, folder: Path):
     assert record["interval_standard_errors"] == pytest.approx(4.303, abs=1e-3)
     shown = succeed("study", config, "--plan", *changed("study.seeds=[0,1,2]")).stdout
     assert "with 3 seeds and one pair an interval is up to ± 4.3 standard errors" in shown and "on the disk" in shown
+    assert "primary pairs (the first of study.compare), corrected together: rock freeze vs uniform\n" in shown
+    assert "\nwarning: 3 seeds cannot decide which arm is better" in shown and len(record["warnings"]) == 1
     assert snapshot(whole) == before
 
 
@@ -214,7 +218,7 @@ def test_rocks_that_changed_are_refused(whole: Path):
 
 
 def test_a_job_that_fails_stops_the_study_with_its_sentence(tmp_path: Path):
-    settings = changed("base.rollouts.max_prompt_length=5", "study.processes=1", "study.seeds=[4]")
+    settings = changed("base.rollouts.max_prompt_length=5", "study.processes=1", "study.seeds=[4,5,6,7,8,9]")
     process = start("study", write_study(tmp_path, "failing"), *settings)
     _, stderr = process.communicate()
     assert process.returncode == 2 and len(stderr.splitlines()) == 1, stderr
@@ -264,7 +268,8 @@ def test_a_worker_that_is_killed_ends_the_study_with_a_sentence(tmp_path: Path):
     config = write_study(tmp_path, "killed")
     thread = threading.Thread(target=kill_the_worker, daemon=True)
     thread.start()
-    refuse("study", config, *changed("study.processes=1"), naming=("uniform, seed 0", "code -9", "study.processes=1"))
+    settings = changed("study.processes=1", "study.seeds=[0,1,2,3,4,5]")  # fewer seeds are warned of first
+    refuse("study", config, *settings, naming=("uniform, seed 0", "code -9", "study.processes=1"))
     thread.join()
 
 

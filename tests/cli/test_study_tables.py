@@ -8,6 +8,7 @@ from rich.console import Console
 
 from rocktokens.cli import study_tables, tables
 from rocktokens.cli.study_tables import print_study
+from rocktokens.report.tables import comparison_table
 from rocktokens.studies.decisions import verdict_lines
 from rocktokens.studies.records import Arm, Comparison, CurvePoint, RunAccuracy, StudyResult
 
@@ -22,9 +23,8 @@ def make_arm(name: str, end: float, facts: dict[str, float]) -> Arm:
 
 def make_result(first: str = "rock freeze") -> StudyResult:
     facts = {"head_compute_saved": 0.213, "weight_dropped_share": 0.18, "mean_response_length": 60.4}
-    comparison = Comparison(
-        first, "uniform", "equal_steps", 64.0, -0.012, (-0.029, 0.004), 0.006, 9.0, 0.06, 0.06, 0.0163, "undecided"
-    )
+    numbers = (64.0, -0.012, (-0.029, 0.004), 0.006, 9.0, 0.06, 0.06, (0.0112, 0.0298))
+    comparison = Comparison(first, "uniform", "equal_steps", *numbers, verdict="undecided")
     return StudyResult(
         baseline="uniform",
         alpha=0.05,
@@ -81,6 +81,41 @@ def test_the_level_is_that_of_all_pairs(monkeypatch: pytest.MonkeyPatch):
     text = " ".join(printed(several, monkeypatch).split())
     assert text.count("enominator kept") + text.count("Denominator: kept") == 2
     assert "90 % intervals for the 4 pairs together" in text and "means over 1 seed with" in text
+
+
+def with_collapse(result: StudyResult) -> StudyResult:
+    """The same study; two of three runs of the first arm of its pair end below their start."""
+    baseline, arm = result.arms
+    runs = [replace(run, accuracy=[0.55, 0.1]) if run.seed else run for run in arm.runs]
+    return replace(result, arms=[baseline, replace(arm, runs=runs)]).mark_collapsed()
+
+
+def test_collapsed_runs_come_first_and_their_means_are_marked(monkeypatch: pytest.MonkeyPatch):
+    text = printed(with_collapse(make_result()), monkeypatch)
+    assert text.startswith("2 of 3 runs of rock freeze collapsed (66.7 % [9.4, 99.2] ended below their start)")
+    first, second = text.split("Verdicts: ")
+    assert row_of(first, "rock freeze") == ["3", "2", "66.7%", "[9.4,99.2]"]
+    assert row_of(first, "uniform") == ["3", "0", "0.0%", "[0.0,70.8]"]
+    assert row_of(second, "rock freeze")[:3] == ["55.0%", "71.0%", "(unreliable)"] and "…" not in text
+    assert row_of(second, "uniform")[:3] == ["55.0%", "72.2%", "[69.2,76.2]"]
+    narrow = printed(with_collapse(make_result()), monkeypatch, width=80).split("Verdicts: ")[1]
+    assert row_of(narrow, "rock freeze") == ["55.0%", "71.0%", "(unreliable)", "[68.0,75.0]", "171", "21.3%"]
+    assert "unreliable mean, 2 of 3 runs of rock freeze collapsed; undecided" in text
+    assert "unreliable" not in printed(make_result(), monkeypatch)
+
+
+def test_the_comparisons_of_collapsed_runs_are_marked():
+    table = comparison_table(with_collapse(make_result()))
+    assert table.rows[0][2].text == "−1.2 [−2.9, +0.4] (unreliable)"
+    assert table.records[0]["unreliable"] is True and "where a run collapsed" in " ".join(table.notes)
+
+
+def test_roles_are_said_where_some_pairs_are_exploratory(monkeypatch: pytest.MonkeyPatch):
+    own = make_result().comparisons[0]
+    pairs = [replace(own, role="primary"), replace(own, first="uniform", second="rock freeze", role="exploratory")]
+    text = " ".join(printed(replace(make_result(), comparisons=pairs, n_pairs=4, n_primary=1), monkeypatch).split())
+    assert "95 % intervals for the primary pair, and for the 3 exploratory pairs together, within" in text
+    assert "uniform vs rock freeze (exploratory): " in text
 
 
 @pytest.mark.parametrize("name", HOSTILE)

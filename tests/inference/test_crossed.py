@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import nct
+from scipy.stats import chi2
 from scipy.stats import t as student
 
 from rocktokens.inference.bootstrap import prompt_draws
-from rocktokens.inference.crossed import CrossedMean, crossed_mean, resampled_mean, table_spread
+from rocktokens.inference.crossed import CrossedMean, crossed_mean, detectable_errors, resampled_mean, table_spread
 
 ALPHA = 0.05
 
@@ -69,7 +69,7 @@ def test_one_seed_is_the_paired_t_interval_over_prompts():
 
 def test_a_table_without_spread_is_certain_of_its_mean():
     nothing = crossed_mean(np.zeros((3, 4)))
-    assert nothing.interval(ALPHA) == (0.0, 0.0) and nothing.p == 1.0 and nothing.detectable(ALPHA) == 0.0
+    assert nothing.interval(ALPHA) == (0.0, 0.0) and nothing.p == 1.0 and nothing.detectable(ALPHA) == (0.0, 0.0)
     assert crossed_mean(np.ones((3, 4))).p == 0.0
 
 
@@ -139,8 +139,26 @@ def test_p_is_below_alpha_where_the_interval_leaves_0_out(mean: float, error: fl
         assert (estimate.p < alpha) == (low > 0 or high < 0)
 
 
-@pytest.mark.parametrize("freedom", [4.0, 12.0, 200.0])
-def test_what_is_detectable_is_detected_four_times_in_five(freedom: float):
-    estimate = CrossedMean(0.0, 2.0, freedom)
-    noncentral = nct(freedom, estimate.detectable(ALPHA) / 2.0)
-    assert noncentral.sf(student.ppf(1 - ALPHA / 2, freedom)) == pytest.approx(0.8, abs=0.03)
+def naive_power(effect: float, freedom: float, alpha: float) -> float:
+    """The chance that a normal number around the effect exceeds the critical value times its estimated error: a plain
+    sum over quantiles of that estimate."""
+    critical, n = student.ppf(1 - alpha / 2, freedom), 20_000
+    estimated = np.sqrt(chi2.ppf((np.arange(n) + 0.5) / n, freedom) / freedom)
+    return float(np.mean([0.5 * math.erfc((critical * error - effect) / math.sqrt(2)) for error in estimated]))
+
+
+@pytest.mark.parametrize(
+    ("freedom", "alpha"), [(1.0, ALPHA), (1.0, ALPHA / 3), (2.0, ALPHA), (4.6, ALPHA / 3), (200.0, ALPHA), (0.4, 0.01)]
+)
+def test_what_is_detectable_is_detected_four_times_in_five(freedom: float, alpha: float):
+    # The sum of two quantiles of t, 14.1 standard errors with one degree of freedom, has 73 % power there.
+    assert naive_power(detectable_errors(freedom, alpha), freedom, alpha) == pytest.approx(0.8, abs=2e-4)
+
+
+@pytest.mark.parametrize("freedom", [1.0, 2.0, 7.5])
+def test_the_range_of_what_is_detectable_is_that_of_the_standard_error(freedom: float):
+    # An end is right if 1.5 % of the estimates of a true error of that size are as far from it as 2.0 was, or further.
+    low, high = (end / detectable_errors(freedom, ALPHA) for end in CrossedMean(9.0, 2.0, freedom).detectable(ALPHA))
+    squares = chi2.ppf((np.arange(100_000) + 0.5) / 100_000, freedom) / freedom
+    assert np.mean(low * np.sqrt(squares) >= 2.0) == pytest.approx(0.015, abs=2e-5)
+    assert np.mean(high * np.sqrt(squares) <= 2.0) == pytest.approx(0.015, abs=2e-5)

@@ -6,7 +6,12 @@ import math
 import numpy as np
 import pytest
 
-from rocktokens.inference.proportions import bootstrap_interval, wilson_bounds, wilson_interval
+from rocktokens.inference.proportions import (
+    bootstrap_interval,
+    clopper_pearson_interval,
+    wilson_bounds,
+    wilson_interval,
+)
 
 
 @pytest.mark.parametrize(("right", "total"), [(0, 10), (3, 10), (10, 10), (412, 500)])
@@ -19,6 +24,16 @@ def test_wilson_is_the_formula(right, total):
     assert high == pytest.approx(centre + half, abs=1e-9)
     bounds = wilson_bounds(np.array([share]), np.array([total]))
     assert [float(end[0]) for end in bounds] == pytest.approx([low, high], abs=1e-9)
+
+
+@pytest.mark.parametrize(("count", "total", "alpha"), [(0, 5, 0.05), (4, 5, 0.05), (5, 5, 0.1), (3, 30, 0.01)])
+def test_an_exact_interval_ends_where_a_tail_of_the_binomial_is_half_of_alpha(count: int, total: int, alpha: float):
+    def chance(share: float, counts: range) -> float:
+        return sum(math.comb(total, own) * share**own * (1 - share) ** (total - own) for own in counts)
+
+    low, high = clopper_pearson_interval(count, total, alpha)
+    assert low == 0 if count == 0 else chance(low, range(count, total + 1)) == pytest.approx(alpha / 2)
+    assert high == 1 if count == total else chance(high, range(count + 1)) == pytest.approx(alpha / 2)
 
 
 def test_bootstrap_is_that_of_a_naive_loop():

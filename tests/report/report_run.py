@@ -250,7 +250,7 @@ def make_study() -> StudyResult:
                 degrees_of_freedom=2.0,
                 p=0.5,
                 p_holm=0.5,
-                detectable=0.3125,
+                detectable=(0.125, 0.3125),
                 verdict=verdict,
             )
             for kind in kinds

@@ -137,9 +137,24 @@ def test_the_gain_is_against_the_baseline_with_what_could_have_been_seen():
         "No arm is shown to be better than uniform at equal steps. uniform reaches 75.0 % [62.5, "
     )
     assert "rock freeze: −12.5 points [−37.5, +12.5], undecided, 25.0 % of the LM head's work saved." in sentence
-    assert "Smallest effect this study could detect: 31.2 points." in sentence
+    assert "Smallest effect this study could detect: 12.5 to 31.2 points." in sentence
     assert gain(with_verdict(study, "better")).startswith("rock freeze is better than uniform at equal steps. ")
     assert gain(replace(study, comparisons=[])).startswith("Not known")
+
+
+def test_collapsed_runs_are_said_first_and_mark_every_mean():
+    study = with_verdict(make_study(), "better")
+    uniform, freeze, other = study.arms
+    first, *others = freeze.runs
+    freeze = replace(freeze, runs=[replace(first, accuracy=[0.5, 0.25]), *others])
+    sentence = gain(replace(study, arms=[uniform, freeze, other]).mark_collapsed())
+    assert sentence.startswith(
+        "1 of 2 runs of rock freeze collapsed (50.0 % [1.3, 98.7] ended below their start): its mean is unreliable. "
+        "rock freeze (unreliable mean) is better than uniform"
+    )
+    assert "rock freeze (unreliable mean): −12.5 points" in sentence and "uniform reaches 75.0 % [" in sentence
+    exploratory = replace(study, comparisons=[replace(own, role="exploratory") for own in study.comparisons])
+    assert gain(exploratory).startswith("rock freeze (exploratory) is better than uniform")
 
 
 def with_verdict(study: StudyResult, verdict: StudyVerdict) -> StudyResult:

@@ -33,7 +33,7 @@ def make_arm(name: str, accuracy: list[float], draws: int = 1) -> Arm:
 
 def make_comparison(kind: Kind, difference: float, verdict: StudyVerdict, first: str = "freeze") -> Comparison:
     interval = (difference - 0.5, difference + 0.25)
-    return Comparison(first, "uniform", kind, 16.0, difference, interval, 0.1, 2.0, 0.5, 0.5, 0.25, verdict)
+    return Comparison(first, "uniform", kind, 16.0, difference, interval, 0.1, 2.0, 0.5, 0.5, (0.1, 0.25), verdict)
 
 
 def make_study() -> StudyResult:
@@ -65,6 +65,19 @@ def test_ends_that_were_cut_have_no_end_and_what_was_not_reached_no_row():
     chart = comparisons_chart([own])
     assert chart_bytes(chart, "svg").count(b'aria-roledescription="tick"') == 1
     assert "beyond what is possible" in subtitle(chart)
+
+
+def test_means_of_collapsed_runs_and_exploratory_pairs_are_marked():
+    study = make_study()
+    study = replace(study, comparisons=[replace(own, role="exploratory") for own in study.comparisons]).mark_collapsed()
+    means, _ = curve_records(study)
+    records = comparison_records(study)
+    assert {point["panel"] for point in means} == {"freeze", "a\\u001bb (unreliable)"}
+    assert {own["pair"] for own in records} == {
+        "freeze vs uniform (exploratory)", "a\\u001bb vs uniform (exploratory) (unreliable)"
+    }  # fmt: skip
+    assert "where a run collapsed" in subtitle(comparisons_chart(records))
+    assert "where a run collapsed" not in subtitle(comparisons_chart(records[:1]))
 
 
 def data_of(chart: Any) -> list[dict[str, Any]]:

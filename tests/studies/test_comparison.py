@@ -3,19 +3,21 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sample_curves import N_PROMPTS, PROMPT_IDS, STEPS, make_curve, make_study
+from scipy.stats import chi2, nct
 from scipy.stats import t as student
 
 from rocktokens.errors import RocktokensError
 from rocktokens.inference.crossed import crossed_mean
 from rocktokens.studies.comparison import compare
 from rocktokens.studies.curves import Axis, correct_at, steps_to
-from rocktokens.studies.records import Comparison, Curve, StudyResult
+from rocktokens.studies.records import KINDS, Comparison, Curve, StudyResult
 
 PAIRS = [("freeze", "uniform"), ("control", "uniform")]
 
@@ -93,7 +95,12 @@ def test_differences_of_accuracy_are_those_of_plain_loops(pair: tuple[str, str],
     half = student.ppf(1 - 0.05 / 2 / len(PAIRS), freedom) * error
     assert own.interval == pytest.approx((expected.mean - half, expected.mean + half))
     assert own.p == pytest.approx(2 * student.sf(abs(expected.mean) / error, freedom))
-    assert own.detectable == pytest.approx(half + student.ppf(0.8, freedom) * error)
+    # What is detected four times in five if the true error is at either end of its own 97 % interval.
+    assert own.detectable is not None
+    for effect, share in zip(own.detectable, (0.985, 0.015), strict=True):
+        true_error = error * np.sqrt(freedom / chi2.ppf(share, freedom))
+        power = nct.sf(student.ppf(1 - 0.05 / 2 / len(PAIRS), freedom), freedom, effect / true_error)
+        assert power == pytest.approx(0.8)
     assert own.never == (0, 0)
 
 
@@ -189,7 +196,7 @@ def test_arms_that_answer_alike_do_not_differ():
     curves += [replace(curve, arm="freeze") for curve in curves]
     for own in compare_all(curves, pairs=PAIRS[:1]).comparisons:
         assert (own.difference, own.interval, own.standard_error) == (0.0, (0.0, 0.0), 0.0)
-        assert (own.verdict, own.p, own.detectable) == ("undecided", 1.0, 0.0)
+        assert (own.verdict, own.p, own.detectable) == ("undecided", 1.0, (0.0, 0.0))
 
 
 def test_one_seed_is_judged_over_prompts():
@@ -282,7 +289,7 @@ def test_no_interval_says_more_than_is_possible():
     for own in result.comparisons:
         largest = 40.0 if own.kind == "steps_to_accuracy" else 1.0
         assert (own.interval, own.cut) == ((-largest, largest), (True, True))
-        assert own.detectable is None and own.standard_error is not None and own.standard_error > 0
+        assert not own.could_be_called and own.standard_error is not None and own.standard_error > 0
 
 
 def test_a_baseline_that_gains_nothing_leaves_no_accuracy_to_reach():
@@ -343,6 +350,8 @@ def test_runs_that_do_not_match_are_refused_in_one_sentence(case: str):
         ({"baseline": "other"}, "no runs of arm 'other'"),
         ({"pairs": [("rocks", "uniform")]}, "no runs of arm 'rocks'"),
         ({"pairs": [("uniform", "uniform")]}, "compared with itself"),
+        ({"primary": [("control", "freeze")]}, "not among the pairs"),
+        ({"primary": [*PAIRS, *PAIRS]}, "4 pairs are named as primary: name 3 at most"),
     ],
 )
 def test_arms_that_do_not_exist_are_refused(changes: dict[str, object], sentence: str):
@@ -381,7 +390,7 @@ def test_a_damaged_or_newer_study_json_is_refused(tmp_path_factory: pytest.TempP
     path = tmp_path_factory.mktemp("study") / "study.json"
     record = compare_all(make_study()).to_record()
     for change, sentence in (
-        ({"schema_version": 2}, "schema_version 2"),
+        ({"schema_version": 3}, "schema_version 3"),
         ({"arms": [{"name": "uniform"}]}, r"is no study\.json \(arms\.0\.points: field required\): write it again"),
         ({"extra": 1}, r"is no study\.json \(extra:"),
         (
@@ -392,6 +401,71 @@ def test_a_damaged_or_newer_study_json_is_refused(tmp_path_factory: pytest.TempP
         path.write_text(json.dumps({**record, **change}))
         with pytest.raises(RocktokensError, match=sentence):
             StudyResult.load(path)
+
+
+@pytest.mark.parametrize("comparisons", [None, "x", [1]])
+def test_a_damaged_study_json_of_schema_1_is_refused_too(tmp_path: Path, comparisons: object):
+    path, record = tmp_path / "study.json", compare_all(make_study()).to_record()
+    path.write_text(json.dumps({**record, "schema_version": 1, "comparisons": comparisons}))
+    with pytest.raises(RocktokensError, match=r"is no study\.json \(comparisons"):
+        StudyResult.load(path)
+
+
+def test_a_study_json_of_schema_1_is_read_with_its_collapsed_runs_counted(tmp_path: Path):
+    result, path = compare_all(with_collapse(make_study())), tmp_path / "study.json"
+    record = {**result.to_record(), "schema_version": 1}
+    del record["n_primary"]
+    for arm in record["arms"]:
+        del arm["collapsed"]
+    for own in record["comparisons"]:
+        del own["role"], own["unreliable"]
+        own["detectable"] = 0.1
+    path.write_text(json.dumps(record))
+    found = StudyResult.load(path)
+    assert found.arms == result.arms and found.schema_version == result.schema_version
+    unknown = [replace(own, detectable=None, role=None) for own in result.comparisons]
+    assert found == replace(result, comparisons=unknown, n_primary=None) and found.n_together(None) == 2
+
+
+def with_collapse(curves: list[Curve]) -> list[Curve]:
+    """The same runs, but the freeze ends below its start in one seed, after a rise."""
+    broken_EP = np.repeat([[0.5], [0.9], [0.9], [0.4]], N_PROMPTS, axis=1)
+    return [replace(own, correct_EP=broken_EP) if (own.arm, own.seed) == ("freeze", 1) else own for own in curves]
+
+
+def test_a_run_that_ends_below_its_start_is_counted_and_marks_the_means():
+    curves = [*with_collapse(make_study()), *(make_curve("flat", seed, gain=0.0) for seed in range(3))]
+    flat = [replace(own, correct_EP=np.tile(own.correct_EP[0], (4, 1))) if own.arm == "flat" else own for own in curves]
+    result = compare_all(flat, pairs=[*PAIRS, ("flat", "uniform")])
+    assert [(arm.name, arm.collapsed and arm.collapsed.count, len(arm.runs)) for arm in result.arms] == [
+        ("uniform", 0, 3), ("freeze", 1, 3), ("control", 0, 6), ("flat", 0, 3)
+    ]  # fmt: skip
+    own = result.arm("freeze").collapsed
+    assert own is not None and own.interval == pytest.approx((1 - 0.975 ** (1 / 3), 0.905701), abs=1e-6)
+    assert {(own.first, own.unreliable) for own in result.comparisons} == {
+        ("freeze", True), ("control", False), ("flat", False)
+    }  # fmt: skip
+
+
+def test_primary_pairs_are_corrected_together_and_the_others_apart():
+    pairs = [*PAIRS, ("control", "freeze")]
+    result = compare_all(make_study(), pairs=pairs, primary=[pairs[2]])
+    assert (result.n_primary, result.n_together("primary"), result.n_together("exploratory")) == (1, 1, 2)
+    alone, both = compare_all(make_study(), pairs=pairs[2:]), compare_all(make_study(), pairs=PAIRS)
+    for kind in KINDS:
+        first, *others = result.of_kind(kind)
+        assert [first] == alone.of_kind(kind) and first.role == "primary"
+        assert others == [replace(own, role="exploratory") for own in both.of_kind(kind)]
+
+
+def test_the_first_three_pairs_are_primary_unless_named():
+    arms = [replace(own, arm=arm) for arm in ("a", "b", "c", "d") for own in make_study() if own.arm == "freeze"]
+    pairs = [(arm, "uniform") for arm in ("a", "b", "c", "d")]
+    result = compare_all([*make_study(), *arms], pairs=pairs)
+    assert [own.role for own in result.of_kind("equal_steps")] == ["primary"] * 3 + ["exploratory"]
+    assert any("name yours in study.primary" in note for note in result.notes)
+    named = compare_all([*make_study(), *arms], pairs=pairs, primary=pairs[:1])
+    assert not any("name yours in study.primary" in note for note in named.notes)
 
 
 def test_comparisons_come_pair_after_pair():

@@ -10,8 +10,8 @@ from sample_curves import make_curve, make_study
 
 from rocktokens.display.numbers import signed
 from rocktokens.studies.comparison import compare
-from rocktokens.studies.decisions import DecisionRule, StudySize, decide, study_notes, verdict_lines
-from rocktokens.studies.records import Comparison, Kind, StudyResult, StudyVerdict
+from rocktokens.studies.decisions import DecisionRule, StudySize, decide, few_seeds, study_notes, verdict_lines
+from rocktokens.studies.records import Arm, CollapsedRuns, Comparison, Kind, StudyResult, StudyVerdict
 
 OPEN = DecisionRule(alpha=0.025, margin=None, n_prompts=500)
 WITH_MARGIN = DecisionRule(alpha=0.025, margin=0.02, n_prompts=500)
@@ -60,7 +60,7 @@ def comparison(kind: Kind = "equal_steps", **changes: object) -> Comparison:
         degrees_of_freedom=9.0,
         p=0.06,
         p_holm=0.12,
-        detectable=0.0163,
+        detectable=(0.0112, 0.0298),
         verdict="undecided",
     )
     return replace(own, **changes)
@@ -72,7 +72,7 @@ def unreached(never: tuple[int, int], mean_steps: tuple[float, float]) -> Compar
     return replace(own, never=never, mean_steps=mean_steps, within=40)
 
 
-STEPS = {"difference": -12.4, "interval": (-30.2, 5.1), "detectable": 20.3, "at": 0.71}
+STEPS = {"difference": -12.4, "interval": (-30.2, 5.1), "detectable": (14.0, 37.1), "within": 40, "at": 0.71}
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ STEPS = {"difference": -12.4, "interval": (-30.2, 5.1), "detectable": 20.3, "at"
         (
             comparison(),
             "freeze vs uniform: −1.2 points [−2.9, +0.4] at equal steps; undecided; "
-            "smallest effect this study could detect: 1.6 points",
+            "smallest effect this study could detect: 1.1 to 3.0 points",
         ),
         (
             comparison(difference=0.021, interval=(0.004, 0.038), verdict="better"),
@@ -90,7 +90,7 @@ STEPS = {"difference": -12.4, "interval": (-30.2, 5.1), "detectable": 20.3, "at"
         (
             comparison("equal_tokens", at=123456.4),
             "  −1.2 points [−2.9, +0.4] at equal tokens (123,456); undecided; "
-            "smallest effect this study could detect: 1.6 points",
+            "smallest effect this study could detect: 1.1 to 3.0 points",
         ),
         (
             comparison("equal_seconds", at=170.2, verdict="worse", interval=(-0.03, -0.001)),
@@ -98,12 +98,13 @@ STEPS = {"difference": -12.4, "interval": (-30.2, 5.1), "detectable": 20.3, "at"
         ),
         (
             comparison("steps_to_accuracy", **STEPS),
-            "  −12 steps [−30, +5] to 71.0 % accuracy; undecided; smallest effect this study could detect: 20 steps",
+            "  −12 steps [−30, +5] to 71.0 % accuracy; undecided; "
+            "smallest effect this study could detect: 14 to 37 steps",
         ),
         (
             comparison("steps_to_accuracy", **STEPS, never=(1, 2)),
             "  −12 steps [−30, +5] to 71.0 % accuracy; undecided; "
-            "smallest effect this study could detect: 20 steps; not reached by 1 of 3 "
+            "smallest effect this study could detect: 14 to 37 steps; not reached by 1 of 3 "
             "runs of freeze and 2 of 3 runs of uniform, which count with the last step: a lower bound for either arm",
         ),
         (
@@ -124,17 +125,17 @@ STEPS = {"difference": -12.4, "interval": (-30.2, 5.1), "detectable": 20.3, "at"
             "  steps to 71.0 %: reached by none of 3 runs of freeze and none of 3 runs of uniform within 40 steps",
         ),
         (
-            comparison(interval=(-1.0, 0.872), cut=(True, False), detectable=None),
+            comparison(interval=(-1.0, 0.872), cut=(True, False), detectable=(1.0, 7.0)),
             "freeze vs uniform: −1.2 points [≤ −100.0, +87.2] at equal steps; undecided: with 3 seeds and one pair no "
             "difference could have been called",
         ),
         (
-            comparison(difference=-0.0001, interval=(-0.0004, 1.0), cut=(False, True), detectable=0.9),
+            comparison(difference=-0.0001, interval=(-0.0004, 1.0), cut=(False, True), detectable=(0.6, 1.2)),
             "freeze vs uniform: 0.0 points [0.0, ≥ +100.0] at equal steps; undecided; "
-            "smallest effect this study could detect: 90.0 points",
+            "smallest effect this study could detect: 60.0 points or more",
         ),
         (
-            comparison(difference=0.0, interval=(0.0, 0.0), standard_error=0.0, detectable=0.0),
+            comparison(difference=0.0, interval=(0.0, 0.0), standard_error=0.0, detectable=(0.0, 0.0)),
             "freeze vs uniform: 0.0 points [0.0, 0.0] at equal steps; undecided: no answer is right in one arm "
             "and wrong in the other",
         ),
@@ -142,6 +143,37 @@ STEPS = {"difference": -12.4, "interval": (-30.2, 5.1), "detectable": 20.3, "at"
 )
 def test_a_comparison_reads_as_one_line(own: Comparison, line: str):
     assert verdict_lines(study_of(own)) == [line]
+
+
+def collapsed_arms(**counts: int) -> list[Arm]:
+    """The arms of a study, with this many of three runs collapsed."""
+    arms = compare(make_study(draws=1), [], baseline="uniform").arms
+    return [replace(arm, collapsed=CollapsedRuns(counts.get(arm.name, 0), 3, (0.0, 1.0))) for arm in arms]
+
+
+@pytest.mark.parametrize("verdict", ["better", "worse", "equivalent", "undecided"])
+@pytest.mark.parametrize("kind", ["equal_steps", "equal_tokens", "equal_seconds", "steps_to_accuracy"])
+def test_no_mean_of_collapsed_runs_is_judged_without_the_mark(kind: Kind, verdict: StudyVerdict):
+    own = comparison(kind, verdict=verdict, unreliable=True)
+    (line,) = verdict_lines(study_of(own, arms=collapsed_arms(freeze=2), margin=0.03))
+    assert line.index("; unreliable mean, 2 of 3 runs of freeze collapsed; ") < line.index(f"; {verdict}")
+    (line,) = verdict_lines(study_of(own, arms=collapsed_arms(freeze=2, uniform=1)))
+    assert "2 of 3 runs of freeze and 1 of 3 runs of uniform collapsed" in line
+
+
+def test_exploratory_pairs_say_so_and_older_files_do_not_say_what_was_detectable():
+    (line,) = verdict_lines(study_of(comparison(role="exploratory")))
+    assert line.startswith("freeze vs uniform (exploratory): −1.2 points")
+    (line,) = verdict_lines(study_of(comparison(detectable=None)))
+    assert line.endswith("at equal steps; undecided")
+
+
+def test_fewer_than_six_seeds_are_a_warning_in_one_sentence():
+    assert [few_seeds(n_seeds) is None for n_seeds in (1, 5, 6, 20)] == [False, False, True, True]
+    assert few_seeds(5) == (
+        "5 seeds cannot decide which arm is better: exact tests over seeds need at least 6 (study.seeds)"
+    )
+    assert str(few_seeds(1)).startswith("one seed cannot")
 
 
 def test_equivalence_names_its_margin_and_one_seed_is_said():

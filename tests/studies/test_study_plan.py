@@ -12,6 +12,7 @@ from rocktokens.errors import ConfigError
 from rocktokens.studies.config import BaseSections, StudyConfig, dump_study, load_study, make_study
 from rocktokens.studies.plan import evaluated_steps, plan_jobs, scout_config
 from rocktokens.studies.pool import choose_places
+from rocktokens.studies.preflight import warnings
 
 UNIFORM: dict[str, Any] = {"name": "uniform", "policy": {"name": "uniform"}}
 FREEZE: dict[str, Any] = {"name": "rock freeze", "policy": {"name": "rocks", "rocks": "@rocks"}}
@@ -101,6 +102,20 @@ def test_every_arm_meets_the_baseline_unless_pairs_are_named():
     assert named.pairs == [("third", "rock freeze")]
 
 
+def test_primary_pairs_come_first_and_default_to_the_first_three():
+    arms = [UNIFORM, *({**UNIFORM, "name": name} for name in "abcd")]
+    default = study_of(*arms)
+    assert default.primary == default.pairs[:3] == [("a", "uniform"), ("b", "uniform"), ("c", "uniform")]
+    named = study_of(*arms, study={"primary": [["uniform", "d"], ["a", "b"]]})
+    assert named.primary == [("uniform", "d"), ("a", "b")]
+    assert named.pairs == [*named.primary, ("a", "uniform"), ("b", "uniform"), ("c", "uniform")]
+
+
+@pytest.mark.parametrize(("seeds", "count"), [([0, 1, 2, 3, 4], 1), ([0, 1, 2, 3, 4, 5], 0)])
+def test_seeds_that_cannot_decide_anything_are_a_warning(seeds: list[int], count: int):
+    assert len(warnings(study_of(UNIFORM, FREEZE, study={"seeds": seeds}, **SCOUT))) == count
+
+
 def test_a_study_survives_being_written_out(tmp_path: Path):
     study = study_of(UNIFORM, FREEZE, CONTROL, study={"compare": [["control", "uniform"]], "margin": 0.02}, **SCOUT)
     (tmp_path / "study.toml").write_text(dump_study(study), encoding="utf-8")
@@ -142,6 +157,13 @@ def test_a_study_survives_being_written_out(tmp_path: Path):
             ("study.compare", "'rock freeze' and 'uniform' 2 times"),
         ),
         ([UNIFORM, FREEZE], {**SCOUT, "study": {"compare": ["rock freeze", "uniform"]}}, ("study.compare", "of pairs")),
+        ([UNIFORM, FREEZE], {**SCOUT, "study": {"primary": [["uniform", "uniform"]]}}, ("study.primary", "itself")),
+        ([UNIFORM, FREEZE], {**SCOUT, "study": {"primary": [["uniform", "other"]]}}, ("study.primary", "'other'")),
+        (
+            [UNIFORM, *({**UNIFORM, "name": name} for name in "abcd")],
+            {"study": {"primary": [[name, "uniform"] for name in "abcd"]}},
+            ("study.primary", "3 pairs at most"),
+        ),
         ([UNIFORM, FREEZE], {**SCOUT, "study": {"seeds": 3}}, ("study.seeds = 3", "[0, 1, 2]")),
         ([UNIFORM, FREEZE], {**SCOUT, "study": {"seeds": [2**63]}}, ("study.seeds", "2⁶³ − 1")),
         ([UNIFORM, FREEZE], {**SCOUT, "base": {"evaluation": {"num_prompts": 1}}}, ("num_prompts = 1", "2 or more")),

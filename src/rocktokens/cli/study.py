@@ -11,6 +11,7 @@ from rocktokens.cli.common import AsJson, Overrides, output, print_json, termina
 from rocktokens.cli.tables import print_table
 from rocktokens.display.numbers import byte_size, duration
 from rocktokens.display.table import Column, Table, number, text
+from rocktokens.display.text import printable
 from rocktokens.studies.config import load_study
 from rocktokens.studies.forecast import Forecast, RunForecast, forecast
 
@@ -52,7 +53,14 @@ def study(
 def print_forecast(planned: Forecast) -> None:
     """Print one row per run, and the total."""
     print_table(forecast_table(planned.runs))
-    output.print(planned.interval_width, highlight=False, soft_wrap=True)
+    source = "the first of study.compare" if planned.primary_is_default else "study.primary"
+    primary = printable(", ".join(f"{first} vs {second}" for first, second in planned.primary))
+    for line in (
+        f"primary pairs ({source}), corrected together: {primary}",
+        planned.interval_width,
+        *(f"warning: {sentence}" for sentence in planned.warnings),
+    ):
+        output.print(line, highlight=False, markup=False, soft_wrap=True)
     if not planned.steps_left and not planned.answers_left:
         return output.print("nothing is left to train or to evaluate")
     time = "time unknown" if planned.seconds_left is None else f"about {duration(planned.seconds_left)}"

@@ -71,6 +71,13 @@ def interval(ends: Sequence[float] | None, show: Show = percent) -> str:
     return "" if ends is None else f"[{', '.join(show(end).removesuffix(' %') for end in ends)}]"
 
 
+def extent(low: float, high: float, most: float, digits: int, unit: str) -> str:
+    """Show a range: ``1.2 to 4.5 points``; ``1.2 points or more`` where it ends beyond the most that is possible."""
+    if high >= most:
+        return f"{decimal(low, digits)} {unit} or more"
+    return f"{decimal(low, digits)} to {decimal(high, digits)} {unit}"
+
+
 def with_interval(value: float | None, ends: Sequence[float] | None, show: Show = percent) -> str:
     """Show a number and its interval: ``25.0 % [20.0, 30.0]``; the number alone where there is no interval."""
     return DASH if value is None else f"{show(value)} {interval(ends, show)}".rstrip()

@@ -1,8 +1,12 @@
-"""Intervals of proportions: Wilson's where answers are independent, a bootstrap over prompts where they are not."""
+"""Intervals of proportions: Wilson's where answers are independent, a bootstrap over prompts where they are not.
+
+Clopper and Pearson's is for a handful of runs: it holds at least its level however few they are.
+"""
 
 from collections.abc import Sequence
 
 import numpy as np
+from scipy.special import betaincinv
 from scipy.stats import binomtest
 
 from rocktokens.inference.bootstrap import interval_ends
@@ -18,6 +22,13 @@ def wilson_interval(right: int, total: int) -> tuple[float, float]:
     """Return the Wilson score interval of a proportion."""
     interval = binomtest(right, total).proportion_ci(CONFIDENCE, method="wilson")
     return float(interval.low), float(interval.high)
+
+
+def clopper_pearson_interval(count: int, total: int, alpha: float) -> tuple[float, float]:
+    """Return the exact interval of a proportion at 1 − α: the shares that neither tail of the binomial refuses."""
+    low = float(betaincinv(count, total - count + 1, alpha / 2)) if count else 0.0
+    high = float(betaincinv(count + 1, total - count, 1 - alpha / 2)) if count < total else 1.0
+    return low, high
 
 
 def wilson_bounds(shares: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

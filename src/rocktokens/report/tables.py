@@ -2,14 +2,27 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from rocktokens.display.numbers import count, counted, decimal, fixed, level, percent, points, signed, signed_percent
-from rocktokens.display.table import WIDE, Column, Table, ends, flat, number, text, verdict
+from rocktokens.display.numbers import (
+    DASH,
+    Show,
+    counted,
+    extent,
+    fixed,
+    level,
+    percent,
+    points,
+    signed,
+    signed_percent,
+    with_interval,
+)
+from rocktokens.display.table import WIDE, Cell, Column, Table, ends, flat, number, text, verdict
 from rocktokens.display.text import printable, visible
 from rocktokens.knockout.records import Ban, KnockoutSweep, Role
 from rocktokens.rocks.cutoff import jaccard
-from rocktokens.studies.records import Arm, Comparison, Kind, StudyResult
+from rocktokens.studies.records import Arm, CollapsedRuns, Comparison, Kind, StudyResult
 from rocktokens.types import RockSet, Verdict
 
 if TYPE_CHECKING:
@@ -23,6 +36,7 @@ COMPARED: dict[Kind, str] = {
     "equal_seconds": "equal time",
     "steps_to_accuracy": "steps to an accuracy",
 }
+UNRELIABLE_NOTE = "Unreliable: where a run collapsed, means and their intervals say little about other seeds."
 
 
 def ban_name(ban: Ban) -> str:
@@ -50,14 +64,19 @@ def verdict_table(sweep: KnockoutSweep) -> Table:
 
 
 def arm_table(study: StudyResult) -> Table:
-    """Make the table of a study's arms: accuracy before and after, and what training took."""
+    """Make the table of a study's arms: accuracy before and after, and what training took.
+
+    Where runs collapsed, ``collapse_table`` comes first and counts the runs; the mark of their means takes that room.
+    """
+    is_marked = bool(study.collapsed_arms)
+    runs: Column[Arm] = Column("runs", lambda own: number(len(own.runs)), room=WIDE)
     columns: list[Column[Arm]] = [
         Column("arm", lambda own: text(own.name)),
-        Column("runs", lambda own: number(len(own.runs)), room=WIDE),
+        *([] if is_marked else [runs]),
         Column("start", lambda own: number(own.start.accuracy, percent)),
-        Column("end", lambda own: number(own.end.accuracy, percent)),
+        Column("end", lambda own: number(own.end.accuracy, marked(percent, own.is_unreliable))),
         Column(level(study.alpha), lambda own: ends(own.end.interval, percent)),
-        Column("tokens", lambda own: number(own.end.tokens)),
+        Column("tokens", lambda own: number(own.end.tokens), room=WIDE if is_marked else 0),
         Column("seconds", lambda own: number(own.end.seconds)),
         Column("length", lambda own: number(own.facts.get("mean_response_length")), room=WIDE),
         Column("not trained", lambda own: number(own.facts.get("weight_dropped_share"), percent), room=WIDE),
@@ -68,6 +87,7 @@ def arm_table(study: StudyResult) -> Table:
             {
                 "arm": printable(arm.name),
                 "runs": len(arm.runs),
+                "unreliable": arm.is_unreliable,
                 "start": arm.start.accuracy,
                 "end": arm.end.accuracy,
                 "interval": arm.end.interval,
@@ -84,6 +104,7 @@ def arm_table(study: StudyResult) -> Table:
     title = f"Accuracy after {counted(last, 'step')} on {counted(study.n_prompts, 'prompt')}, means over "
     title += f"{counted(len(study.seeds), 'seed')} with {level(study.alpha)} intervals."
     notes = (
+        *([UNRELIABLE_NOTE] if is_marked else []),
         f"Tokens and seconds of training per run. Not trained: share of the loss weight that was dropped. Head saved: "
         f"share of the LM head's work. Denominator: {study.denominator}.",
     )
@@ -113,23 +134,66 @@ def control_table(study: StudyResult) -> Table | None:
     return Table.of("controls", columns, arms, title, notes, records) if arms else None
 
 
+def collapse_table(study: StudyResult) -> Table:
+    """Make the table of the runs of each arm that ended below their own start."""
+    counted_arms = [(arm.name, arm.collapsed) for arm in study.arms if arm.collapsed is not None]
+    columns: list[Column[tuple[str, CollapsedRuns]]] = [
+        Column("arm", lambda own: text(own[0])),
+        Column("runs", lambda own: number(own[1].n_runs)),
+        Column("collapsed", lambda own: number(own[1].count)),
+        Column("share", lambda own: number(own[1].share, percent)),
+        Column(level(study.alpha), lambda own: ends(own[1].interval, percent)),
+    ]
+    title = f"Collapsed runs: they ended below their own start. Exact {level(study.alpha)} intervals of their share."
+    records = [flat({"arm": printable(name), **asdict(own), "share": own.share}) for name, own in counted_arms]
+    return Table.of("collapsed", columns, counted_arms, title, (), records)
+
+
 def comparison_table(study: StudyResult) -> Table:
     """Make the table of comparisons: a verdict for every pair of arms and way to compare."""
-    shown = {**dict.fromkeys(COMPARED, points), "steps_to_accuracy": lambda steps: signed(steps, 0)}
     columns: list[Column[Comparison]] = [
-        Column("pair", lambda own: text(f"{own.first} vs {own.second}")),
+        Column("pair", lambda own: text(pair_name(own))),
         Column("compared at", lambda own: text(COMPARED[own.kind])),
-        Column("difference", lambda own: number(own.difference, shown[own.kind], own.interval)),
+        Column("difference", _difference),
         Column("verdict", lambda own: verdict(own.verdict)),
         Column("remark", lambda own: text(_remark(own))),
     ]
-    names = ("first", "second", "kind", "at", "difference", "interval", "p", "p_holm", "detectable", "verdict")
-    records = [flat({name: own[name] for name in names}) for own in map(asdict, study.comparisons)]
-    title = (
-        f"First arm minus second, in points of accuracy or in steps, with {level(study.alpha)} intervals for all pairs "
-        "together."
-    )
-    return Table.of("comparisons", columns, study.comparisons, title, (), records)
+    names = ("first", "second", "role", "kind", "at", "difference", "interval", "p", "p_holm", "unreliable", "verdict")
+    records = [
+        flat({name: own[name] for name in names} | {"detectable_interval": own["detectable"]})
+        for own in map(asdict, study.comparisons)
+    ]
+    title = f"First arm minus second, in points of accuracy or in steps, with {level(study.alpha)} intervals for "
+    title += f"{together(study)}."
+    notes = (UNRELIABLE_NOTE,) if study.collapsed_arms else ()
+    return Table.of("comparisons", columns, study.comparisons, title, notes, records)
+
+
+def together(study: StudyResult) -> str:
+    """Say which pairs the intervals of a study hold for together."""
+    primary, exploratory = study.n_together("primary"), study.n_together("exploratory")
+    if study.n_primary is None or not exploratory:
+        return "one pair" if study.n_pairs == 1 else f"the {study.n_pairs} pairs together"
+    own = "the primary pair" if primary == 1 else f"the {primary} primary pairs together"
+    other = "exploratory pair" if exploratory == 1 else f"{exploratory} exploratory pairs together"
+    return f"{own}, and for the {other}"
+
+
+def pair_name(own: Comparison) -> str:
+    """Name a pair, and say if it is exploratory."""
+    return f"{own.first} vs {own.second}" + (" (exploratory)" if own.role == "exploratory" else "")
+
+
+def marked(show: Show, is_unreliable: bool) -> Show:
+    """Return the format of a mean, marked where it is unreliable."""
+    return (lambda value: f"{show(value)} (unreliable)") if is_unreliable else show
+
+
+def _difference(own: Comparison) -> Cell:
+    show = partial(signed, digits=0) if own.kind == "steps_to_accuracy" else points
+    if not own.unreliable or own.difference is None:
+        return number(own.difference, show, own.interval)
+    return Cell(f"{with_interval(own.difference, own.interval, show)} (unreliable)", "number", own.difference)
 
 
 def _remark(own: Comparison) -> str:
@@ -137,16 +201,19 @@ def _remark(own: Comparison) -> str:
     if own.kind == "steps_to_accuracy" and any(own.never):
         runs = zip((own.first, own.second), own.never, strict=True)
         return f"{percent(own.at)} not reached by {' and '.join(f'{never} of {name}' for name, never in runs if never)}"
-    if own.verdict == "undecided" and own.detectable is not None:
+    if own.verdict == "undecided" and own.could_be_called:
         return f"smallest detectable effect: {detectable(own)}"
     return ""
 
 
 def detectable(own: Comparison) -> str:
-    """Show the smallest effect that a comparison could detect, with its unit."""
+    """Show the range of the smallest effect that a comparison could detect, with its unit; a dash if not known."""
+    if own.detectable is None:
+        return DASH
+    low, high = own.detectable
     if own.kind == "steps_to_accuracy":
-        return f"{count(own.detectable)} steps"
-    return f"{decimal(None if own.detectable is None else 100 * own.detectable, 1)} points"
+        return extent(low, high, own.largest, 0, "steps")
+    return extent(100 * low, 100 * high, 100 * own.largest, 1, "points")
 
 
 def runs_table(runs: Sequence["RunView"]) -> Table:

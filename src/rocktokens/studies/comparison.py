@@ -13,14 +13,16 @@
    number, which says nothing of their spread.
    That is no mean over prompts, so prompts are resampled, the same for all runs (``inference.crossed``). Where a
    nearly flat curve crosses a line jumps as prompts change, so a jackknife would not do.
-4. With m pairs, intervals are at 1 − α/m (Bonferroni): they hold together, and the verdict is read off the interval, so
-   that the two never disagree. p is that of the pair alone, beside it corrected by Holm, both within one kind of
-   comparison.
+4. At most three pairs are primary, the rest is exploratory. With m pairs of a role, intervals are at 1 − α/m
+   (Bonferroni): they hold together, and the verdict is read off the interval, so that the two never disagree. p is that
+   of the pair alone, beside it corrected by Holm for the pairs of its role; both within one kind of comparison.
+5. Runs that ended below their own start have collapsed. Where an arm has some, its mean is marked (``records``).
 
 Shape legend: S seeds, R runs, E evaluated checkpoints of a run, P prompts, B resamples.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -45,12 +47,14 @@ from rocktokens.studies.curves import (
 from rocktokens.studies.decisions import DecisionRule, StudySize, decide, study_notes
 from rocktokens.studies.records import (
     KINDS,
+    MOST_PRIMARY,
     Arm,
     Comparison,
     Curve,
     CurvePoint,
     Denominator,
     Kind,
+    PairRole,
     RunAccuracy,
     StudyResult,
 )
@@ -79,6 +83,7 @@ def compare(
     curves: Sequence[Curve],
     pairs: Sequence[tuple[str, str]],
     *,
+    primary: Sequence[tuple[str, str]] | None = None,
     alpha: float = 0.05,
     target_accuracy: float | None = None,
     baseline: str,
@@ -90,7 +95,8 @@ def compare(
     Args:
         curves: every run of every arm; their order does not matter.
         pairs: the first of each is compared with the second.
-        alpha: of all pairs together, for each kind of comparison.
+        primary: those of the pairs that the study is about, three at most; default the first three.
+        alpha: of all primary pairs together, and of all others, for each kind of comparison.
         target_accuracy: for steps to accuracy; default 90 % of the baseline's gain.
         baseline: the arm whose gain that is.
         margin: difference of accuracy, named before the study, within which arms are called equivalent.
@@ -98,11 +104,20 @@ def compare(
     """
     runs = ordered(curves)
     _check_names(runs, pairs, baseline)
+    families = _families(pairs, primary)
     target = _default_target(runs[baseline]) if target_accuracy is None else target_accuracy
     n_prompts = len(curves[0].prompt_ids)
-    rule = DecisionRule(alpha / max(len(pairs), 1), margin, n_prompts)
-    by_kind = [_compare_kind(kind, runs, pairs, target, rule) for kind in KINDS]
-    return StudyResult(
+    by_kind = [
+        [
+            comparison
+            for role, own in families.items()
+            for comparison in _compare_kind(
+                kind, role, runs, own, target, DecisionRule(alpha / max(len(own), 1), margin, n_prompts)
+            )
+        ]
+        for kind in KINDS
+    ]
+    result = StudyResult(
         baseline=baseline,
         alpha=alpha,
         margin=margin,
@@ -113,12 +128,27 @@ def compare(
         arms=[summarise_arm(name, seeds, alpha) for name, seeds in runs.items()],
         comparisons=[own for of_pair in zip(*filter(None, by_kind), strict=True) for own in of_pair],
         notes=study_notes(
-            StudySize(len(runs[baseline]), len(pairs), alpha),
+            StudySize(len(runs[baseline]), len(families["primary"]), alpha),
+            is_default=primary is None and len(pairs) > MOST_PRIMARY,
             no_target=baseline if target is None else None,
             is_retimed=any(curve.is_retimed for curve in curves),
         ),
         denominator=denominator,
+        n_primary=len(families["primary"]),
     )
+    return result.mark_collapsed()
+
+
+def _families(
+    pairs: Sequence[tuple[str, str]], primary: Sequence[tuple[str, str]] | None
+) -> dict[PairRole, list[tuple[str, str]]]:
+    """Split the pairs by what they are corrected with."""
+    chosen = list(pairs[:MOST_PRIMARY] if primary is None else primary)
+    if len(chosen) > MOST_PRIMARY:
+        raise RocktokensError(f"{len(chosen)} pairs are named as primary: name {MOST_PRIMARY} at most")
+    if unknown := [pair for pair in chosen if pair not in pairs]:
+        raise RocktokensError(f"the primary pair {unknown[0]} is not among the pairs that are compared: add it there")
+    return {"primary": chosen, "exploratory": [pair for pair in pairs if pair not in chosen]}
 
 
 def summarise_arm(name: str, seeds: Seeds, alpha: float) -> Arm:
@@ -158,9 +188,14 @@ def _run_accuracy(curve: Curve) -> RunAccuracy:
 
 
 def _compare_kind(
-    kind: Kind, runs: Runs, pairs: Sequence[tuple[str, str]], target: float | None, rule: DecisionRule
+    kind: Kind,
+    role: PairRole,
+    runs: Runs,
+    pairs: Sequence[tuple[str, str]],
+    target: float | None,
+    rule: DecisionRule,
 ) -> list[Comparison]:
-    """Compare all pairs in one way; none where there is no accuracy to reach."""
+    """Compare all pairs of a role in one way; none where there is no accuracy to reach."""
     if kind != "steps_to_accuracy":
         read = partial(_accuracy_difference, AXES[kind])
     elif target is not None:
@@ -171,7 +206,7 @@ def _compare_kind(
     # A pair that cannot be judged still counts among the pairs.
     corrected = holm([1.0 if reading.estimate is None else reading.estimate.p for reading in readings])
     return [
-        _comparison(kind, pair, reading, p_holm, rule)
+        replace(_comparison(kind, pair, reading, p_holm, rule), role=role)
         for pair, reading, p_holm in zip(pairs, readings, corrected, strict=True)
     ]
 
@@ -185,7 +220,6 @@ def _comparison(kind: Kind, pair: tuple[str, str], reading: Reading, p_holm: flo
         return compared(**dict.fromkeys(numbers), verdict="unreached")
     low, high = estimate.interval(rule.alpha)
     interval = max(low, -largest), min(high, largest)
-    detectable = estimate.detectable(rule.alpha)
     return compared(
         difference=estimate.mean,
         interval=interval,
@@ -193,7 +227,7 @@ def _comparison(kind: Kind, pair: tuple[str, str], reading: Reading, p_holm: flo
         degrees_of_freedom=estimate.degrees_of_freedom,
         p=estimate.p,
         p_holm=p_holm,
-        detectable=detectable if detectable < largest else None,
+        detectable=estimate.detectable(rule.alpha),
         verdict=decide(kind, interval, rule),
         cut=(low < -largest, high > largest),
     )

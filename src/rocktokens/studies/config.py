@@ -40,6 +40,7 @@ from rocktokens.config import (
 from rocktokens.config.policies import files_of
 from rocktokens.display.numbers import listed
 from rocktokens.errors import ConfigError
+from rocktokens.studies.records import MOST_PRIMARY
 
 ROCKS, CONTROLS, TYPE_SETS = "@rocks", "@controls", "@type_sets"
 PLACEHOLDERS = (ROCKS, CONTROLS, TYPE_SETS)
@@ -56,7 +57,14 @@ class StudySection(Section):
     compare: list[tuple[str, str]] | None = Field(
         default=None, min_length=1, description="pairs of arms; default: every other arm against the baseline"
     )
-    alpha: float = Field(default=0.05, gt=0, lt=1, description="one minus the coverage of intervals, over all pairs")
+    primary: list[tuple[str, str]] | None = Field(
+        default=None,
+        min_length=1,
+        description="the pairs the study is about, three at most; default: the first three of compare",
+    )
+    alpha: float = Field(
+        default=0.05, gt=0, lt=1, description="one minus the coverage of intervals, over all primary pairs"
+    )
     margin: float | None = Field(
         default=None, gt=0, lt=1, description="difference of accuracy named in advance as too small to matter"
     )
@@ -75,12 +83,19 @@ class StudySection(Section):
             raise ValueError("give a list, such as [0, 1, 2]")
         return seeds
 
-    @field_validator("compare", mode="before")
+    @field_validator("compare", "primary", mode="before")
     @classmethod
-    def _are_pairs(cls, compare: Any) -> Any:
-        if isinstance(compare, list) and any(not isinstance(pair, list) or len(pair) != 2 for pair in compare):
+    def _are_pairs(cls, pairs: Any) -> Any:
+        if isinstance(pairs, list) and any(not isinstance(pair, list) or len(pair) != 2 for pair in pairs):
             raise ValueError('give a list of pairs, such as [["one arm", "another"]]')
-        return compare
+        return pairs
+
+    @field_validator("primary")
+    @classmethod
+    def _are_few(cls, primary: list[tuple[str, str]] | None) -> list[tuple[str, str]] | None:
+        if primary is not None and len(primary) > MOST_PRIMARY:
+            raise ValueError(f"name {MOST_PRIMARY} pairs at most, the others are exploratory")
+        return primary
 
     @field_validator("seeds")
     @classmethod
@@ -150,9 +165,16 @@ class StudyConfig(Section):
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
-        """What is compared with what."""
-        others = [arm.name for arm in self.arm if arm.name != self.study.baseline]
-        return [(name, self.study.baseline) for name in others] if self.study.compare is None else self.study.compare
+        """What is compared with what: the primary pairs, then those of ``compare`` that are not among them."""
+        others = [(arm.name, self.study.baseline) for arm in self.arm if arm.name != self.study.baseline]
+        compared = others if self.study.compare is None else self.study.compare
+        named = {frozenset(pair) for pair in self.study.primary or []}
+        return [*(self.study.primary or []), *(pair for pair in compared if frozenset(pair) not in named)]
+
+    @property
+    def primary(self) -> list[tuple[str, str]]:
+        """The pairs the study is about."""
+        return self.pairs[:MOST_PRIMARY] if self.study.primary is None else self.study.primary
 
 
 def load_study(path: str | Path, overrides: list[str] | None = None) -> StudyConfig:
@@ -231,16 +253,23 @@ def _require_names(study: StudyConfig) -> None:
     known = ", ".join(map(repr, names))
     if study.study.baseline not in names:
         raise ConfigError(f"study.baseline = {study.study.baseline!r} is not an arm: use one of {known}")
-    for first, second in study.study.compare or []:
+    for key in ("compare", "primary"):
+        _require_pairs(f"study.{key}", getattr(study.study, key) or [], names)
+
+
+def _require_pairs(key: str, pairs: list[tuple[str, str]], names: list[str]) -> None:
+    """Require pairs of two arms, each once."""
+    for first, second in pairs:
         for name in (first, second):
             if name not in names:
-                raise ConfigError(f"study.compare names {name!r}, which is not an arm: use {known}")
+                known = ", ".join(map(repr, names))
+                raise ConfigError(f"{key} names {name!r}, which is not an arm: use {known}")
         if first == second:
-            raise ConfigError(f"study.compare sets {first!r} against itself: name two arms")
+            raise ConfigError(f"{key} sets {first!r} against itself: name two arms")
     # A pair that is named twice would count twice among the pairs that intervals are widened for.
-    for (first, second), count in Counter(tuple(sorted(pair)) for pair in study.study.compare or []).items():
+    for (first, second), count in Counter(tuple(sorted(pair)) for pair in pairs).items():
         if count > 1:
-            raise ConfigError(f"study.compare has {first!r} and {second!r} {count} times, either way round: keep one")
+            raise ConfigError(f"{key} has {first!r} and {second!r} {count} times, either way round: keep one")
 
 
 def _require_one_denominator(arms: list[ArmSection]) -> None:

@@ -4,9 +4,12 @@
 2. *equivalent*: only for accuracy, only where a margin was named in advance. The whole interval lies within it, and
    enough prompts were asked that a difference of that size cannot have passed unseen: if a share q of all prompts
    differs, none of P sampled ones does with chance (1 − q)^P, which is below α from q = −ln(α)/P on.
-3. *undecided*: everything else. It always says what could have been seen: the smallest true difference that such a
-   sample calls with 80 % power, or that there can be none.
+3. *undecided*: everything else. It says what could have been seen: the range of the smallest true difference that such
+   a sample calls with 80 % power, or that there can be none.
 4. *unreached*: no run of one of the arms came to the accuracy, so there are no steps to compare.
+
+A line whose arms have collapsed runs says so before its verdict: the mean and its interval are unreliable. A pair that
+was not named as primary reads "exploratory".
 
 An end of an interval that lies beyond what is possible is no estimate: it reads as a bound, "≤ −100".
 """
@@ -17,20 +20,22 @@ from typing import NamedTuple
 
 from scipy.stats import norm
 
-from rocktokens.display.numbers import counted, decimal, signed
+from rocktokens.display.numbers import counted, extent, signed
 from rocktokens.inference.crossed import seeds_multiplier
-from rocktokens.studies.records import Comparison, Kind, StudyResult, StudyVerdict
+from rocktokens.studies.records import MOST_PRIMARY, Comparison, Kind, StudyResult, StudyVerdict
 from rocktokens.types import Interval
 
 WIDE = 4.0
 """Standard errors on either side from which on intervals decide little, however many prompts there are."""
+EXACT_SEEDS = 6
+"""The fewest seeds an exact test can decide by: the sign-flip p of S seeds that all agree is 2^(1 − S)."""
 
 
 class DecisionRule(NamedTuple):
     """What verdicts of one kind of comparison depend on."""
 
     alpha: float
-    """For one pair: that of the study over the number of pairs."""
+    """For one pair: that of the study over the number of pairs of its role."""
     margin: float | None
     n_prompts: int
 
@@ -40,8 +45,9 @@ class StudySize(NamedTuple):
 
     n_seeds: int
     n_pairs: int
+    """Those corrected together."""
     alpha: float
-    """Of all pairs together."""
+    """Of these pairs together."""
 
     @property
     def multiplier(self) -> float:
@@ -81,7 +87,8 @@ def verdict_lines(result: StudyResult) -> list[str]:
 
 
 def _line(result: StudyResult, own: Comparison) -> str:
-    start = f"{own.first} vs {own.second}: " if own.kind == "equal_steps" else "  "
+    role = " (exploratory)" if own.role == "exploratory" else ""
+    start = f"{own.first} vs {own.second}{role}: " if own.kind == "equal_steps" else "  "
     if own.difference is None or own.interval is None:
         return start + _unreached(result, own)
     unit, scale, digits = _unit(own)
@@ -125,6 +132,10 @@ def _where(own: Comparison) -> str:
 
 
 def _judgement(result: StudyResult, own: Comparison) -> Iterator[str]:
+    if own.unreliable:
+        collapsed = [(name, result.arm(name).collapsed) for name in (own.first, own.second)]
+        runs = [f"{of.count} of {counted(of.n_runs, 'run')} of {name}" for name, of in collapsed if of and of.count]
+        yield f"unreliable mean, {' and '.join(runs)} collapsed"
     if own.verdict == "equivalent" and result.margin is not None:
         yield f"equivalent within ±{100 * result.margin:.1f}"
     elif own.verdict != "undecided":
@@ -133,11 +144,15 @@ def _judgement(result: StudyResult, own: Comparison) -> Iterator[str]:
         same = "run differs" if own.kind == "steps_to_accuracy" else "answer is right in one arm and wrong in the other"
         yield f"undecided: no {same}"
     elif own.detectable is None:
-        size = StudySize(len(result.seeds), result.n_pairs, result.alpha).words
-        yield f"undecided: with {size} no difference could have been called"
-    else:
+        yield own.verdict
+    elif own.could_be_called:
         unit, scale, digits = _unit(own)
-        yield f"undecided; smallest effect this study could detect: {decimal(scale * own.detectable, digits)} {unit}"
+        low, high = own.detectable
+        shown = extent(scale * low, scale * high, scale * own.largest, digits, unit)
+        yield f"undecided; smallest effect this study could detect: {shown}"
+    else:
+        size = StudySize(len(result.seeds), result.n_together(own.role), result.alpha).words
+        yield f"undecided: with {size} no difference could have been called"
     never = [
         f"{count} of {counted(len(result.arm(name).runs), 'run')} of {name}"
         for name, count in zip((own.first, own.second), own.never, strict=True)
@@ -150,11 +165,24 @@ def _judgement(result: StudyResult, own: Comparison) -> Iterator[str]:
         yield "one seed: over prompts only"
 
 
-def study_notes(size: StudySize, *, no_target: str | None = None, is_retimed: bool = False) -> list[str]:
+def few_seeds(n_seeds: int) -> str | None:
+    """Say before a study that its seeds are too few to decide anything; None where they are not."""
+    if n_seeds >= EXACT_SEEDS:
+        return None
+    return (
+        f"{_count(n_seeds, 'seed')} cannot decide which arm is better: exact tests over seeds need at least "
+        f"{EXACT_SEEDS} (study.seeds)"
+    )
+
+
+def study_notes(
+    size: StudySize, *, is_default: bool = False, no_target: str | None = None, is_retimed: bool = False
+) -> list[str]:
     """Say in sentences what the study cannot say.
 
     Args:
-        size: seeds, pairs and α.
+        size: seeds, primary pairs and α.
+        is_default: whether there are other pairs and nobody named the primary ones.
         no_target: the baseline, where it gained nothing and no accuracy to reach was given.
         is_retimed: whether seconds of some run lack what an interrupted attempt had done.
     """
@@ -162,7 +190,12 @@ def study_notes(size: StudySize, *, no_target: str | None = None, is_retimed: bo
     if size.n_seeds == 1:
         notes.append("one seed: the intervals are over prompts only and say nothing of other seeds")
     elif size.n_pairs and size.multiplier > WIDE:
-        notes.append(f"{size.width}: run more seeds, or name fewer pairs in study.compare")
+        notes.append(f"{size.width}: run more seeds, or name fewer pairs in study.primary")
+    if is_default:
+        notes.append(
+            f"the first {MOST_PRIMARY} pairs are taken as primary, the others are exploratory: name yours in "
+            "study.primary before the study"
+        )
     if no_target is not None:
         notes.append(
             f"{no_target} gained nothing from step 0 to its end, so there is no accuracy to reach: name one in "

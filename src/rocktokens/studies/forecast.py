@@ -4,7 +4,8 @@
 2. Time and disk are estimated as by ``rocktokens check``: the student answers a few prompts and the teacher scores
    them, on one thread like the runs themselves. It is an estimate for uniform weights; policies that score before they
    weigh take longer.
-3. How wide intervals get with these seeds and pairs.
+3. Which pairs are primary, how wide their intervals get with these seeds, and a warning where seeds are too few to
+   decide anything.
 """
 
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from rocktokens.studies.config import StudyConfig
 from rocktokens.studies.decisions import StudySize
 from rocktokens.studies.plan import Job, plan_jobs, require_unchanged
 from rocktokens.studies.pool import choose_places
-from rocktokens.studies.preflight import require_ready, require_same_inputs
+from rocktokens.studies.preflight import require_ready, require_same_inputs, warnings
 from rocktokens.studies.worker import evaluation
 
 
@@ -71,6 +72,12 @@ class Forecast:
     """On either side of an interval; None for one seed, whose intervals are over prompts only."""
     interval_width: str
     scout_left: bool
+    primary: list[tuple[str, str]]
+    """The pairs that are corrected together; all others are exploratory."""
+    primary_is_default: bool
+    """Whether they are the first pairs of the study because nobody named them."""
+    warnings: list[str]
+    """What the study will not be able to show."""
 
 
 def forecast(study: StudyConfig, progress: Progress = SILENT) -> Forecast:
@@ -87,7 +94,7 @@ def forecast(study: StudyConfig, progress: Progress = SILENT) -> Forecast:
         findings = _check_uniform(jobs[0].config, progress)
         seconds = _seconds(jobs[0].config, findings, steps, answers)
         disk = _disk(study, findings, len(jobs), len(places))
-    size = StudySize(len(study.study.seeds), len(study.pairs), study.study.alpha)
+    size = StudySize(len(study.study.seeds), len(study.primary), study.study.alpha)
     return Forecast(
         directory=study.study.directory,
         runs=runs,
@@ -99,6 +106,9 @@ def forecast(study: StudyConfig, progress: Progress = SILENT) -> Forecast:
         interval_standard_errors=None if size.n_seeds == 1 else size.multiplier,
         interval_width="one seed: intervals are over prompts only" if size.n_seeds == 1 else size.width,
         scout_left=study.scout is not None and not run.files("rocks.json"),
+        primary=study.primary,
+        primary_is_default=study.study.primary is None,
+        warnings=warnings(study),
     )
 
 

@@ -8,6 +8,7 @@
    also for those that are trained another day. The SHA-256 of every input goes into the study's manifest; a later call
    that has something left to train refuses another content under an old key. Files that the study itself has committed
    must still be what its manifest lists.
+5. Seeds too few to decide anything are a warning: the study can be run, and its curves may still be worth seeing.
 """
 
 import hashlib
@@ -20,6 +21,7 @@ from rocktokens.errors import ConfigError
 from rocktokens.policies import policy_from_section
 from rocktokens.run_dir import RunDir, file_sha256
 from rocktokens.studies.config import PLACEHOLDERS, ROCKS, StudyConfig, arms_with
+from rocktokens.studies.decisions import few_seeds
 from rocktokens.studies.plan import Job, plan_jobs, scout_config, study_files
 
 INPUTS = "inputs"
@@ -36,6 +38,11 @@ def require_ready(study: StudyConfig) -> None:
     global_batch(config, 1)
     require_data(config)
     require_policies(_buildable_jobs(study), student_vocabulary(study))
+
+
+def warnings(study: StudyConfig) -> list[str]:
+    """Say in sentences what the study will not be able to show; it can be run nevertheless."""
+    return [sentence for sentence in (few_seeds(len(study.study.seeds)),) if sentence is not None]
 
 
 def require_data(config: Config) -> None:

@@ -18,7 +18,7 @@ from rocktokens.studies.comparison import compare
 from rocktokens.studies.config import StudyConfig, dump_study, load_study
 from rocktokens.studies.plan import Job, plan_jobs, require_unchanged
 from rocktokens.studies.pool import choose_places, run_jobs
-from rocktokens.studies.preflight import record_inputs, require_policies, require_ready, student_vocabulary
+from rocktokens.studies.preflight import record_inputs, require_policies, require_ready, student_vocabulary, warnings
 from rocktokens.studies.read_runs import read_curves, require_paired
 from rocktokens.studies.records import StudyResult
 from rocktokens.studies.scout import Draw, prepare_files
@@ -46,6 +46,8 @@ def run_study(study: StudyConfig | str | Path, progress: Progress = SILENT, draw
     if left:
         with progress.status("looking at data, models and policies"):
             require_ready(config)
+        for sentence in warnings(config):
+            progress.note(f"warning: {sentence}")
     with run.lock():
         if left:
             record_inputs(config, run)
@@ -81,6 +83,7 @@ def _conclude(config: StudyConfig, run: RunDir, jobs: Sequence[Job]) -> StudyRes
     result = compare(
         read_curves(jobs),
         config.pairs,
+        primary=config.study.primary,
         alpha=config.study.alpha,
         margin=config.study.margin,
         target_accuracy=config.study.target_accuracy,

@@ -12,7 +12,7 @@ import altair as alt
 from rocktokens.display.numbers import counted, level
 from rocktokens.display.text import printable
 from rocktokens.report.charts import theme
-from rocktokens.report.tables import COMPARED
+from rocktokens.report.tables import COMPARED, UNRELIABLE_NOTE, pair_name
 from rocktokens.studies.records import StudyResult
 
 THIS_ARM, BASELINE = "this arm", "baseline"
@@ -54,9 +54,10 @@ def curve_records(study: StudyResult) -> tuple[list[dict[str, Any]], list[dict[s
     others = [arm.name for arm in study.arms if arm.name != study.baseline]
     means, runs = [], []
     for panel in others or [study.baseline]:
+        shown = printable(panel) + (" (unreliable)" if study.arm(panel).is_unreliable else "")
         for name in dict.fromkeys((study.baseline, panel)):
             line = BASELINE if name == study.baseline else THIS_ARM
-            look = {"panel": printable(panel), "line": line}
+            look = {"panel": shown, "line": line}
             arm = study.arm(name)
             for point in arm.points:
                 low, high = point.interval
@@ -83,7 +84,7 @@ def comparison_records(study: StudyResult) -> list[dict[str, Any]]:
         low, high = (scale * end for end in own.interval)
         found.append(
             {
-                "pair": printable(f"{own.first} vs {own.second}"),
+                "pair": printable(pair_name(own) + (" (unreliable)" if own.unreliable else "")),
                 "panel": f"{COMPARED[own.kind]} ({unit})",
                 "difference": scale * own.difference,
                 "low": low,
@@ -91,6 +92,7 @@ def comparison_records(study: StudyResult) -> list[dict[str, Any]]:
                 "low_end": None if own.cut[0] else low,
                 "high_end": None if own.cut[1] else high,
                 "verdict": own.verdict,
+                "unreliable": own.unreliable,
             }
         )
     return found
@@ -150,8 +152,9 @@ def comparisons_chart(records: theme.Records, subtitle: str = "", interval_level
     panel = alt.Facet("panel:N", title=None, sort=theme.in_order(points, "panel"))
     panels = layers.facet(panel, columns=2).resolve_scale(x="independent")
     notes = [
-        f"Lines: {interval_level} intervals for all pairs of a panel together; without an end where they go beyond "
-        "what is possible.",
+        f"Lines: {interval_level} intervals for the pairs of a panel together, exploratory ones apart; without an end "
+        "where they go beyond what is possible.",
         "Fewer steps to an accuracy are better; an arm whose runs never reach it is not shown there.",
+        *([UNRELIABLE_NOTE] if any(point.get("unreliable") for point in points) else []),
     ]
     return theme.finished(panels, title, [subtitle, *notes])

@@ -262,10 +262,12 @@ def gain(study: StudyResult) -> str:
     conclusion = gain_conclusion(study)
     if not compared:
         return conclusion
-    end = study.arm(study.baseline).end
+    baseline = study.arm(study.baseline)
+    end = baseline.end
+    reached = with_interval(end.accuracy, end.interval) + (" (unreliable)" if baseline.is_unreliable else "")
     parts = [
         conclusion,
-        f"{printable(study.baseline)} reaches {with_interval(end.accuracy, end.interval)} after {end.step:,} steps "
+        f"{printable(study.baseline)} reaches {reached} after {end.step:,} steps "
         f"({level(study.alpha)} intervals, {counted(len(study.seeds), 'seed')}).",
         *(_arm_part(own, study.arm(own.first)) for own in compared[:NAMED_ARMS]),
     ]
@@ -275,15 +277,35 @@ def gain(study: StudyResult) -> str:
 
 
 def gain_conclusion(study: StudyResult) -> str:
-    """Name the arms that beat the baseline at equal steps."""
+    """Say which arms collapsed, if any did, then name those that beat the baseline at equal steps.
+
+    Pairs that the study was not about are named as exploratory.
+    """
     compared = _against_baseline(study)
     if not compared:
         return "Not known: the study compared no arm with its baseline at equal steps."
-    better = [printable(own.first) for own in compared if own.verdict == "better"]
+    better = [_named(own) for own in compared if own.verdict == "better"]
     baseline = printable(study.baseline)
     if better:
-        return f"{listed(better)} {'is' if len(better) == 1 else 'are'} better than {baseline} at equal steps."
-    return f"No arm is shown to be better than {baseline} at equal steps."
+        shown = f"{listed(better)} {'is' if len(better) == 1 else 'are'} better than {baseline} at equal steps."
+    else:
+        shown = f"No arm is shown to be better than {baseline} at equal steps."
+    return " ".join([*map(_collapse, study.collapsed_arms), shown])
+
+
+def _collapse(arm: Arm) -> str:
+    own = arm.collapsed
+    if own is None:
+        return ""
+    share = with_interval(own.share, own.interval)
+    runs = f"{own.count} of {counted(own.n_runs, 'run')}"
+    return f"{runs} of {printable(arm.name)} collapsed ({share} ended below their start): its mean is unreliable."
+
+
+def _named(own: Comparison) -> str:
+    marks = ["exploratory"] if own.role == "exploratory" else []
+    marks += ["unreliable mean"] if own.unreliable else []
+    return printable(own.first) + (f" ({', '.join(marks)})" if marks else "")
 
 
 def _against_baseline(study: StudyResult) -> list[Comparison]:
@@ -311,7 +333,7 @@ def _arm_part(own: Comparison, arm: Arm) -> str:
     parts = [f"{points(own.difference)} points {interval(own.interval, points)}", own.verdict]
     saved = arm.facts.get("head_compute_saved")
     parts += [f"{percent(saved)} of the LM head's work saved"] if saved else []
-    sentence = f"{printable(own.first)}: {', '.join(parts)}."
-    if own.verdict == "undecided" and own.detectable is not None:
+    sentence = f"{_named(own)}: {', '.join(parts)}."
+    if own.verdict == "undecided" and own.could_be_called:
         sentence += f" Smallest effect this study could detect: {detectable(own)}."
     return sentence

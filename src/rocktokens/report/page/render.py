@@ -47,8 +47,8 @@ METHOD = (
     "Rocks are selected on one half of the prompts and described on the other. Intervals are bootstraps over prompts.",
     "A ban makes a token impossible at every decoding step. The random numbers stay the same, so answers that do not "
     "contain the token do not change. Intervals of the effect are paired by prompt.",
-    "A study trains its arms on the same prompts in the same order. Intervals are over seeds and prompts, for all "
-    "pairs together.",
+    "A study trains its arms on the same prompts in the same order. Intervals are over seeds and prompts, for its "
+    "primary pairs together and for exploratory ones apart.",
     "Rock tokens were described in arXiv 2605.09253.",
 )
 _INSIDE_NUMBER = re.compile(r" (?=%)|(?<=[\d%]) (?=\[)|(?<=\d,) (?=[+−]?[\d.]+\])")

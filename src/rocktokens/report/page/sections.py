@@ -12,8 +12,9 @@ from rocktokens.gradients.records import claim_table
 from rocktokens.knockout.records import KnockoutSweep
 from rocktokens.report.charts.figures import run_figures
 from rocktokens.report.charts.theme import Figure
-from rocktokens.report.tables import arm_table, comparison_table, control_table, verdict_table
+from rocktokens.report.tables import arm_table, collapse_table, comparison_table, control_table, verdict_table
 from rocktokens.report.views.run_view import RunView
+from rocktokens.studies.records import StudyResult
 
 LONGEST_NOTE = 1_000
 """Characters; a note may name tokens."""
@@ -118,7 +119,7 @@ def sections(run: RunView) -> list[Section]:
             "Arms differ only in the weights of their tokens. Each is trained on several seeds and compared in pairs.",
             "study",
             figures("study_curves", "study_comparisons"),
-            [*filter(None, (arm_table(study), control_table(study))), comparison_table(study)] if study else [],
+            _study_tables(study) if study else [],
             _printable(study.notes) if study else [],
         ),
     ]
@@ -144,6 +145,11 @@ def _knockout_notes(sweep: KnockoutSweep) -> list[str]:
         else "There are too few prompts to detect any loss."
     )
     return [f"Without a ban, {right} of the answers are right. {power}", *_printable(sweep.warnings)]
+
+
+def _study_tables(study: StudyResult) -> list[Table]:
+    collapsed = collapse_table(study) if study.collapsed_arms else None
+    return [*filter(None, (collapsed, arm_table(study), control_table(study))), comparison_table(study)]
 
 
 def _printable(notes: Sequence[str]) -> list[str]:
