@@ -97,8 +97,8 @@ def test_missing_damaged_and_newer_files_are_refused(tmp_path):
         RockSet.load(path)
     one_rock().save(path)
     record = json.loads(path.read_text())
-    path.write_text(json.dumps({**record, "schema_version": 2}))
-    with pytest.raises(RocktokensError, match="has schema_version 2, this rocktokens reads 1"):
+    path.write_text(json.dumps({**record, "schema_version": 3}))
+    with pytest.raises(RocktokensError, match="has schema_version 3, this rocktokens reads 2"):
         RockSet.load(path)
     record["tokens"][0]["score"] = float("nan")
     path.write_text(json.dumps(record))

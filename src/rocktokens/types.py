@@ -261,8 +261,9 @@ class RockSet:
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Read rocks.json; a newer schema or a damaged file is refused by name."""
-        record = read_record(path, "rocks.json", "`rocktokens find`", ROCKS_SCHEMA_VERSION)
+        """Read rocks.json; a newer schema or a damaged file is refused by name, an older one has no labels."""
+        upgrades = {1: lambda record: record}
+        record = read_record(path, "rocks.json", "`rocktokens find`", ROCKS_SCHEMA_VERSION, upgrades)
         with _fields_of(path, "rocks.json", "`rocktokens find`"):
             tokens = [_rock_token(entry) for entry in record.pop("tokens")]
             ranked = [RankedType(**_with_tuples(entry)) for entry in record.pop("ranked", [])]

@@ -16,7 +16,7 @@ from trace_oracle import fixed, naive_split, occurrences_of, random_trace, with_
 
 from rocktokens.rocks.cutoff import split_half, subset_weights
 from rocktokens.rocks.find import find_rocks
-from rocktokens.rocks.movement import Kept, Movement, kept_share, label_types, movement
+from rocktokens.rocks.movement import Kept, Movement, label_types, movement
 from rocktokens.rocks.ranking import Rules, rank_types, rankable, rankings
 from rocktokens.rocks.selectors import Sample, lower_bound
 from rocktokens.rocks.sums import gather
@@ -76,8 +76,9 @@ def naive_kept(after: list[float], before: list[float], present: int) -> tuple[f
     if present < 2:
         return total / base, 0.0, math.inf
     moves = [a / total - b / base for a, b in zip(after, before, strict=True)]
-    error = math.sqrt(count / (count - 1) * sum(move**2 for move in moves))
-    factor = math.exp(student.ppf(0.975, present - 1) * error)
+    squares, fourths = (sum(move**power for move in moves) for power in (2, 4))
+    freedom = max(0.75 * (squares**2 / fourths - 1), 1)
+    factor = math.exp(student.ppf(0.975, freedom) * math.sqrt(count / (count - 1) * squares))
     return total / base, total / base / factor, total / base * factor
 
 
@@ -254,14 +255,11 @@ def test_weights_are_copies_of_prompts(sample):
         distinct = sample.rows(np.flatnonzero(counts_C))
         assert score_U == pytest.approx(lower_bound(copied, np.ones((1, copied.n_clusters)))[0], rel=1e-12)
         prompts = np.diff(distinct.freq.tocsc().indptr)
-        kept = kept_share(copied.kl, copied.kl_middle, copied.freq, np.ones((1, copied.n_clusters)))
-        freedom = [max(count - 1, 1) for count in prompts]
-        high = kept.share * (kept.high / kept.share) ** (
-            student.ppf(0.975, freedom) / student.ppf(0.975, np.maximum(np.diff(copied.freq.tocsc().indptr) - 1, 1))
-        )
+        kept = movement(copied).middle
+        assert kept is not None
         freq = copied.totals("freq")
         frequent = np.argsort(-freq, kind="stable")[:1]
-        may = (freq >= 3) & (prompts >= 6) & ~(high[0] < 0.75)
+        may = (freq >= 3) & (prompts >= 6) & ~(kept.high[0] < 0.75)
         may[frequent] = False
         assert order.tolist() == rank_types(score_U, may, rules).tolist()
 

@@ -6,8 +6,9 @@ See docs/method.md, section 4.2.
    the middle one.
 2. Its interval is Student's on the log scale. With a_p and b_p the sums of prompt p, A and B their totals,
    u_p = a_p/A − b_p/B is by how much the prompt moves log(A/B), so se² = P/(P − 1) · Σ u_p² over the P prompts, and
-   kept · exp(± t · se), t with one degree of freedom less than there are prompts with the type. A closed form: subsets
-   and resamples of the prompts decide the label again.
+   the interval is kept · exp(± t · se). Few prompts may carry it all: t has ¾ (m − 1) degrees of freedom, at least one,
+   with m = (Σ u²)²/Σ u⁴, as in ``inference.bootstrap``. A closed form: subsets and resamples of the prompts decide the
+   label again.
 3. Labels, in this order: *moving* if even the upper end of kept(middle) is below 0.75; *stuck* if the lower end of
    kept(first) reaches 0.75; *residual* if it fell since the first checkpoint and not since the middle one; else
    *unclear*. Without a middle checkpoint: *stuck*, *moved* (it fell since the first) or *unclear*.
@@ -15,12 +16,13 @@ See docs/method.md, section 4.2.
 A cluster stands for a prompt where prompts are pooled. Shape legend: C clusters, U types used, B sets of weights.
 """
 
-from functools import cache
+from math import comb
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.stats import t as student
+from scipy.special import stdtrit
 
+from rocktokens.inference.bootstrap import CARRIERS_COUNTED
 from rocktokens.rocks.selectors import Sample, weighted_totals
 from rocktokens.types import KEPT, Interval, Label
 
@@ -54,22 +56,32 @@ def kept_share(after_CU: Any, before_CU: Any, present_CU: Any, weights_BC: np.nd
         present_CU: what is not 0 where the cluster has the type.
         weights_BC: how often each cluster counts.
     """
-    after_CU, before_CU = after_CU.astype(np.float64), before_CU.astype(np.float64)
     after_BU, before_BU = (weighted_totals(weights_BC, matrix) for matrix in (after_CU, before_CU))
-    products = (after_CU.power(2), after_CU.multiply(before_CU), before_CU.power(2))
-    of_after, of_both, of_before = (weighted_totals(weights_BC, matrix) for matrix in products)
-    present_BU = weighted_totals(weights_BC > 0, present_CU.astype(bool)).astype(np.int64)
+    present_BU = weighted_totals(weights_BC > 0, present_CU.astype(bool))
     count_B1 = weights_BC.sum(axis=1, keepdims=True).astype(np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
-        spread = of_after / after_BU**2 - 2 * of_both / (after_BU * before_BU) + of_before / before_BU**2
-        error = np.sqrt(np.maximum(spread, 0) * count_B1 / (count_B1 - 1))
         share = after_BU / before_BU
-        factor = np.exp(_quantiles(weights_BC.shape[1])[present_BU] * error)
+        squares, fourths = (_moves(after_CU, before_CU, weights_BC, power) for power in (2, 4))
+        carriers = np.clip(np.where(fourths > 0, squares**2 / fourths, present_BU), 1, np.maximum(present_BU, 1))
+        quantile = stdtrit(np.maximum(CARRIERS_COUNTED * (carriers - 1), 1), (1 + LEVEL) / 2)
+        factor = np.exp(quantile * np.sqrt(squares * count_B1 / (count_B1 - 1)))
         factor = np.where((present_BU < 2) | (count_B1 < 2), np.inf, factor)
-        low, high = share / factor, share * factor
-    nothing_left, nothing_before = after_BU == 0, before_BU == 0
-    low, high = (np.where(nothing_left, 0.0, end) for end in (low, high))
-    return Kept(*(np.where(nothing_before, np.nan, values) for values in (share, low, high)))
+        low, high = (np.where(after_BU == 0, 0.0, end) for end in (share / factor, share * factor))
+    return Kept(*(np.where(before_BU == 0, np.nan, values) for values in (share, low, high)))
+
+
+def _moves(after_CU: Any, before_CU: Any, weights_BC: np.ndarray, power: int) -> np.ndarray:
+    """Σ_c (a_c/A − b_c/B)^power, never below 0; of a type without a loss it is not a number."""
+    after_CU, before_CU = after_CU.astype(np.float64), before_CU.astype(np.float64)
+    after_BU, before_BU = (weighted_totals(weights_BC, matrix) for matrix in (after_CU, before_CU))
+    total_BU = np.zeros_like(after_BU)
+    for taken in range(power + 1):
+        factors = [after_CU.power(power - taken)] if taken < power else []
+        factors += [before_CU.power(taken)] if taken else []
+        product_CU = factors[0] if len(factors) == 1 else factors[0].multiply(factors[1])
+        scale_BU = after_BU ** (power - taken) * before_BU**taken
+        total_BU += (-1) ** taken * comb(power, taken) * weighted_totals(weights_BC, product_CU) / scale_BU
+    return np.maximum(total_BU, 0)
 
 
 class Movement(NamedTuple):
@@ -108,6 +120,12 @@ def label_types(sample: Sample, weights_BC: np.ndarray | None = None) -> np.ndar
     return moved.labels()
 
 
+def still_moving(sample: Sample, weights_BC: np.ndarray) -> np.ndarray:
+    """Say which types are labelled moving, bool (B, U), or (1, 1) where no type can be."""
+    since = _since(sample, sample.kl_middle, weights_BC)
+    return np.zeros((1, 1), dtype=bool) if since is None else since.high < KEPT
+
+
 def label_at(labels_BU: np.ndarray, column: int) -> Label:
     """Return the label of one type as a plain string."""
     return str(labels_BU[0, column])  # pyright: ignore[reportReturnType]
@@ -115,12 +133,3 @@ def label_at(labels_BU: np.ndarray, column: int) -> Label:
 
 def _since(sample: Sample, earlier: Any | None, weights_BC: np.ndarray) -> Kept | None:
     return None if earlier is None else kept_share(sample.kl, earlier, sample.freq, weights_BC)
-
-
-@cache
-def _quantiles(largest: int) -> np.ndarray:
-    """The quantile of Student's t for 0, 1, … clusters; infinite for fewer than 2."""
-    freedom = np.maximum(np.arange(largest + 1) - 1, 1)
-    quantiles = student.ppf((1 + LEVEL) / 2, freedom)
-    quantiles[:2] = np.inf
-    return quantiles

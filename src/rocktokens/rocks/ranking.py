@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 
 from rocktokens.inference.bootstrap import row_blocks
-from rocktokens.rocks.movement import label_types
+from rocktokens.rocks.movement import label_types, still_moving
 from rocktokens.rocks.selectors import Sample, Selector, weighted_totals
 
 Require = Literal["stopped", "stuck", "any"]
@@ -40,9 +40,10 @@ def rankable(sample: Sample, rules: Rules, weights_BC: np.ndarray | None = None)
     may_BU = np.stack([frequent_enough(freq_U, rules) for freq_U in weighted_totals(weights_BC, sample.freq)])
     if rules.min_prompts > 1:
         may_BU &= weighted_totals(weights_BC > 0, sample.freq.astype(bool)) >= rules.min_prompts
-    if rules.require != "any":
-        labels_BU = label_types(sample, weights_BC)
-        may_BU &= labels_BU == "stuck" if rules.require == "stuck" else labels_BU != "moving"
+    if rules.require == "stuck":
+        may_BU &= label_types(sample, weights_BC) == "stuck"
+    elif rules.require == "stopped":
+        may_BU &= ~still_moving(sample, weights_BC)
     return may_BU
 
 
