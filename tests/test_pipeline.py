@@ -186,8 +186,8 @@ def test_without_rocks_stages_are_skipped_and_say_why(copy: Path):
     drawn = [f'id="run-1-figure-{name}"' for name in ("gradient_kl", "knockout")]
     assert all(figure in (copy / "report.html").read_text(encoding="utf-8") for figure in drawn)
     outcome = succeed(*arguments)
-    assert "made: find, report\nskipped: gradients, knockout; no type passes" in outcome.stdout
-    assert outcome.stderr.count("skipped: no type passes") == 2
+    assert "made: find, report\nskipped: gradients, knockout; 8 prompts are too few to find rocks: " in outcome.stdout
+    assert outcome.stderr.count("skipped: 8 prompts are too few") == 2
     view = RunView.open(copy)
     assert view.gradients is not None and view.knockout is not None and view.rocks is not None
     assert view.rocks.tokens == []
@@ -197,6 +197,20 @@ def test_without_rocks_stages_are_skipped_and_say_why(copy: Path):
     record = succeed(*arguments, "--json").record
     assert record["kept"] == ["distill", "trace", "find", "report"]
     assert list(record["skipped"]) == ["gradients", "knockout"]
+
+
+def test_gradients_that_too_few_prompts_cannot_measure_are_skipped(copy: Path):
+    """With the default of eight batches four held-out prompts would be refused, and nothing after it made."""
+    made = pipeline.run(config_of(copy, "gradients.batches=8"))
+    assert made.skipped == {"gradients": "8 prompts are too few to find rocks: trace at least 40 (trace.num_prompts)"}
+
+
+def test_bans_of_other_labels_are_stale(copy: Path):
+    labels = [token.label for token in RockSet.load(copy / "rocks.json").tokens]
+    every = json.dumps(sorted({str(label) for label in labels}))
+    assert pipeline.run(config_of(copy, f"knockout.labels={every}")).made == []
+    [other, *_] = [label for label in labels if label not in labels[:2]]  # the first two were banned
+    assert "knockout" in pipeline.run(config_of(copy, f'knockout.labels=["{other}"]')).made
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""rocktokens: find, test and bypass the tokens that on-policy distillation cannot move (arXiv 2605.09253).
+"""rocktokens: find, test and bypass the tokens that hold the loss on-policy distillation leaves behind.
+
+The paper is arXiv 2605.09253.
 
 Names are resolved on first use, so that statistics, policies and config work without importing torch.
 """

@@ -165,7 +165,7 @@ def measure_movement(directory: RunDir, rocks: RockSet) -> "tuple[Movement, pd.D
     split = split_prompts(prompts_of(store.table(reference)), rocks.criterion["split"], rocks.criterion["seed"])
     types = type_table(store, reference, baseline, split.measuring).assign(
         token_share=lambda frame: frame["freq"] / frame["freq"].sum(),
-        kept=lambda frame: frame["mean_kl"] / frame["mean_kl_baseline"],
+        kept=lambda frame: frame["mean_kl"] / frame["mean_kl_baseline"].where(frame["mean_kl_baseline"] > 0),
     )
     token_share, kl_mass = types["token_share"].to_numpy(), (types["freq"] * types["mean_kl"]).to_numpy()
     unmoved = np.isin(types["token_id"].to_numpy(), [token.id for token in rocks.tokens if token.never_learned])

@@ -5,7 +5,7 @@
    to do.
 2. What is missing or stale is made by the stage's own library call: it resumes what was interrupted, and refuses what
    its command would refuse, such as a training config that changed. A stage that has nothing to work on, because there
-   are no rocks, is skipped.
+   are no rocks or too few prompts, is skipped.
 3. The page is written again whenever something it shows may have changed.
 
 With ``trace.checkpoints`` there is nothing to train: the run begins with the replay.
@@ -134,7 +134,8 @@ def _gradients(run: RunDir, config: Config, progress: Progress) -> bool | Skippe
     with progress.status("loading"):
         from rocktokens.gradients.measure import measure_gradients
         from rocktokens.report.charts.figures import draw_stale
-    if not (rocks := RockSet.load(run.rocks)).tokens:
+    rocks = RockSet.load(run.rocks)
+    if not rocks.tokens or (rocks.too_few_prompts and rocks.summary["n_prompts"] < config.gradients.batches):
         return Skipped(why_none(rocks))
     with run.lock():
         is_measured = _holds(lambda: _is_measured(run, config))

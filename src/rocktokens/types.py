@@ -242,7 +242,7 @@ class RockSet:
         if min(measuring, selecting) >= LEAST_OF_HALF:
             return ""
         share = self.criterion["split"] if self.is_split else 0.5
-        enough = math.ceil(LEAST_OF_HALF / min(share, 1 - share))
+        enough = math.ceil(round(LEAST_OF_HALF / min(share, 1 - share), 6))
         total = measuring + selecting if self.is_split else selecting
         prompts = "prompt is" if total == 1 else "prompts are"
         return f"{total} {prompts} too few to find rocks: trace at least {enough} (trace.num_prompts)"

@@ -94,6 +94,7 @@ num_prompts = 8
 rollouts_per_part = 4
 [find]
 k = 10
+min_prompts = 1
 tau = 0.3
 gamma = 0.3
 eta = 0.05

@@ -96,7 +96,8 @@ def test_find_takes_its_settings_from_the_command_line(copy: Path):
 
 def test_find_takes_settings_where_there_are_only_traces(copy: Path):
     RunDir(copy).drop(["config.toml"])
-    assert len(succeed("find", copy, "--set", "find.k=4", "--json").record["tokens"]) == 4
+    few = changed("find.k=4", "find.min_prompts=1")
+    assert len(succeed("find", copy, *few, "--json").record["tokens"]) == 4
 
 
 def test_a_second_trace_writes_nothing(finished: FinishedRun):
@@ -231,11 +232,11 @@ def test_a_first_trace_that_failed_describes_nothing(finished: FinishedRun, tmp_
 
 
 def test_checkpoints_of_another_run_are_traced_alike(finished: FinishedRun, tmp_path: Path):
-    students = [str(finished.path / f"checkpoints/step-{step}") for step in (0, 4)]
+    students = [str(finished.path / f"checkpoints/step-{step}") for step in (0, 2, 4)]
     changes = (f"run.directory={tmp_path}/mine", f"trace.checkpoints={json.dumps(students)}")
     outcome = succeed("trace", finished.config, *changed(*changes), "--json")
-    assert outcome.record["checkpoints"] == [0, 4]
-    for step in (0, 4):
+    assert outcome.record["checkpoints"] == [0, 2, 4]
+    for step in (0, 2, 4):
         assert trace_rows(tmp_path / "mine", step) == trace_rows(finished.path, step)
     require_sound(tmp_path / "mine")
     found = succeed("find", tmp_path / "mine", "--json").record
@@ -310,7 +311,7 @@ def test_evaluate_as_a_library_call_reads_the_config_of_the_run(finished: Finish
 def test_demo_goes_from_nothing_to_an_answer_and_picks_up_what_is_there(tmp_path: Path):
     small = (
         "training.max_steps=2", "training.save_steps=1", "training.per_device_train_batch_size=4",
-        "trace.num_prompts=4", "evaluation.num_prompts=4", "find.k=5", "models.device=cpu",
+        "trace.num_prompts=4", "evaluation.num_prompts=4", "find.k=5", "find.min_prompts=1", "models.device=cpu",
         "gradients.batches=2", "knockout.num_prompts=4",
     )  # fmt: skip
     demo = ("demo", "--directory", tmp_path / "demo", *changed(*small))
@@ -332,11 +333,14 @@ def test_demo_goes_from_nothing_to_an_answer_and_picks_up_what_is_there(tmp_path
 def test_a_demo_without_rocks_ends_before_its_study(tmp_path: Path):
     small = (
         "training.max_steps=2", "training.save_steps=1", "training.per_device_train_batch_size=4",
-        "trace.num_prompts=4", "evaluation.num_prompts=4", "find.k=5", "find.min_score=1e9", "models.device=cpu",
+        "trace.num_prompts=4", "evaluation.num_prompts=4", "find.k=5", "models.device=cpu",
     )  # fmt: skip
     outcome = rocktokens("demo", "--directory", tmp_path / "demo", *changed(*small))
     last = outcome.stderr.splitlines()[-1]
     assert (outcome.code, outcome.stdout) == (2, "") and "Traceback" not in outcome.stderr
-    assert last.startswith("rocktokens: the demo ends here, without rocks to ban or to bypass (no type passes"), last
-    assert "lower find.min_score" in last and str(tmp_path / "demo/report.html") in last
+    assert last.startswith("rocktokens: the demo ends here, without rocks to ban or to bypass (4 prompts are "), last
+    assert (
+        "too few to find rocks: trace at least 40 (trace.num_prompts)" in last
+        and str(tmp_path / "demo/report.html") in last
+    )
     assert not (tmp_path / "demo/study").exists() and (tmp_path / "demo/report.html").exists()

@@ -1,5 +1,6 @@
 """A disk without room and a user without patience: one sentence, nothing lost, and the same command goes on."""
 
+import json
 import os
 import resource
 import shutil
@@ -92,7 +93,7 @@ def test_a_full_disk_stops_trace_find_and_evaluate(
 ):
     disk, resize = small_disk
     run = disk / "run"
-    students = f'["{finished.path}/checkpoints/step-0", "{finished.path}/checkpoints/step-4"]'
+    students = json.dumps([str(finished.path / f"checkpoints/step-{step}") for step in (0, 2, 4)])
     trace = ("trace", finished.config, *changed(f"run.directory={run}", f"trace.checkpoints={students}"))
     assert stopped_for(rocktokens(*trace), "no space left on device")
     resize(MEGABYTE)

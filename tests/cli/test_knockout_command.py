@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import FinishedRun, changed, require_sound, rocktokens, snapshot, succeed
+from command_line import FinishedRun, changed, refuse, require_sound, rocktokens, snapshot, succeed
 
 from rocktokens.config import evaluation_task, load_config
 from rocktokens.knockout.journal import RunJournal
@@ -221,6 +221,21 @@ def test_types_can_be_named(copy: Path):
     record = succeed(*knockout(copy, "--text", "So", "--id", "20", "--json")).record
     assert [own["ban"]["name"] for own in record["knockouts"] if own["ban"]["role"] == "tested"] == ["1", "So"]
     assert not [warning for warning in record["warnings"] if "never banned" in warning]
+
+
+def test_rocks_can_be_chosen_by_label(copy: Path):
+    label = RockSet.load(copy / "rocks.json").tokens[-1].label
+    ends = load_model(str(copy / "checkpoints/step-4"), device="cpu").eos_ids
+    own = [token.id for token in RockSet.load(copy / "rocks.json").tokens if token.label == label]
+    record = succeed(*knockout(copy, "--label", str(label), "--json")).record
+    tested = [own["ban"]["ids"] for own in record["knockouts"] if own["ban"]["role"] == "tested"]
+    assert tested == [[token_id] for token_id in own if token_id not in ends]
+    refuse(*knockout(copy, "--label", "sturdy"), naming=("knockout.labels", "sturdy"))
+    older = json.loads((copy / "rocks.json").read_text(encoding="utf-8")) | {"schema_version": 1}
+    for token in older["tokens"]:
+        token.pop("label")
+    RunDir(copy).commit_text("rocks.json", json.dumps(older))
+    refuse(*knockout(copy, "--label", "stuck"), naming=("knockout.labels needs rocks with labels", "rocktokens find"))
 
 
 def test_the_tables_say_what_the_file_says(swept: Path, copy: Path):

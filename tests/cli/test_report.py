@@ -24,7 +24,9 @@ def test_a_run_becomes_one_page_and_is_left_as_it_was(finished: FinishedRun, tmp
     assert set(record["figures"]) == {str(own) for own in figures.iterdir()} and (figures / "funnel.pdf").exists()
     (run,) = record["runs"]
     rocks = RockSet.load(finished.path / "rocks.json")
-    assert run["answers"][0]["sentence"].startswith(f"{len(rocks.tokens)} of {rocks.summary['n_types']} ")
+    answer = run["answers"][0]["sentence"]
+    assert answer.startswith("8 prompts are too few to find rocks: trace at least 40 (trace.num_prompts). ")
+    assert f" {len(rocks.tokens)} of {rocks.summary['n_types']} token types are rocks" in answer
     assert [bool(answer["sources"]) for answer in run["answers"]] == [True, True, True, False, False]
     assert run["answers"][3]["sentence"] == "Not known yet: run `rocktokens knockout`."
 

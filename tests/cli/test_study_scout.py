@@ -41,7 +41,7 @@ def record_of(directory: Path) -> dict[str, Any]:
                 "trace": False,
             },
             "trace": {"num_prompts": 8},
-            "find": {"stage": "score", "k": 1, "exclude_top_freq": 20},
+            "find": {"stage": "score", "k": 1, "exclude_top_freq": 20, "min_prompts": 1},
             "knockout": {"num_prompts": 2, "matched": 0, "never": 0, "resamples": 100},
         },
         "arm": [
@@ -174,3 +174,14 @@ def test_a_set_of_types_is_matched_to_the_rocks_or_refused_before_training(scout
 def _most_frequent(run: Path) -> int:
     sums = type_sums(occurrences(TraceStore(run).table(2)))
     return int(sums.token_id[sums.freq.argmax()])
+
+
+def test_a_study_without_rocks_says_why_before_training(tmp_path: Path):
+    record = record_of(tmp_path / "study")
+    del record["scout"], record["arm"][2]
+    record["study"]["rocks"] = str(tmp_path / "none.json")
+    summary = {"n_prompts": 4, "n_prompts_selection": 4}
+    RockSet("", {"split": 0.5}, {}, summary).save(tmp_path / "none.json")
+    too_few = r"arm 'freeze' uses @rocks and there are none: 8 prompts are too few to find rocks: trace at least 40 \("
+    with pytest.raises(ConfigError, match=too_few):
+        prepare_files(make_study(record), RunDir(tmp_path / "study"))

@@ -81,7 +81,10 @@ def test_a_replay_does_not_go_on_with_another_k(finished: FinishedRun, with_tops
     refuse(*replay(finished, with_tops, "trace.top_k=-1"), naming=("trace.top_k", "-1"))
 
 
-def test_statistics_do_not_see_them(finished: FinishedRun, with_tops: Path):
-    found = succeed("find", with_tops, "--json").record
-    assert found["tokens"] == finished.outcomes["find"].record["tokens"]
+def test_statistics_do_not_see_them(finished: FinishedRun, with_tops: Path, tmp_path: Path):
+    plain = shutil.copytree(finished.path, tmp_path / "plain")
+    RunDir(plain).drop([entry.path for entry in RunDir(plain).files("traces/checkpoint=2/")])
+    ends = ("--reference", "4", "--baseline", "0", "--json")
+    tokens, without = (succeed("find", run, *ends).record["tokens"] for run in (with_tops, plain))
+    assert tokens and tokens == without
     assert TraceStore(with_tops).rollout(0, 4).column_names == [*STANDARD, *TOPS]

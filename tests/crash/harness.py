@@ -48,6 +48,7 @@ rollouts_per_part = 4
 [find]
 k = 60
 stage = "score"
+min_prompts = 1
 [evaluation]
 task = {{ name = "jsonl", path = "{pair}/task.jsonl" }}
 [knockout]

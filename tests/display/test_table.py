@@ -94,6 +94,10 @@ def test_numbers_are_flush_right_and_keep_their_value(table: Table):
     assert ends((0.25, 0.5), percent).text == "[25.0, 50.0]"
 
 
+def test_what_is_no_number_is_a_dash():
+    assert {number(value, percent).text for value in (None, math.nan)} == {number(None).text}
+
+
 def test_each_medium_has_its_own_escape():
     assert for_terminal("[b]\x1b").plain == "[b]\\u001b"
     assert for_html('<a href="x">\u202e') == "&lt;a href=&quot;x&quot;&gt;\\u202e"

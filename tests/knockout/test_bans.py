@@ -60,6 +60,24 @@ def test_the_first_so_many_are_taken_of_the_wanted_categories(rocks: RockSet, to
     ]
 
 
+def test_labels_choose_among_the_rocks(rocks: RockSet, tokens: Tokens):
+    labels = ["stuck", "residual", "unclear", "stuck", "stuck"]
+    labelled = replace(
+        rocks, tokens=[replace(own, label=label) for own, label in zip(rocks.tokens, labels, strict=True)]
+    )
+    stuck = Wanted(top=2, labels=["stuck"])
+    assert names(choose_bans(labelled, stuck, tokens)) == ["So", "8"]
+    assert names(choose_bans(labelled, replace(stuck, categories=["digit"]), tokens)) == ["8"]
+    assert names(choose_bans(labelled, replace(stuck, top=9, together=True), tokens)) == ["3 stuck rocks"]
+    assert names(choose_bans(labelled, Wanted(top=9, labels=["residual", "moved"]), tokens)) == ["7"]
+    with pytest.raises(
+        RocktokensError, match=r"knockout.labels = \['moving'\] leaves no rock: give some of residual, "
+    ):
+        choose_bans(labelled, Wanted(top=9, labels=["moving"]), tokens)
+    with pytest.raises(RocktokensError, match=r"knockout.labels needs rocks with labels .* `rocktokens find`"):
+        choose_bans(rocks, stuck, tokens)
+
+
 def test_named_types_are_banned_alone_unless_rocks_are_asked_for_too(rocks: RockSet, tokens: Tokens):
     seven, the = tokens.vocabulary.ids("7")[0], tokens.vocabulary.ids(" the")[0]
     assert names(choose_bans(rocks, Wanted(top=2, ids=[the], texts=["Wait"]), tokens)) == [" the", "Wait"]
@@ -77,6 +95,9 @@ def test_named_types_need_no_rocks(rocks: RockSet, tokens: Tokens):
     assert names(choose_bans(none, Wanted(top=5, texts=["So"]), tokens)) == ["So"]
     with pytest.raises(RocktokensError, match=r"holds no rocks .*`rocktokens find`.*by id or text \(--id, --text\)"):
         choose_bans(none, Wanted(top=5), tokens)
+    few = replace(none, summary={"n_prompts": 6, "n_prompts_selection": 6}, criterion={"split": 0.5})
+    with pytest.raises(RocktokensError, match=r"12 prompts are too few to find rocks: trace at least 40 \(trace.num"):
+        choose_bans(few, Wanted(top=5), tokens)
 
 
 # All at once

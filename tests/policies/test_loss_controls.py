@@ -5,6 +5,7 @@ import pytest
 from policy_oracle import CONTROLS, Rows, rock_set, rows_of, weigh
 
 from rocktokens.policies import WeightPolicy, make_policy
+from rocktokens.policies.controls import draw_until
 
 LENGTHS = [60, 45, 30, 2]
 ROCKS = rock_set(0, 1)
@@ -40,6 +41,26 @@ def test_the_marked_sum_is_that_of_the_rocks_up_to_one_position_and_right_on_ave
     assert (off > 0.1).any() and (off < -0.1).any()
     error = off.std(axis=0) / np.sqrt(len(off))
     assert (np.abs(off.mean(axis=0)) <= 4 * error).all(), off.mean(axis=0) / error
+
+
+def test_positions_are_those_of_a_plain_loop():
+    """In the order of their numbers until the sum is reached, the last one by chance; in whole units of 2^-24."""
+    rng = np.random.default_rng(3)
+    for _ in range(20):
+        lengths = rng.integers(1, 12, 5)
+        rollouts = np.repeat(np.arange(5), lengths)
+        values = rng.exponential(1.0, len(rollouts)) * (rng.random(len(rollouts)) < 0.8)
+        rocks, (order, last) = rng.random(len(rollouts)) < 0.3, rng.random((2, len(rollouts)))
+        units = [round(value * 2**24) for value in values]
+        expected = set()
+        for rollout in range(5):
+            rows = [row for row in range(len(rollouts)) if rollouts[row] == rollout]
+            missing = sum(units[row] for row in rows if rocks[row])
+            for row in sorted(rows, key=lambda row: order[row]):
+                if missing > 0 and last[row] * units[row] < missing:
+                    expected.add(row)
+                missing -= units[row]
+        assert set(np.flatnonzero(draw_until(values, rocks, rollouts, order, last))) == expected
 
 
 def test_stopping_when_the_sum_is_reached_would_take_too_much():

@@ -86,7 +86,7 @@ def make_report_run(path: Path) -> Path:
 
 
 def make_rocks(texts: tuple[str, ...] = TEXTS, **changes: Any) -> RockSet:
-    """One rock a text; every other one kept its kl, every fourth is a pillar."""
+    """One rock a text; every other one is stuck on both halves, every fourth is a pillar."""
     tokens = [
         RockToken(
             id=rock_id(place),
@@ -105,6 +105,8 @@ def make_rocks(texts: tuple[str, ...] = TEXTS, **changes: Any) -> RockSet:
             delta_interval=(-0.5, -0.125),
             held_out_mean_kl=1.25,
             held_out_change=0.0 if place % 2 == 0 else -0.5,
+            label="stuck" if place % 2 == 0 else "residual",
+            held_out_label="stuck" if place % 2 == 0 else "residual",
         )
         for place, text in enumerate(texts)
     ]

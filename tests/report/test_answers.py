@@ -24,7 +24,26 @@ def test_which_names_the_first_rocks_and_gives_shares_with_intervals():
 
 
 def test_no_rocks_is_an_answer():
-    assert which(make_rocks(())) == "No token type is a rock at checkpoint 10: none passes the criterion."
+    none = make_rocks(())
+    asked = {**none.criterion, "require": "stuck", "min_prompts": 5}
+    start, more = "No token type is a rock at checkpoint 10: ", "trace more prompts (trace.num_prompts)."
+    passes = "passes find.require = stuck and find.min_prompts = 5"
+    assert which(replace(none, criterion=asked)) == f"{start}no type with a loss {passes}: {more}"
+    high = replace(none, criterion={**asked, "min_score": 7.5})
+    assert which(high).endswith("find.min_prompts = 5 and find.min_score = 7.5: lower find.min_score.")
+    silent = replace(none, summary={**none.summary, "kl_share": None})
+    assert which(silent).endswith("there is no kl to rank: on these tokens the student and the teacher are the same.")
+
+
+FEW = {"n_prompts": 6, "n_prompts_selection": 6}
+TOO_FEW = "12 prompts are too few to find rocks: trace at least 40 (trace.num_prompts)."
+
+
+def test_too_few_prompts_are_said_first_and_nothing_of_single_rocks():
+    assert which(make_rocks((), **FEW)) == f"No token type is a rock at checkpoint 10: {TOO_FEW}"
+    some = make_rocks(("a", "b"), **FEW)
+    assert which(some).startswith(f"{TOO_FEW} What follows may be chance. 2 of 50 token types are rocks")
+    assert moved(some).startswith("No evidence that rocks moved less") and "never moved" not in moved(some)
 
 
 def test_how_sure_counts_resamples_and_names_the_setting_that_matters_most():
@@ -50,35 +69,42 @@ def test_that_no_cut_off_was_found_is_said_where_one_was_sought(k: int | str, cr
     assert ("No cut-off was found: K is all types with a score" in sentence) == is_said
 
 
-def test_whether_training_moved_them_is_paired_and_counts_who_kept():
-    sentence = moved(make_rocks(("a", "b", "c")))
-    assert sentence.startswith("No evidence that rocks moved less than other tokens. From checkpoint 0 to 10, ")
+def test_whether_training_moved_them_is_paired_and_counts_who_is_stuck_on_both_halves():
+    rocks = make_rocks(("a", "b", "c"))
+    sentence = moved(rocks)
+    assert sentence.startswith(
+        "Training never moved 2 of 3 rocks (stuck on both halves of the prompts) and 1 is residual (the loss fell "
+        "early and then stopped falling). No evidence that rocks moved less than other tokens. From checkpoint 0 "
+    )
     assert "of rocks changed by −50.0 % [−62.5, −37.5] to 0.700 nats per token" in sentence
     assert "other tokens by −25.0 % [−50.0, −12.5] to 0.050." in sentence
-    assert sentence.endswith(" 2 of 3 rocks kept more than 75 % of the loss.")
+    doubtful = [replace(rocks.tokens[0], held_out_label="unclear"), *rocks.tokens[1:]]
+    assert moved(replace(rocks, tokens=doubtful)).startswith(
+        "Training never moved 1 of 3 rocks (stuck on both halves of the prompts), 1 is unclear (the prompts cannot "
+    )
     assert moved(make_rocks(("a",), kl_change_rocks=None)).startswith("Not known")
 
 
 @pytest.mark.parametrize(
     ("rocks", "rest", "verdict"),
     [
-        ([-0.1, 0.0], [-0.5, -0.2], "Rocks moved less than other tokens. "),
-        ([-0.5, -0.2], [-0.1, 0.0], "Rocks moved more than other tokens; the table shows each one. "),
-        ([-0.3, -0.1], [-0.1, 0.0], "No evidence that rocks moved less than other tokens. "),
-        (None, [-0.1, 0.0], "From checkpoint 0 to 10"),
+        ([-0.1, 0.0], [-0.5, -0.2], "prompts). Rocks moved less than other tokens. "),
+        ([-0.5, -0.2], [-0.1, 0.0], "prompts). Rocks moved more than other tokens; the table shows each one. "),
+        ([-0.3, -0.1], [-0.1, 0.0], "prompts). No evidence that rocks moved less than other tokens. "),
+        (None, [-0.1, 0.0], "prompts). From checkpoint 0 to 10"),
     ],
 )
 def test_the_set_has_a_verdict_by_its_intervals(rocks: list[float] | None, rest: list[float], verdict: str):
     intervals = {"kl_change_rocks": rocks, "kl_change_rest": rest}
-    assert moved(make_rocks(("a",), intervals=intervals)).startswith(verdict)
+    assert verdict in moved(make_rocks(("a",), intervals=intervals))
 
 
-def test_rocks_that_were_not_measured_are_not_counted_as_moved():
+def test_rocks_of_an_older_file_have_no_labels():
     rocks = make_rocks(("a", "b", "c"))
-    unknown = [replace(token, held_out_change=None) for token in rocks.tokens]
-    some = moved(replace(rocks, tokens=[unknown[0], *rocks.tokens[1:]]))
-    assert some.endswith(" 1 of 2 rocks that could be measured kept more than 75 % of the loss.")
-    assert moved(replace(rocks, tokens=unknown)).endswith(" Single rocks were not measured.")
+    older = [replace(token, label=None, held_out_label=None) for token in rocks.tokens]
+    sentence = moved(replace(rocks, tokens=older))
+    assert sentence.startswith("No evidence") and "never moved" not in sentence
+    assert sentence.endswith(" Single rocks have no labels: run `rocktokens find` again.")
 
 
 def test_whether_they_matter_says_who_is_a_pillar_and_what_placebos_did():

@@ -10,7 +10,7 @@ from rocktokens.display.rocks import rock_table
 from rocktokens.report.tables import runs_table
 from rocktokens.report.views.run_view import RunView
 from rocktokens.run_dir import RunDir
-from rocktokens.types import RockSet
+from rocktokens.types import Label, RockSet
 
 
 def test_rocks_are_shown_on_the_prompts_that_selected_them_and_on_the_others():
@@ -46,14 +46,25 @@ def test_the_rule_of_the_verdicts_is_named(rule: str, said: str):
 def test_a_run_without_rocks_stands_beside_others(tmp_path: Path):
     table = runs_table([_run(tmp_path / "some", make_rocks(("a", "b"))), _run(tmp_path / "none", make_rocks(()))])
     some, none = table.records
-    assert (some["rocks"], some["kept"], some["pillar"]) == (2, 1, 1)
-    assert (none["rocks"], none["kept"], none["pillar"], none["jaccard"]) == (0, 0, 0, 0.0)
+    assert (some["rocks"], some["stuck"], some["pillar"]) == (2, 1, 1)
+    assert (none["rocks"], none["stuck"], none["pillar"], none["jaccard"]) == (0, 0, 0, 0.0)
 
 
-def test_a_rock_that_was_not_measured_is_neither_kept_nor_moved():
+def test_a_rock_is_never_learned_only_where_both_halves_say_stuck():
     (token,) = make_rocks(("a",)).tokens
-    changes = {None: None, -0.25: False, -0.24: True, 0.5: True}
-    assert {change: replace(token, held_out_change=change).kept for change in changes} == changes
+    labels: list[Label | None] = ["stuck", "residual", "moving", "moved", "unclear", None]
+    never = {
+        (own, held): replace(token, label=own, held_out_label=held).never_learned for own in labels for held in labels
+    }
+    assert [pair for pair, is_never in never.items() if is_never] == [("stuck", "stuck")]
+
+
+def test_what_ranks_is_a_column_where_it_is_not_the_score():
+    rocks = make_rocks(("a",))
+    bound = replace(rocks, criterion={**rocks.criterion, "stage": "bound"})
+    titles = [rock_table(own).titles for own in (rocks, bound)]
+    assert "L" not in titles[0] and "L" in titles[1]
+    assert "Ranked by L, a lower bound of R" in rock_table(bound).caption
 
 
 def _run(path: Path, rocks: RockSet) -> RunView:

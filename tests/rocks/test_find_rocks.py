@@ -24,6 +24,7 @@ from trace_oracle import (
     shuffled,
     summed,
     with_column,
+    with_kl,
     write_trace,
 )
 
@@ -31,7 +32,7 @@ from replay_records import make_replay
 from rocktokens.config import FindSection
 from rocktokens.errors import RocktokensError
 from rocktokens.inference.bootstrap import bootstrap_counts, ratio_interval, ratio_intervals, share_interval
-from rocktokens.rocks.find import find_rocks, type_table
+from rocktokens.rocks.find import find_rocks, find_run, find_settings, type_table
 from rocktokens.rocks.search import Criterion, search
 from rocktokens.rocks.sums import HELD_OUT, NOT_SPLIT
 from rocktokens.run_dir import RunDir, derive_seed
@@ -405,6 +406,21 @@ def test_without_a_config_the_defaults_are_those_of_its_section(store):
     expected = {**FindSection().model_dump(), "min_score": 0.0, "seed": 0}
     assert (criterion["stage"], criterion["require"], criterion["min_prompts"]) == ("bound", "stopped", 5)
     assert {name: criterion[name] for name in expected} == expected
+
+
+def test_the_command_and_the_call_write_the_same_bytes_without_a_config(tmp_path, tables):
+    """A type without a loss fills up K for both; a config drops it for both."""
+    learned = {
+        step: with_kl(table, np.where(table["token_id"].to_numpy() == 0, 0, 1)) for step, table in tables.items()
+    }
+    run = RunDir(write_trace(tmp_path, learned))
+    for has_config, zeros in ((False, 1), (True, 0)):
+        if has_config:
+            run.config.write_text(f'[run]\ndirectory = "{run.path}"\n')
+        find_run(run, *find_settings(run))
+        find_rocks(TraceStore(run, threads=1)).save(tmp_path / "call.json")
+        assert (tmp_path / "call.json").read_bytes() == run.rocks.read_bytes()
+        assert RockSet.load(run.rocks).summary["n_score_zero"] == zeros
 
 
 # Refusals

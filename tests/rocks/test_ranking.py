@@ -14,6 +14,7 @@ from scipy.sparse import csr_array
 from scipy.stats import t as student
 from trace_oracle import fixed, naive_split, occurrences_of, random_trace, with_column, with_kl, write_trace
 
+from rocktokens.errors import RocktokensError
 from rocktokens.rocks.cutoff import split_half, subset_weights
 from rocktokens.rocks.find import find_rocks
 from rocktokens.rocks.movement import Kept, Movement, label_types, movement
@@ -217,6 +218,16 @@ def test_a_checkpoint_of_other_occurrences_is_no_middle(tmp_path, tables):
     unpaired = gather(each, None, None, 0.5, 0)
     assert set(label_types(unpaired.selection).ravel()) == {"unclear"}
     assert rankable(unpaired.selection, Rules(9, require="stopped")).any()
+
+
+def test_stuck_types_need_an_earlier_checkpoint_of_the_same_tokens(tmp_path, tables):
+    alone = TraceStore(write_trace(tmp_path / "alone", {70: tables[70]}), threads=1)
+    with pytest.raises(RocktokensError, match=r"^require = 'stuck' needs an earlier .* there is none: trace one"):
+        find_rocks(alone, require="stuck")
+    assert {own.label for own in find_rocks(alone, k=3).tokens} == {"unclear"}
+    other = TraceStore(write_trace(tmp_path / "other", {0: tables[0].slice(9), 70: tables[70]}), threads=1)
+    with pytest.raises(RocktokensError, match=r"as 70, and 0 did not: trace one, or use require = 'stopped'$"):
+        find_rocks(other, require="stuck")
 
 
 def test_without_any_loss_nothing_is_nan(tmp_path, tables):

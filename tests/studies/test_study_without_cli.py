@@ -26,7 +26,7 @@ RECORD = {
             "trace": False,
         },
         "trace": {"num_prompts": 8},
-        "find": {"stage": "score", "k": 1, "exclude_top_freq": 20},
+        "find": {"stage": "score", "k": 1, "exclude_top_freq": 20, "min_prompts": 1},
         "evaluation": {"num_prompts": 2},
     },
     "arm": [

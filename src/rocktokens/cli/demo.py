@@ -30,7 +30,7 @@ def demo(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run everything on the embedded pair: which tokens did training not move, and does that matter?
+    """Run everything on the embedded pair: which tokens hold the loss that is left, and do they matter?
 
     Example: [bold]rocktokens demo --directory runs/first-look[/bold]
     """

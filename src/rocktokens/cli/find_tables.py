@@ -21,7 +21,7 @@ from rocktokens.rocks.records import (
     SelectorAgreement,
     SensitivityRow,
 )
-from rocktokens.types import SURE, RockSet
+from rocktokens.types import KEPT, SURE, RockSet
 
 GROUP_NAMES = {"rock": "rocks", "high mean kl": "high mean kl", "random": "random types"}
 NAMED = 6
@@ -88,14 +88,16 @@ def print_summary(rocks: RockSet) -> None:
     print_lines(
         *lines,
         f"Rocks are the token types that hold the most loss at checkpoint {criterion['reference']}"
-        f"{_in_contexts(criterion)}{_required(criterion)}. They were selected on {percent(criterion['split'])} of the "
+        f"{_ranked_by(criterion)}{_required(criterion)}. They were selected on {percent(criterion['split'])} of the "
         f"prompts and measured on the {summary['measured_on']} ({summary['n_prompts']} prompts), with 95 % intervals "
         "over prompts.",
     )
 
 
-def _in_contexts(criterion: dict[str, Any]) -> str:
-    if criterion["stage"] != "context":
+def _ranked_by(criterion: dict[str, Any]) -> str:
+    if criterion["stage"] == "bound":
+        return " (by a lower bound over prompts)"
+    if criterion["stage"] == "score":
         return ""
     if criterion["baseline"] == criterion["reference"]:
         return ", at hard places in contexts that recur"
@@ -106,9 +108,11 @@ def _required(criterion: dict[str, Any]) -> str:
     """Which labels the rocks were taken from; nothing for a search that did not look at them."""
     if criterion.get("baseline") == criterion.get("reference"):
         return ""
-    return {"stopped": ", and whose loss no longer falls", "stuck": ", and that training never moved"}.get(
-        criterion.get("require", "any"), ""
-    )
+    said = {
+        "stopped": ", without those whose loss is surely still falling",
+        "stuck": f", of those that surely kept {percent(KEPT, 0)} of it on the prompts that selected them",
+    }
+    return said.get(criterion.get("require", "any"), "")
 
 
 def _doubts(rocks: RockSet) -> Iterator[str]:

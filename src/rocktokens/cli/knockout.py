@@ -1,5 +1,6 @@
 """``rocktokens knockout``: what accuracy loses or gains when tokens may not be written."""
 
+import json
 from dataclasses import asdict
 from typing import Annotated
 
@@ -19,6 +20,9 @@ def knockout(
     run_path: RunPath,
     top: Annotated[int | None, typer.Option(help="Ban the first N rocks; default knockout.top of the config.")] = None,
     category: Annotated[list[str] | None, typer.Option(help="Only rocks of this category; may be repeated.")] = None,
+    label: Annotated[
+        list[str] | None, typer.Option(help="Only rocks with this label, such as stuck; may be repeated.")
+    ] = None,
     token_id: Annotated[list[int] | None, typer.Option("--id", help="Ban this type; may be repeated.")] = None,
     text: Annotated[list[str] | None, typer.Option(help="Ban the type with this text; may be repeated.")] = None,
     together: Annotated[bool, typer.Option("--together", help="Ban all of them at once, as one set.")] = False,
@@ -53,6 +57,7 @@ def knockout(
     """
     chosen = {"top": top, "num_samples": samples, "num_prompts": prompts, "temperature": 0 if greedy else None}
     settings = [f"knockout.{name}={value}" for name, value in chosen.items() if value is not None]
+    settings += [f"knockout.labels={json.dumps(label)}"] if label else []
     run = RunDir(run_path)
     config = run_config(run, [*(overrides or []), *settings])
     if sequential and curtail:
@@ -60,9 +65,10 @@ def knockout(
     wanted = Wanted(
         top=config.knockout.top,
         categories=category or (),
+        labels=config.knockout.labels or (),
         ids=token_id or (),
         texts=text or (),
-        rocks_too=top is not None or bool(category),
+        rocks_too=top is not None or bool(category or label),
         together=together,
         controls=controls,
     )

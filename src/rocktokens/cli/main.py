@@ -28,7 +28,7 @@ _RUST_ERROR = re.compile(r"\(os error (\d+)\)")
 """How safetensors and tokenizers, which raise no OSError, name the cause."""
 
 VERBS = {
-    "demo": "Run everything on the embedded pair: which tokens did training not move, and does that matter?",
+    "demo": "Run everything on the embedded pair: which tokens hold the loss that is left, and do they matter?",
     "run": "Do what is left of a run, from distill to knockout, and write one page with the answers.",
     "recipes": "List the configs that ship with the package, or write one to a file to change it.",
     "check": "Look for what would go wrong in a run, and estimate its memory and time, before it starts.",
@@ -82,7 +82,7 @@ def _options(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Find, test and bypass the tokens that on-policy distillation cannot move."""
+    """Find, test and bypass the tokens that hold the loss on-policy distillation leaves behind."""
 
 
 def main() -> None:

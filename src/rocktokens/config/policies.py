@@ -110,7 +110,7 @@ class RocksSection(_OfRocks):
 
 
 class OnlineRocksSection(PolicyBase):
-    """Weight ``lam`` on the types that training itself finds it cannot move (docs/online.md)."""
+    """Weight ``lam`` on the types that training finds heavy and no longer moving (docs/online.md)."""
 
     name: Literal["online_rocks"]
     lam: Weight = Field(default=0.0, description="weight of a frozen type's tokens")

@@ -12,6 +12,7 @@ from rocktokens.config.base import Divergence, Section, WholeOrAuto
 from rocktokens.config.policies import PolicySection, UniformSection
 from rocktokens.config.tasks import TaskSection, WordmathTask
 from rocktokens.errors import ConfigError
+from rocktokens.types import Label
 
 GAMMA, ETA = 0.9, 0.1
 """When contexts are similar, and how many similar ones make an occurrence consistent (docs/decisions.md says why)."""
@@ -179,6 +180,7 @@ class KnockoutSection(Section):
     """Accuracy with tokens banned, on the prompts and random numbers of the evaluation (docs/method.md, section 6)."""
 
     top: int = Field(default=200, ge=1, description="how many of the rocks are banned, in rank order")
+    labels: list[Label] | None = Field(default=None, min_length=1, description="only rocks with these labels")
     num_prompts: int = Field(default=200, ge=1)
     num_samples: int = Field(default=1, ge=1)
     temperature: float | None = Field(default=None, ge=0, description="default: that of the evaluation")

@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from rocktokens.config.sections import POSITIVE
 from rocktokens.display.numbers import counted, fixed, listed, percent, points, signed_percent, significant
 from rocktokens.display.table import WIDE, WIDEST, Column, Table, ends, flat, number, text, token, verdict
 from rocktokens.display.text import visible
@@ -28,6 +29,7 @@ VERDICT_RULES = {
 def rock_table(rocks: "RockSet", show: int | None = None) -> Table:
     """Make the table of the first ``show`` rocks: what selected them, what held-out prompts say, and their verdicts."""
     is_context = rocks.criterion.get("stage") == "context"
+    is_bound = rocks.criterion.get("stage") == "bound"
     is_tested = any(own.verdict != "untested" for own in rocks.tokens)
     score = "min R" if rocks.criterion.get("joint") else "R"
     columns: list[Column[RockToken]] = [
@@ -41,8 +43,10 @@ def rock_table(rocks: "RockSet", show: int | None = None) -> Table:
         Column("change", lambda own: number(own.held_out_change, signed_percent)),
         *([Column("label", lambda own: text(label_text(own)))] if any(own.label for own in rocks.tokens) else []),
         Column(score, lambda own: number(own.score, significant)),
-        Column("95 %", lambda own: ends(own.score_interval, significant), room=WIDE),
+        Column("95 %", lambda own: ends(own.score_interval, significant), room=WIDEST if is_bound else WIDE),
     ]
+    if is_bound:
+        columns.append(Column("L", lambda own: number(own.bound, significant)))
     if is_context:
         columns.append(Column("CCR", lambda own: number(own.ccr, fixed(2))))
         columns.append(Column(f"{score}·CCR", lambda own: number(own.score_ctx, significant)))
@@ -69,6 +73,8 @@ def _notes(rocks: "RockSet", score: str) -> list[str]:
             "CCR: share of the occurrences that are hard before and after training in contexts that recur; these are "
             f"taken as found. Ranked by {score}·CCR."
         )
+    if rocks.criterion.get("stage") == "bound":
+        notes.append(f"Ranked by L, a lower bound of {score} that is low where few prompts hold the loss.")
     if rocks.is_split:
         notes.append(
             "Held out: mean kl on prompts that did not select the rocks. Change: of that kl over training. All other "
@@ -81,22 +87,25 @@ def _notes(rocks: "RockSet", score: str) -> list[str]:
         )
     if labels := {own.label: None for own in rocks.tokens if own.label}:
         meaning = "; ".join(f"{label}: {_meaning(label)}" for label in labels)
-        notes.append(f"Label: {meaning}, with 95 % confidence. After a slash: what the other prompts say.")
+        notes.append(f"Label: {meaning}, with 95 % confidence. A question mark: the other prompts do not say so.")
     rule = VERDICT_RULES.get(rocks.source.get("verdicts", {}).get("rule"))
     return [*notes, rule] if rule else notes
 
 
 def label_text(token: "RockToken") -> str:
-    """Show a label; that of the held-out prompts beside it where it is another one."""
+    """Show a label, with a question mark where the held-out prompts say another one."""
     if token.label is None:
         return ""
-    return f"{token.label}/{token.held_out_label}" if token.held_out_label not in (token.label, None) else token.label
+    return token.label if token.held_out_label in (token.label, None) else f"{token.label}?"
 
 
 def label_sentence(rocks: "RockSet") -> str:
-    """Say how many rocks training never moved, by both halves of the prompts, and what the others are."""
+    """Say how many rocks training never moved, by both halves of the prompts, and what the others are.
+
+    Empty where nothing is known of single rocks, or where too few prompts say it.
+    """
     labelled = [token for token in rocks.tokens if token.label is not None]
-    if not labelled or not rocks.is_split:
+    if not labelled or not rocks.is_split or rocks.too_few_prompts:
         return ""
     agreed = Counter(str(token.label) if token.label == token.held_out_label else "unclear" for token in labelled)
     never = agreed.pop("stuck", 0)
@@ -115,11 +124,11 @@ def why_none(rocks: "RockSet") -> str:
         return rocks.too_few_prompts
     if not rocks.summary.get("kl_share", True):
         return "there is no kl to rank: on these tokens the student and the teacher are the same"
-    criterion = rocks.criterion
-    return (
-        f"no type with a loss passes find.require = {criterion.get('require')} and find.min_prompts = "
-        f"{criterion.get('min_prompts')}: trace more prompts (trace.num_prompts)"
-    )
+    criterion, least = rocks.criterion, rocks.criterion.get("min_score") or 0.0
+    asked = [f"find.{name} = {criterion.get(name)}" for name in ("require", "min_prompts")]
+    if least > POSITIVE:
+        return f"no type passes {listed([*asked, f'find.min_score = {least:g}'])}: lower find.min_score"
+    return f"no type with a loss passes {listed(asked)}: trace more prompts (trace.num_prompts)"
 
 
 def movement_sentence(rocks: "RockSet") -> str:

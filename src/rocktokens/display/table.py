@@ -42,8 +42,8 @@ class Cell:
 
 
 def number(value: float | None, show: Show = count, ends: Sequence[float] | None = None) -> Cell:
-    """Make a cell of a number, with its interval where ``ends`` are given; a dash where there is no number."""
-    if value is None:
+    """Make a cell of a number, with its interval where ``ends`` are given; a dash where there is none, or NaN."""
+    if value is None or math.isnan(value):
         return Cell(DASH, "number")
     return Cell(f"{show(value)} {interval(ends, show)}".rstrip(), "number", float(value))
 

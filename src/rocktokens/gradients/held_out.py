@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from rocktokens.display.rocks import why_none
 from rocktokens.errors import ControlMatchError, RocktokensError
 from rocktokens.gradients.estimates import column, defined, ratio
 from rocktokens.gradients.records import (
@@ -90,7 +91,10 @@ class HeldOut:
 def hold_out(run: RunDir, rocks: RockSet, reference: int | None, baseline: int | None) -> HeldOut:
     """Choose rollouts and groups of a run; the checkpoints are those of the rocks where none are named."""
     if not rocks.tokens:
-        raise RocktokensError(f"{run.rocks} holds no rocks, so there is no group to look at: run `rocktokens find`")
+        raise RocktokensError(
+            f"{run.rocks} holds no rocks, so there is no group to look at ({why_none(rocks)}): run `rocktokens find` "
+            "again"
+        )
     store, criterion = TraceStore(run), rocks.criterion
     rocks.require_tokenizer(store.tokenizer_sha256)
     known = rocks.source.get("manifest_sha256") == store.manifest_sha256

@@ -139,7 +139,7 @@ def _require_measurable(run: RunDir, config: Config, held_out: HeldOut) -> None:
     if held_out.n_prompts < config.gradients.batches:
         raise RocktokensError(
             f"gradients.batches = {config.gradients.batches}, but there are {held_out.n_prompts} prompts to measure on "
-            f"({held_out.measured_on}): lower it (--batches), or trace more prompts (trace.num_prompts)"
+            f"({held_out.measured_on}): trace more (trace.num_prompts), or lower it (--batches)"
         )
 
 

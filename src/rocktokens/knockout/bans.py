@@ -1,6 +1,6 @@
 """Which tokens a sweep bans, from what is asked for.
 
-1. The first rocks in rank order, of all categories or of the wanted ones.
+1. The first rocks in rank order, of all categories and labels or of the wanted ones.
 2. Types given by id, or by a text that is exactly one token; when only these are asked for, no other rocks are taken.
 3. All of these one by one, or all at once as one set.
 4. Beside such a set of rocks, a set of as many types that are as frequent and no rocks.
@@ -30,6 +30,7 @@ class Wanted:
     top: int
     """Rocks at most."""
     categories: Sequence[str] = ()
+    labels: Sequence[str] = ()
     ids: Sequence[int] = ()
     texts: Sequence[str] = ()
     rocks_too: bool = False
@@ -78,9 +79,10 @@ def choose_bans(rocks: RockSet, wanted: Wanted, tokens: Tokens) -> list[Ban]:
 
 
 def _set_name(ranked: list[Ban], named: list[Ban], wanted: Wanted) -> str:
-    """Name a set: its rocks by number and category, few other types by their texts, more by number."""
+    """Name a set: its rocks by number, label and category, few other types by their texts, more by number."""
     of = f" of category {', '.join(wanted.categories)}" if wanted.categories else ""
-    rocks = f"{len(ranked)} rock{'s' if len(ranked) > 1 else ''}{of}" if ranked else ""
+    labelled = f"{' or '.join(wanted.labels)} " if wanted.labels else ""
+    rocks = f"{len(ranked)} {labelled}rock{'s' if len(ranked) > 1 else ''}{of}" if ranked else ""
     types = " + ".join(visible(ban.name) for ban in named) if len(named) <= NAMED else f"{len(named)} types"
     return " and ".join(filter(None, [rocks, types]))
 
@@ -112,15 +114,29 @@ def control_ban(
 def ranked_rocks(rocks: RockSet, wanted: Wanted) -> list[RockToken]:
     """Return the rocks that are wanted, in rank order."""
     if not rocks.tokens:
+        remedy = rocks.too_few_prompts or "trace more prompts (trace.num_prompts)"
         raise RocktokensError(
-            "rocks.json holds no rocks that can be banned: run `rocktokens find` with a larger find.k or a lower "
-            "find.min_score, or name types by id or text (--id, --text)"
+            f"rocks.json holds no rocks that can be banned: {remedy} and run `rocktokens find` again, or name types by "
+            "id or text (--id, --text)"
         )
     there = {token.category for token in rocks.tokens}
     if absent := sorted(set(wanted.categories) - there):
         raise RocktokensError(f"category {absent[0]!r}: no rock is of it, they are of {', '.join(sorted(there))}")
     of_categories = [token for token in rocks.tokens if token.category in (wanted.categories or there)]
-    return of_categories[: wanted.top]
+    return (_with_labels(of_categories, wanted.labels) if wanted.labels else of_categories)[: wanted.top]
+
+
+def _with_labels(tokens: list[RockToken], labels: Sequence[str]) -> list[RockToken]:
+    """Return the rocks with one of the labels; that none is left is refused, and so is a file without labels."""
+    if any(token.label is None for token in tokens):
+        raise RocktokensError(
+            "knockout.labels needs rocks with labels and these have none: write rocks.json again with `rocktokens find`"
+        )
+    kept = [token for token in tokens if token.label in labels]
+    if not kept:
+        there = ", ".join(sorted({str(token.label) for token in tokens}))
+        raise RocktokensError(f"knockout.labels = {list(labels)} leaves no rock: give some of {there}")
+    return kept
 
 
 def _only_id(text: str, tokens: Tokens) -> int:

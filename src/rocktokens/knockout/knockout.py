@@ -59,7 +59,7 @@ def knockout(
     Args:
         run: a run with rocks.json.
         config: of the run.
-        wanted: what to ban; default: the first ``knockout.top`` rocks, one by one.
+        wanted: what to ban; default: the first ``knockout.top`` rocks with ``knockout.labels``, one by one.
         checkpoint: a step of the run, "last", "teacher", "student", or any model.
         mode: when a ban is settled, as in ``knockout_sweep``.
         rule: whose verdicts go into rocks.json; knockout.json has both.
@@ -72,7 +72,7 @@ def knockout(
         from rocktokens.rollouts.sampler import make_sampler
 
     section = config.knockout
-    wanted = wanted or Wanted(top=section.top)
+    wanted = wanted or Wanted(top=section.top, labels=section.labels or ())
     own_seed = derive_seed(config.run.seed, "knockout")
     judge = VerdictRule(section.alpha, section.epsilon, section.margin, section.resamples, own_seed)
     sampling = _sampling(config)
@@ -238,11 +238,12 @@ def is_current(run: RunDir, config: Config, checkpoint: str = "last") -> bool:
         **section.model_dump(include={"alpha", "epsilon", "margin", "resamples", "matched", "never", "tolerance"}),
         "mode": "exact",
     }
-    bannable = [(token.id,) for token in rocks.tokens if token.id not in made_under.eos_ids]
+    bannable = replace(rocks, tokens=[token for token in rocks.tokens if token.id not in made_under.eos_ids])
+    wanted = ranked_rocks(bannable, Wanted(top=section.top, labels=section.labels or ()))
     return (
         run.manifest().get(INPUTS) == inputs
         and settings.items() <= asdict(sweep.settings).items()
-        and [own.ban.ids for own in sweep.of_role("tested")] == bannable[: section.top]
+        and [own.ban.ids for own in sweep.of_role("tested")] == [(token.id,) for token in wanted]
         and has_verdicts(rocks, sweep, "method")
     )
 

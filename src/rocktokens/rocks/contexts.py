@@ -1,4 +1,4 @@
-"""Judge whether the persistent occurrences of a type stand in contexts that are alike (docs/method.md, section 4.3).
+"""Judge whether the persistent occurrences of a type stand in contexts that are alike (docs/method.md, section 4.4).
 
 1. An ``Encoder`` makes a vector of the context of each occurrence.
 2. ρ(o) is the share of the *other* persistent occurrences of its type whose cosine with o is at least γ; o is kept when

@@ -1,4 +1,4 @@
-"""Contexts as vectors (docs/method.md, section 4.3): by the student's input embeddings, or by its hidden states.
+"""Contexts as vectors (docs/method.md, section 4.4): by the student's input embeddings, or by its hidden states.
 
 1. The context of an occurrence is the ``window`` tokens before it and as many after it, in the same response; the
    occurrence itself is not part of it. Tokens are fetched from the trace by one equality join on (rollout, position).

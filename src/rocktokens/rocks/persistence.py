@@ -1,6 +1,6 @@
 """Find the occurrences that stayed hard, and choose the groups of types whose change is followed.
 
-See docs/method.md, sections 4.2 and 4.8.
+See docs/method.md, sections 4.4 and 4.8.
 
 1. An occurrence is persistent when its kl reached τ_pre at the baseline and τ_post at the reference; both are quantiles
    over the occurrences of the selection half, or given in nats. The two checkpoints are joined by (rollout, position).

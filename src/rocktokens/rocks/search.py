@@ -179,6 +179,12 @@ def search(
         raise RocktokensError(
             f"joint needs two checkpoints, both are {sums.reference}: trace another or leave joint out"
         )
+    if criterion.require == "stuck" and not sums.paired:
+        raise RocktokensError(
+            f"require = 'stuck' needs an earlier checkpoint that scored the same tokens as {sums.reference}, and "
+            f"{'there is none' if sums.baseline == sums.reference else f'{sums.baseline} did not'}: trace one, or use "
+            "require = 'stopped'"
+        )
     thresholds = find_thresholds(store, sums, criterion.tau, criterion.tau_nats)
     if criterion.stage != "context":
         return _take_first(criterion, sums, thresholds)

@@ -1,4 +1,6 @@
-"""Score types over weighted prompts: the one place where a selector is a formula (docs/method.md, sections 4.1, 4.4).
+"""Score types over weighted prompts: the one place where a selector is a formula.
+
+See docs/method.md, sections 4.1, 4.3 and 4.4.
 
 1. A ``Sample`` holds sums per (cluster of prompts, type) as sparse matrices. All entries are whole numbers (counts, or
    fixed-point sums), so a product with whole weights is exact in float64 below 2^53 (half a billion nats), whatever the

@@ -1,4 +1,4 @@
-"""Contexts as the student sees them: its last hidden state before an occurrence (docs/method.md, section 4.3).
+"""Contexts as the student sees them: its last hidden state before an occurrence (docs/method.md, section 4.4).
 
 1. Only the rollouts that are asked for are forced through the student, grouped by length as for scoring.
 2. An occurrence at position t gets the state that *predicts* x_t, what the LM head received: it has seen the prompt and

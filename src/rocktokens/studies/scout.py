@@ -11,11 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rocktokens.config import Config
+from rocktokens.display.rocks import why_none
 from rocktokens.errors import ConfigError
 from rocktokens.knockout.knockout import knockout
 from rocktokens.progress import SILENT, Progress
 from rocktokens.run_dir import RunDir, derive_seed
-from rocktokens.studies.config import CONTROLS, TYPE_SETS, ScoutSection, StudyConfig, arms_with
+from rocktokens.studies.config import CONTROLS, ROCKS, TYPE_SETS, ScoutSection, StudyConfig, arms_with
 from rocktokens.studies.plan import scout_config, study_files
 from rocktokens.types import ControlSet, RockSet
 
@@ -42,6 +43,8 @@ def prepare_files(
         rocks = _given_rocks(run, study.study.rocks)
     else:
         return None
+    if not rocks.tokens and (arms := arms_with(study, ROCKS)):
+        raise ConfigError(f"arm {arms[0].name!r} uses {ROCKS} and there are none: {why_none(rocks)}")
     _match_controls(study, run, rocks)
     return rocks
 

@@ -98,9 +98,10 @@ def which(rocks: RockSet) -> str:
     are, make, hold = ("is a rock", "It makes", "holds") if len(names) == 1 else ("are rocks", "They make", "hold")
     intervals = summary.get("intervals") or {}
     tokens, kl = (with_interval(summary.get(name), intervals.get(name)) for name in ("token_share", "kl_share"))
+    doubt = f"{few}. What follows may be chance. " if (few := rocks.too_few_prompts) else ""
     return (
-        f"{len(rocks.tokens):,} of {counted(summary['n_types'], 'token type')} {are} at checkpoint {checkpoint}: "
-        f"{named}. {make} up {tokens} of the tokens and {hold} {kl} of the loss that is left "
+        f"{doubt}{len(rocks.tokens):,} of {counted(summary['n_types'], 'token type')} {are} at checkpoint "
+        f"{checkpoint}: {named}. {make} up {tokens} of the tokens and {hold} {kl} of the loss that is left "
         f"({summary['measured_on']}, {counted(summary['n_prompts'], 'prompt')}, 95 % intervals)."
     )
 
@@ -160,8 +161,9 @@ def moved(rocks: RockSet) -> str:
         f"changed by {own} to {decimal(summary['mean_kl_rocks'], 3)} nats per token, that of other tokens by {rest} to "
         f"{decimal(summary['mean_kl_rest'], 3)}."
     )
-    each = label_sentence(rocks) or "Single rocks were not measured."
-    return " ".join((each, *filter(None, (movement_sentence(rocks), whole))))
+    is_labelled = any(token.label for token in rocks.tokens)
+    remedy = "" if is_labelled else "Single rocks have no labels: run `rocktokens find` again."
+    return " ".join(filter(None, (label_sentence(rocks), movement_sentence(rocks), whole, remedy)))
 
 
 # Do they matter: what banning the rocks did
