@@ -97,18 +97,17 @@ def score_interval(
     lost: np.ndarray, gained: np.ndarray, pairs: np.ndarray | float, alpha: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return both ends of Tango's 1 − α interval of (gained − lost)/pairs; swapping the counts negates it exactly."""
-    return -_upper_end(gained, lost, pairs, alpha), _upper_end(lost, gained, pairs, alpha)
-
-
-def _upper_end(lost: np.ndarray, gained: np.ndarray, pairs: np.ndarray | float, alpha: float) -> np.ndarray:
     critical = norm.isf(alpha / 2) ** 2
-    inside = (gained - lost) / pairs
+    # The lower end is minus the upper end with losses for gains, so both are found at once.
+    against, towards = np.stack([gained, lost]), np.stack([lost, gained])
+    inside = (towards - against) / pairs
     outside = np.ones_like(inside)
     for _ in range(HALVINGS):
         middle = (inside + outside) / 2
-        is_outside = (pairs * middle - gained + lost) ** 2 > critical * score_variance(lost, gained, pairs, middle)
+        apart = pairs * middle - (towards - against)
+        is_outside = apart**2 > critical * score_variance(against, towards, pairs, middle)
         inside, outside = np.where(is_outside, inside, middle), np.where(is_outside, middle, outside)
-    return outside
+    return -outside[0], outside[1]
 
 
 def score_variance(

@@ -65,9 +65,6 @@ class BanChanges(Record):
     """Prompt and sample of answers that were right and are wrong under the ban."""
     gained: list[tuple[str, int]]
     """Prompt and sample of answers that were wrong and are right under the ban."""
-    lost_in_gold: int | None = None
-    """Prompts with a lost answer whose gold answer has a banned token's text in it, so that it may have become
-    unwritable; None where the text is only whitespace, and in files of schema 1."""
 
     @property
     def lost_prompts(self) -> int:
@@ -102,7 +99,11 @@ class Knockout(Record):
     changes: BanChanges
     neutral_prompts: int | None = None
     """Prompts with which a ban that changes as many answers, either way alike, would be called neutral with 80 % power;
-    None where the engine's noise leaves no room within the margin, and in files of schema 1."""
+    None where the engine's noise leaves no room within the margin, where no answer with a banned token was decoded, and
+    in files of schema 1."""
+    lost_in_gold: int | None = None
+    """Prompts with a lost answer whose gold answer has a banned token's text in it, so that the ban may have made it
+    unwritable; None where the text is only whitespace, and in files of schema 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,6 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from statistics import median_high
 from typing import Any, get_args
 
@@ -134,8 +133,9 @@ def _knockouts(
                 bounds=(float(-(affected_R & right_R).mean()), float((affected_R & ~right_R).mean())),
                 n_looked=int(known_N.sum()),
                 stopped=settled.stopped,
-                changes=replace(changes, lost_in_gold=_lost_in_gold(ban, changes, vocabulary, gold_of)),
+                changes=changes,
                 neutral_prompts=needed[index],
+                lost_in_gold=_lost_in_gold(ban, changes, vocabulary, gold_of),
             )
         )
     return found

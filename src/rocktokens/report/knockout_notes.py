@@ -46,11 +46,11 @@ def gold_sentences(sweep: KnockoutSweep) -> list[str]:
     return [
         f"{quoted(ban_name(own.ban))}: {share} have it in the gold answer, which the ban may make unwritable."
         for own in pillars
-        if (share := lost_in_gold(own)) and (own.changes.lost_in_gold or own.ban.category == "digit")
+        if (share := lost_in_gold(own)) and (own.lost_in_gold or own.ban.category == "digit")
     ]
 
 
 def lost_in_gold(own: Knockout) -> str:
     """Show how many of the prompts lost have a banned token in their gold answer; empty where that is not known."""
-    found = own.changes.lost_in_gold
+    found = own.lost_in_gold
     return "" if found is None else f"{found} of {counted(own.changes.lost_prompts, 'lost prompt')}"
