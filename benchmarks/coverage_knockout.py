@@ -4,13 +4,16 @@
    are a trinomial distribution. Coverage of a true loss, the chance that a loss of the margin is called neutral and the
    chance of a call without an effect are sums over them, without simulation. Answers are lost only, or another 8 %
    change, as often either way. The percentile bootstrap over prompts stands beside, by simulation.
-2. The same at the worst of many rates of loss and gain: shown, and nothing is asked of it.
+2. The same at the worst of many rates of loss and gain: shown, and nothing is asked of it. There the interval, which is
+   asymptotic, falls short of both targets by a little.
 3. Four answers per prompt by simulation: the chance of a loss, and of a gain, has a beta distribution over prompts with
    an intraclass correlation of 0, 0.2 or 0.5 (at 1 all answers of a prompt change together, which is the case above).
-   Each row has the worst of the three.
+   Each row has the worst of the three. Beside it, with nothing asked, a design effect without the added prompt.
 4. Curtailed and sequential sweeps by simulation: 70 % of the answers are right, 80 % hold the banned token. A curtailed
    verdict must be that of the whole sweep always; a sequential sweep must cover, keep α without an effect, and call a
    loss of the margin neutral no more often than allowed.
+
+A simulated share of calls may exceed α by three standard errors before it counts as missed; exact shares may not.
 
 ``python benchmarks/coverage_knockout.py`` takes about two minutes on one core.
 """
@@ -40,7 +43,7 @@ SAMPLES, DRAWS = 4000, 400
 SWEPT = 240
 """Bans of a simulated sweep."""
 RIGHT, AFFECTED = 0.7, 0.8
-WORST_DISCORDANCE, WORST_DIRECTIONS = 24, 9
+WORST_DISCORDANCE, WORST_DIRECTIONS = 80, 41
 CALLS = ("pillar", "stumbling")
 PACKAGES = ("rocktokens", "numpy", "scipy")
 Row = dict[str, Any]
@@ -121,7 +124,7 @@ def worst_rows(tables: Tables, is_called: np.ndarray) -> Iterator[Row]:
 
 def percentile_shares(n_prompts: int, loss: float, gain: float, rng: np.random.Generator) -> tuple[float, float]:
     """How often the percentile bootstrap over prompts covers, and how often it calls the ban neutral."""
-    drawn = rng.multinomial(n_prompts, [loss, gain, 1 - loss - gain], SAMPLES // 8)
+    drawn = rng.multinomial(n_prompts, [loss, gain, 1 - loss - gain], SAMPLES // 2)
     seen, times = np.unique(drawn, axis=0, return_counts=True)
     replicates = rng.multinomial(n_prompts, seen[:, None] / n_prompts, (len(seen), DRAWS))
     changes = (replicates[..., 1] - replicates[..., 0]) / n_prompts
@@ -142,26 +145,43 @@ def clustered_rows(n_prompts: int, rng: np.random.Generator) -> Iterator[Row]:
             found = [
                 clustered(n_prompts, loss + scatter / 2, scatter / 2, correlation, rng) for correlation in CORRELATIONS
             ]
-            held = [(low <= -loss) & (-loss <= high) for _, low, high in found]
-            yield at_least(covers(loss), how, n_prompts, min(map(share, held)), SAMPLES)
+            held, held_without = (
+                min(share((low <= -loss) & (-loss <= high)) for low, high in ends)
+                for ends in ([own.interval(RULE.alpha) for own in found], map(without_added_prompt, found))
+            )
+            yield at_least(covers(loss), how, n_prompts, held, SAMPLES)
+            if not scatter:
+                other = f"{how}, no added prompt"
+                yield make_row(covers(loss), other, n_prompts, held_without, None, None, SAMPLES)
             if loss == RULE.margin:
-                neutral = max(share(verdicts_of(*own) == "neutral") for own in found)
+                neutral = max(share(judged(own) == "neutral") for own in found)
                 yield at_most("loss of the margin called neutral", how, n_prompts, neutral, SAMPLES)
     nothing = [clustered(n_prompts, 0.04, 0.04, correlation, rng) for correlation in CORRELATIONS]
-    called = max(share(np.isin(verdicts_of(*own), CALLS)) for own in nothing)
+    called = max(share(np.isin(judged(own), CALLS)) for own in nothing)
     how = f"{setting(0.08)}; {NUM_SAMPLES} answers"
     yield at_most("called without an effect", how, n_prompts, called, SAMPLES, give_or_take=True)
 
 
-def clustered(
-    n_prompts: int, loss: float, gain: float, correlation: float, rng: np.random.Generator
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Δ and both ends of many samples whose answers to one prompt are alike."""
+def clustered(n_prompts: int, loss: float, gain: float, correlation: float, rng: np.random.Generator) -> Discordance:
+    """Many samples whose answers to one prompt are alike."""
     lost = rng.binomial(NUM_SAMPLES, beta_rates(loss, correlation, n_prompts, rng))
     gained = rng.binomial(NUM_SAMPLES - lost, beta_rates(gain / (1 - loss), correlation, n_prompts, rng))
     squares = ((gained - lost) ** 2).sum(axis=1)
-    found = Discordance(lost.sum(axis=1), gained.sum(axis=1), squares, n_prompts, NUM_SAMPLES)
-    return found.deltas, *found.interval(RULE.alpha)
+    return Discordance(lost.sum(axis=1), gained.sum(axis=1), squares, n_prompts, NUM_SAMPLES)
+
+
+def judged(found: Discordance) -> np.ndarray:
+    return verdicts_of(found.deltas, *found.interval(RULE.alpha))
+
+
+def without_added_prompt(found: Discordance) -> tuple[np.ndarray, np.ndarray]:
+    """Ends with the plain ratio of variances; n is the number of prompts where there is none."""
+    total = (found.gained_K - found.lost_K) ** 2
+    between = found.squares_K - total / found.n_prompts
+    independent = found.lost_K + found.gained_K - total / found.answers
+    ratio = np.divide(between, independent, out=np.full(len(between), float(NUM_SAMPLES)), where=independent > 0)
+    effect = np.maximum(ratio, 1.0)
+    return score_interval(found.lost_K / effect, found.gained_K / effect, found.answers / effect, RULE.alpha)
 
 
 def beta_rates(mean: float, correlation: float, n_prompts: int, rng: np.random.Generator) -> np.ndarray:

@@ -25,7 +25,7 @@ PROMPTS = 8
 
 def knockout(run: Path, *options: str) -> tuple[str, ...]:
     """The command with few prompts and placebos."""
-    few = changed("knockout.matched=3", "knockout.never=2", "knockout.resamples=500")
+    few = changed("knockout.matched=3", "knockout.never=2")
     return ("knockout", str(run), "--prompts", str(PROMPTS), *few, *options)
 
 
@@ -242,7 +242,7 @@ def test_the_tables_say_what_the_file_says(swept: Path, copy: Path):
         ("--top", "2", *changed("knockout.matched=0")),
         ("--rule", "paper"),
         ("--sequential",),
-        tuple(changed("knockout.alpha=0.2", "knockout.resamples=100")),
+        tuple(changed("knockout.alpha=0.2")),
         tuple(changed("evaluation.num_prompts=7", "find.k=3")),
     ],
     ids=["same", "fewer", "paper", "sequential", "rule", "sections"],
