@@ -155,7 +155,7 @@ def test_rocks_that_are_not_tested_keep_what_they_had(swept: Path, copy: Path):
     assert len(tested) == 2
     assert [token for token in after if token.id not in tested] == [t for t in before if t.id not in tested]
     assert {token.verdict for token in after if token.id in tested} == {"neutral"}
-    assert {token.verdict for token in before if token.id in tested} == {"undecided"}
+    assert "neutral" not in {token.verdict for token in before if token.id in tested}
 
 
 def test_the_papers_rule_is_shown_and_written_back_and_recorded_beside_ours(swept: Path, copy: Path):

@@ -46,7 +46,8 @@ def print_verdicts(sweep: KnockoutSweep, rule: str, show: int) -> None:
     """Print what bans did and the verdicts on them, without what these rest on."""
     print_lines(conclusion(sweep, rule), *_conditions(sweep), "")
     print_table(ban_table(sweep, rule, show))
-    print_lines(*gold_sentences(sweep), *filter(None, [undecided_sentence(sweep)]), "")
+    needs = undecided_sentence(sweep) if rule == "method" else ""
+    print_lines(*gold_sentences(sweep), *filter(None, [needs]), "")
     print_table(verdict_table(sweep))
 
 
@@ -93,7 +94,11 @@ def ban_table(sweep: KnockoutSweep, rule: str, show: int) -> Table:
         Column("p", lambda own: number(own.p, p_value), room=WIDE),
         Column("q", lambda own: number(own.q, p_value)),
         Column("verdict", lambda own: verdict(_verdict(own, rule) + ("" if own.stopped is None else " *"))),
-        Column("neutral at", lambda own: number(_neutral_at(own)), room=WIDEST),
+        Column(
+            "neutral at",
+            lambda own: number(own.neutral_prompts if _verdict(own, rule) == "undecided" else None),
+            room=WIDEST,
+        ),
         Column("in gold", lambda own: text(lost_in_gold(own) if own.verdict == "pillar" else ""), room=WIDEST),
         Column("replaced by", lambda own: text(_replacement(own))),
         Column("length", lambda own: number(own.changes.length, lambda length: signed(length, 1)), room=WIDE),
@@ -117,9 +122,9 @@ def _remarks(sweep: KnockoutSweep) -> Iterator[str]:
     tested = sweep.of_role("tested")
     yield (
         "in: answers that hold the token without a ban, all others stay the same · Δ: points of accuracy · q: p "
-        "corrected among the tested bans (Benjamini–Hochberg) · neutral at: prompts that would show an undecided ban "
-        "to be neutral · in gold: lost prompts with the token in their gold answer · replaced by: the most frequent "
-        "replacement · length: change in tokens"
+        "corrected among the tested bans (Benjamini–Hochberg) · neutral at: prompts that would show it to be neutral · "
+        "in gold: lost prompts with the token in their gold answer · replaced by: the most frequent replacement · "
+        "length: change in tokens"
     )
     if stopped := [own for own in tested if own.stopped]:
         is_curtailed = sweep.settings.mode == "curtailed"
@@ -208,10 +213,6 @@ def _deltas(knockouts: Sequence[Knockout]) -> list[float]:
 
 def _verdict(own: Knockout, rule: str) -> str:
     return own.paper_verdict if rule == "paper" else own.verdict
-
-
-def _neutral_at(own: Knockout) -> int | None:
-    return own.neutral_prompts if own.verdict == "undecided" else None
 
 
 def _replacement(own: Knockout) -> str:
