@@ -27,9 +27,8 @@ def main() -> None:
 
 
 def parts(run: Path) -> dict[str, Callable[[], list[Row]]]:
-    from coverage_knockout import knockout_coverage
-
     from coverage_find import find_coverage
+    from coverage_knockout import knockout_coverage
     from coverage_studies import study_coverage
 
     return {"find": lambda: find_coverage(run), "knockout": knockout_coverage, "studies": study_coverage}

@@ -12,6 +12,7 @@ from rocktokens.knockout.records import (
     Knockout,
     KnockoutSettings,
     KnockoutSweep,
+    NeutralPrompts,
     Role,
     SweepCost,
     VerdictCounts,
@@ -50,7 +51,6 @@ SETTINGS = KnockoutSettings(
     alpha=0.05,
     epsilon=0.01,
     margin=0.03,
-    resamples=100,
 )
 FREE = FreeAnswers(0.715, (0.649, 0.773), n_prompts=200, num_samples=1, mean_length=60.0, truncated_share=0.0)
 EXACT = EngineNoise(rollouts=200, tokens=6000, differing=0, flips=0, delta=0.0, interval=(0.0, 0.0))
@@ -74,5 +74,6 @@ def make_sweep(knockouts: Sequence[Knockout], **changes: Any) -> KnockoutSweep:
         correlations=[],
         warnings=[],
         knockouts=list(knockouts),
+        neutral=NeutralPrompts(unchanged=125, typical=441),
     )
     return replace(sweep, **changes)

@@ -315,3 +315,13 @@ def test_a_config_cannot_be_changed_after_reading():
     config = parse_config(MINIMAL)
     with pytest.raises(ValueError, match="frozen"):
         config.run.seed = 1
+
+
+def test_a_key_that_was_removed_is_left_out_of_files_and_refused_as_an_override(tmp_path):
+    text = dump_config(parse_config('[run]\ndirectory = "runs/a"\n'))
+    before = text.replace("[knockout]\n", "[knockout]\nresamples = 10000\n")
+    assert before != text
+    (tmp_path / "config.toml").write_text(before)
+    assert dump_config(load_config(tmp_path / "config.toml")) == text
+    with pytest.raises(ConfigError, match=r"knockout\.resamples is not a known key"):
+        load_config(tmp_path / "config.toml", ["knockout.resamples=100"])

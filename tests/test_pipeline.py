@@ -20,7 +20,7 @@ from rocktokens.run_dir import RunDir
 from rocktokens.training import loop
 from rocktokens.types import RockSet
 
-SETTINGS = ["gradients.batches=2", "knockout.num_prompts=4", "knockout.top=2", "knockout.resamples=100"]
+SETTINGS = ["gradients.batches=2", "knockout.num_prompts=4", "knockout.top=2"]
 ALL = ["distill", "trace", "find", "gradients", "knockout", "report"]
 
 

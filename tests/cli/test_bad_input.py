@@ -362,7 +362,7 @@ def test_a_task_without_answers(finished: FinishedRun, tmp_path: Path):
         (("--sequential", "--curtail"), ("--sequential", "--curtail", "give one")),
         (("--checkpoint", "all"), ("checkpoint 'all' names 3 models", "0, 2, 4")),
         (("--checkpoint", "99"), ("'99'", "[0, 2, 4]")),
-        (("--set", "knockout.resamples=10"), ("resamples = 10", "alpha = 0.05", "at least 40")),
+        (("--set", "knockout.resamples=10"), ("knockout.resamples is not a known key",)),
         (("--set", "knockout.tolerence=1"), ("did you mean knockout.tolerance?",)),
         (("--set", "rollouts.max_prompt_length=5"), ("wordmath-test-", "rollouts.max_prompt_length is 5")),
     ],

@@ -129,7 +129,7 @@ def test_a_limit_on_file_size_is_no_traceback_either(finished: FinishedRun, tmp_
 def test_a_limit_on_file_size_stops_knockout_and_costs_nothing(finished: FinishedRun, tmp_path: Path):
     """The first free answers do not fit, then all that is decoded does and the result does not."""
     run = shutil.copytree(finished.path, tmp_path / "run")
-    knockout = ("knockout", run, "--prompts", "4", "--top", "3", *changed("knockout.resamples=100"))
+    knockout = ("knockout", run, "--prompts", "4", "--top", "3")
     for size in (3_000, 12_000):
         with largest_file(size):
             outcome = rocktokens(*knockout)

@@ -25,7 +25,7 @@ PROMPTS = 8
 
 def knockout(run: Path, *options: str) -> tuple[str, ...]:
     """The command with few prompts and placebos."""
-    few = changed("knockout.matched=3", "knockout.never=2", "knockout.resamples=500")
+    few = changed("knockout.matched=3", "knockout.never=2")
     return ("knockout", str(run), "--prompts", str(PROMPTS), *few, *options)
 
 
@@ -155,7 +155,7 @@ def test_rocks_that_are_not_tested_keep_what_they_had(swept: Path, copy: Path):
     assert len(tested) == 2
     assert [token for token in after if token.id not in tested] == [t for t in before if t.id not in tested]
     assert {token.verdict for token in after if token.id in tested} == {"neutral"}
-    assert {token.verdict for token in before if token.id in tested} == {"undecided"}
+    assert "neutral" not in {token.verdict for token in before if token.id in tested}
 
 
 def test_the_papers_rule_is_shown_and_written_back_and_recorded_beside_ours(swept: Path, copy: Path):
@@ -257,7 +257,7 @@ def test_the_tables_say_what_the_file_says(swept: Path, copy: Path):
         ("--top", "2", *changed("knockout.matched=0")),
         ("--rule", "paper"),
         ("--sequential",),
-        tuple(changed("knockout.alpha=0.2", "knockout.resamples=100")),
+        tuple(changed("knockout.alpha=0.2")),
         tuple(changed("evaluation.num_prompts=7", "find.k=3")),
     ],
     ids=["same", "fewer", "paper", "sequential", "rule", "sections"],

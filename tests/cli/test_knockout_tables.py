@@ -27,9 +27,11 @@ from rocktokens.knockout.records import (
     DetectableLoss,
     Knockout,
     KnockoutSweep,
+    NeutralPrompts,
     Role,
     VerdictCounts,
 )
+from rocktokens.report.knockout_notes import gold_sentences, neutral_sentence, undecided_sentence
 from rocktokens.report.tables import verdict_table
 from rocktokens.types import Interval, Verdict
 
@@ -161,6 +163,19 @@ def test_the_strongest_are_shown_in_order_of_the_change():
     assert [shown(count) for count in (2, 4, 7)] == ["eb", "fdeb", "fdaecgb"]
 
 
+def test_a_wide_screen_says_what_undecided_bans_need_and_what_pillars_lost():
+    bans = [
+        replace(ban(1, "7", -0.2, "pillar"), lost_in_gold=1),
+        replace(ban(2, "x", -0.01, "undecided"), neutral_prompts=941),
+        replace(ban(3, "y"), neutral_prompts=125, lost_in_gold=1),
+    ]
+    table = ban_table(sweep_of(*bans), "method", 30)
+    columns = [table.titles.index(title) for title in ("neutral at", "in gold")]
+    assert [[row[at].text for at in columns] for row in table.rows] == [
+        ["—", "1 of 1 lost prompt"], ["941", ""], ["—", ""],
+    ]  # fmt: skip
+
+
 # Beside placebos
 
 
@@ -229,6 +244,38 @@ def test_what_stopped_early_and_what_never_occurs_is_said(monkeypatch: pytest.Mo
     assert "there is nothing to compare these changes with" in shown
     curtailed = printed(replace(sweep, settings=replace(sweep.settings, mode="curtailed")), monkeypatch)
     assert "their Δ is not known" in curtailed and "forecasts" in shown
+
+
+def test_undecided_bans_say_how_many_prompts_would_be_needed(monkeypatch: pytest.MonkeyPatch):
+    needing = [replace(ban(n, f"t{n}", 0.0, "undecided"), neutral_prompts=120 * n + 101) for n in range(6)]
+    assert undecided_sentence(sweep_of(needing[5])) == (
+        "Undecided: about 710 prompts would be needed to call “t5” neutral."
+    )
+    sentence = (
+        "Undecided: about this many prompts would be needed to call each neutral: “t0” 110, “t1” 230, “t2” 350, "
+        "“t3” 470, 2 more up to 710."
+    )
+    shown = printed(sweep_of(*reversed(needing), ban(9, "z")), monkeypatch)
+    assert sentence in shown
+    assert (
+        "A neutral verdict needs 125 prompts even if no answer changes, and about 450 (80 % power) where as many "
+        "answers change as under the median ban."
+    ) in shown
+    assert undecided_sentence(sweep_of(ban(1, "a", 0.0, "undecided"), ban(2, "b"))) == ""
+    assert neutral_sentence(sweep_of(neutral=None)) == ""
+    assert neutral_sentence(sweep_of(neutral=NeutralPrompts(125, 125))).endswith("even if no answer changes.")
+
+
+def test_pillars_say_how_many_lost_prompts_have_them_in_the_gold_answer(monkeypatch: pytest.MonkeyPatch):
+    lost = [("p1", 0), ("p1", 1), ("p2", 0), ("p3", 0)]
+    digit = ban(7, "7", -0.2, "pillar", changes=replace(TOUCHED, lost=lost))
+    sentence = "“7”: 2 of 3 lost prompts have it in the gold answer, which the ban may make unwritable."
+    assert sentence in printed(sweep_of(replace(digit, lost_in_gold=2)), monkeypatch)
+    none = replace(digit, lost_in_gold=0)
+    assert gold_sentences(sweep_of(none, replace(digit, lost_in_gold=2, verdict="undecided"))) == []
+    of_digit = replace(none, ban=replace(none.ban, category="digit"))
+    assert gold_sentences(sweep_of(of_digit)) == [sentence.replace("2 of 3", "0 of 3")]
+    assert gold_sentences(sweep_of(digit)) == []
 
 
 @pytest.mark.parametrize(

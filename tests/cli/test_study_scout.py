@@ -42,7 +42,7 @@ def record_of(directory: Path) -> dict[str, Any]:
             },
             "trace": {"num_prompts": 8},
             "find": {"stage": "score", "k": 1, "exclude_top_freq": 20, "min_prompts": 1},
-            "knockout": {"num_prompts": 2, "matched": 0, "never": 0, "resamples": 100},
+            "knockout": {"num_prompts": 2, "matched": 0, "never": 0},
         },
         "arm": [
             {"name": "uniform", "policy": {"name": "uniform"}},

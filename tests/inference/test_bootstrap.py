@@ -14,6 +14,7 @@ from rocktokens.inference.bootstrap import (
     bootstrap_counts,
     mean_interval,
     median_interval,
+    prompt_draws,
     quantile_interval,
     ratio_interval,
     ratio_intervals,
@@ -52,6 +53,16 @@ def test_the_median_equals_that_of_the_rollouts_drawn(rollouts, seed):
         known += [float(np.median(multiset))] if len(multiset) else []
     expected = tuple(np.quantile(known, [(1 - 0.95) / 2, (1 + 0.95) / 2])) if known else None
     assert median_interval(values / 7, clusters, 6, 15, seed) == expected
+
+
+@pytest.mark.parametrize("cells", [1, 17, 100, 10_000])
+def test_draws_do_not_depend_on_the_size_of_blocks(cells, monkeypatch):
+    rng = np.random.Generator(np.random.PCG64(3))
+    expected = rng.multinomial(17, np.full(17, 1 / 17), size=60)
+    monkeypatch.setattr(bootstrap, "BLOCK_CELLS", cells)
+    blocks = list(prompt_draws(17, 60, seed=3))
+    assert max(block_BN.size for block_BN in blocks) <= max(cells, 17)
+    assert np.array_equal(np.concatenate(blocks), expected)
 
 
 def test_no_rollout_has_no_median():

@@ -1,110 +1,177 @@
-"""The bootstrap equals a loop over the same draws, and the sign-flip test a walk through all signs."""
+"""The score interval equals a naive one, and the sign-flip test a walk through all signs."""
 
 import itertools
+import math
 from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from scipy.stats import binomtest, bootstrap
+from scipy.optimize import brentq, minimize_scalar
+from scipy.stats import binomtest, norm
 
-from rocktokens.inference import bootstrap as resampling
-from rocktokens.inference.bootstrap import bootstrap_counts, prompt_draws
-from rocktokens.inference.paired import percentile_interval, resampled_sums, sign_flip_test
-
-
-def drawn(n_prompts: int, resamples: int, seed: int) -> np.ndarray:
-    return np.concatenate(list(prompt_draws(n_prompts, resamples, seed)))
+from rocktokens.inference.paired import Discordance, score_interval, sign_flip_test
 
 
 def random_differences(bans: int, prompts: int, size: int = 1, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(-size, size + 1, (bans, prompts))
 
 
-# Draws and sums
+# Score interval
 
 
-def test_sums_are_those_of_prompts_drawn_one_by_one():
-    differences_KN = random_differences(3, 17, size=4)
-    draws_BN = drawn(17, 50, seed=2)
-    for ban, sums_B in enumerate(resampled_sums(differences_KN, [draws_BN])):
-        for replicate, total in enumerate(sums_B.tolist()):
-            prompts = [n for n, times in enumerate(draws_BN[replicate]) for _ in range(times)]
-            assert len(prompts) == 17
-            assert total == sum(int(differences_KN[ban, n]) for n in prompts)
+def interval(lost: float, gained: float, pairs: float, alpha: float = 0.05) -> tuple[float, float]:
+    low, high = score_interval(np.array([lost]), np.array([gained]), pairs, alpha)
+    return float(low[0]), float(high[0])
 
 
-@pytest.mark.parametrize("cells", [1, 17, 100, 10_000])
-def test_draws_and_sums_do_not_depend_on_the_size_of_blocks(cells, monkeypatch):
-    differences_KN = random_differences(5, 17)
-    draws_BN, sums_KB = drawn(17, 60, seed=3), resampled_sums(differences_KN, prompt_draws(17, 60, seed=3))
-    monkeypatch.setattr(resampling, "BLOCK_CELLS", cells)
-    blocks = list(prompt_draws(17, 60, seed=3))
-    assert max(block_BN.size for block_BN in blocks) <= max(cells, 17)
-    assert np.array_equal(np.concatenate(blocks), draws_BN)
-    assert np.array_equal(resampled_sums(differences_KN, blocks), sums_KB)
+def naive_score(lost: float, gained: float, pairs: float, difference: float) -> float:
+    """The score statistic, its chances found by maximising the likelihood along the line of this difference."""
+
+    def term(count: float, chance: float) -> float:
+        return 0.0 if count == 0 else count * math.log(chance) if chance > 0 else -math.inf
+
+    def against(rarer: float) -> float:
+        loss, gain = rarer + max(0.0, -difference), rarer + max(0.0, difference)
+        return -(term(lost, loss) + term(gained, gain) + term(pairs - lost - gained, 1 - loss - gain))
+
+    most = (1 - abs(difference)) / 2
+    found = minimize_scalar(against, bounds=(0.0, most), method="bounded", options={"xatol": 1e-13})
+    rarer = min((found.x, 0.0, most), key=against)
+    variance = pairs * (2 * rarer + abs(difference) - difference**2)
+    return (gained - lost - pairs * difference) / math.sqrt(variance)
 
 
-def test_the_seed_decides_the_draws_and_there_is_one_way_to_draw():
-    assert np.array_equal(drawn(30, 200, seed=7), bootstrap_counts(30, 200, seed=7))
-    rng = np.random.Generator(np.random.PCG64(7))
-    assert np.array_equal(drawn(30, 200, seed=7), rng.multinomial(30, np.full(30, 1 / 30), size=200))
-    assert not np.array_equal(drawn(30, 200, seed=7), drawn(30, 200, seed=8))
-
-
-def test_sums_too_large_for_float32_are_exact():
-    differences_KN = np.array([[2**24, 1, 0], [0, 2**24 + 1, -1]])
-    draws_BN = np.array([[1, 1, 1], [0, 3, 0], [2, 1, 0]])
-    assert resampled_sums(differences_KN, [draws_BN]).tolist() == (differences_KN @ draws_BN.T).tolist()
-
-
-def test_sums_just_within_float32_are_exact():
-    differences_KN = np.full((1, 3), (2**24 - 1) // 3)
-    assert resampled_sums(differences_KN, [np.array([[1, 1, 1]])]).tolist() == [[2**24 - 1]]
-
-
-# Percentile interval
-
-
-@given(resamples=st.integers(1, 300), alpha=st.floats(0.001, 0.999), seed=st.integers(0, 999))
-def test_ends_are_the_outer_order_statistics(resamples, alpha, seed):
-    sums_KB = np.random.default_rng(seed).integers(-50, 50, (2, resamples))
-    low_K, high_K = percentile_interval(sums_KB, alpha)
-    for sums_B, low, high in zip(sums_KB, low_K, high_K, strict=True):
-        assert low == np.quantile(sums_B, alpha / 2, method="lower")
-        outside = int(alpha / 2 * (resamples - 1))
-        assert high == sorted(sums_B)[::-1][outside]
-    negated_low_K, negated_high_K = percentile_interval(-sums_KB, alpha)
-    assert (negated_low_K.tolist(), negated_high_K.tolist()) == ((-high_K).tolist(), (-low_K).tolist())
-
-
-@pytest.mark.parametrize(("prompts", "size", "alpha"), [(60, 1, 0.05), (200, 4, 0.05), (200, 1, 0.2)])
-def test_the_interval_is_that_of_another_bootstrap(prompts, size, alpha):
-    differences_KN = random_differences(1, prompts, size, seed=5)
-    sums_KB = resampled_sums(differences_KN, prompt_draws(prompts, 20_000, seed=0))
-    own = [ends_K[0] / prompts for ends_K in percentile_interval(sums_KB, alpha)]
-    answers = (differences_KN[0],)
-    other = bootstrap(
-        answers,
-        np.mean,
-        confidence_level=1 - alpha,
-        n_resamples=20_000,
-        method="percentile",
-        rng=np.random.default_rng(1),
+@pytest.mark.parametrize("alpha", [0.01, 0.05, 0.3])
+@pytest.mark.parametrize(
+    ("lost", "gained", "pairs"),
+    [
+        (0, 0, 20),
+        (1, 0, 20),
+        (4, 0, 200),
+        (9, 2, 60),
+        (2, 9, 60),
+        (5, 5, 40),
+        (12, 8, 20),
+        (3.7, 0.4, 55.5),
+        (0, 19, 20),
+    ],
+)
+def test_the_interval_is_that_of_a_naive_search(lost, gained, pairs, alpha):
+    critical, delta = norm.ppf(1 - alpha / 2), (gained - lost) / pairs
+    low, high = (
+        brentq(lambda d, side=side: naive_score(lost, gained, pairs, d) - side * critical, *bracket, xtol=1e-13)
+        for side, bracket in ((1, (-1 + 1e-9, delta - 1e-9)), (-1, (delta + 1e-9, 1 - 1e-9)))
     )
-    # A quantile of 20,000 replicates has an error of about 1.3 % (α/2 = 0.1) to 2 % (0.025) of a standard error.
-    assert own == pytest.approx(list(other.confidence_interval), abs=0.1 * other.standard_error + 1 / prompts)
+    assert interval(lost, gained, pairs, alpha) == pytest.approx((low, high), abs=1e-6)
+
+
+def test_nothing_lost_and_nothing_gained_has_a_closed_form():
+    for pairs, alpha in ((1, 0.05), (125, 0.05), (1000, 0.2), (33.3, 0.01)):
+        z2 = norm.ppf(1 - alpha / 2) ** 2
+        end = z2 / (pairs + z2)
+        assert interval(0, 0, pairs, alpha) == pytest.approx((-end, end), abs=1e-14)
+
+
+def test_all_lost_has_a_closed_form():
+    """At difference −t the most likely chances are (1 + t)/2 and (1 − t)/2, so n(1 − t) = z²(1 + t)."""
+    z2 = norm.ppf(0.975) ** 2
+    assert interval(40, 0, 40) == pytest.approx((-1.0, -(40 - z2) / (40 + z2)), abs=1e-12)
+
+
+@st.composite
+def tables(draw) -> tuple[float, float, float]:
+    pairs = draw(st.floats(1, 3_000))
+    lost = draw(st.floats(0, 1)) * pairs
+    return lost, draw(st.floats(0, 1)) * (pairs - lost), pairs
+
+
+@given(table=tables(), alpha=st.floats(1e-6, 0.99))
+def test_swapping_negates_and_the_estimate_is_inside(table, alpha):
+    lost, gained, pairs = table
+    low, high = interval(lost, gained, pairs, alpha)
+    assert interval(gained, lost, pairs, alpha) == (-high, -low)
+    assert -1 <= low <= (gained - lost) / pairs <= high <= 1
+
+
+@given(table=tables(), alpha=st.floats(1e-6, 0.9), change=st.floats(0, 1), divisor=st.floats(1, 20))
+def test_a_loss_lowers_both_ends_a_gain_raises_them_and_fewer_pairs_widen(table, alpha, change, divisor):
+    lost, gained, pairs = table
+    more = change * (pairs - lost - gained)
+    low, high = interval(lost, gained, pairs, alpha)
+    lower, upper = interval(lost + more, gained, pairs, alpha), interval(lost, gained + more, pairs, alpha)
+    fewer = interval(lost / divisor, gained / divisor, pairs / divisor, alpha)
+    assert lower[0] <= low + 1e-12 and lower[1] <= high + 1e-12
+    assert upper[0] >= low - 1e-12 and upper[1] >= high - 1e-12
+    assert fewer[0] <= low + 1e-12 and fewer[1] >= high - 1e-12
+
+
+@pytest.mark.parametrize("alpha", [0.001, 0.05, 0.3, 0.9])
+def test_ends_are_monotone_over_all_counts_of_small_samples(alpha):
+    """What curtailment relies on."""
+    for pairs in (*range(1, 26), 60):
+        lost, gained = np.meshgrid(np.arange(pairs + 1), np.arange(pairs + 1), indexing="ij")
+        possible = lost + gained <= pairs
+        ends = np.full((2, *lost.shape), np.nan)
+        ends[:, possible] = score_interval(lost[possible], gained[possible], float(pairs), alpha)
+        assert np.nanmax(np.diff(ends, axis=1), initial=-1) <= 0
+        assert np.nanmin(np.diff(ends, axis=2), initial=1) >= 0
+
+
+@given(table=tables(), alpha=st.floats(1e-4, 0.9), place=st.floats(0, 1))
+def test_everything_between_the_ends_is_accepted_and_nothing_beyond(table, alpha, place):
+    lost, gained, pairs = table
+    assume(lost + gained > 1e-6)
+    low, high = interval(lost, gained, pairs, alpha)
+    difference = -1 + 2 * place
+    assume(min(abs(difference - low), abs(difference - high)) > 1e-4 and abs(difference) < 1 - 1e-6)
+    accepted = abs(naive_score(lost, gained, pairs, difference)) <= norm.ppf(1 - alpha / 2)
+    assert accepted == (low < difference < high)
+
+
+def test_it_excludes_zero_where_mcnemars_statistic_does():
+    for lost, gained in itertools.product(range(12), repeat=2):
+        statistic = (lost - gained) ** 2 / max(lost + gained, 1)
+        low, high = interval(lost, gained, 50)
+        assert (not low <= 0 <= high) == (statistic > norm.ppf(0.975) ** 2)
+
+
+# Design effect
+
+
+def test_one_answer_per_prompt_counts_as_one():
+    counted = Discordance.of(random_differences(50, 30), 1)
+    assert counted.design_effects.tolist() == [1.0] * 50
 
 
 @given(st.data())
-def test_raising_a_difference_never_lowers_a_sum_or_an_end(data):
-    prompts = data.draw(st.integers(1, 12))
-    lower_N = np.array(data.draw(st.lists(st.integers(-3, 3), min_size=prompts, max_size=prompts)))
-    higher_N = lower_N + np.array(data.draw(st.lists(st.integers(0, 2), min_size=prompts, max_size=prompts)))
-    sums_KB = resampled_sums(np.stack([lower_N, higher_N]), prompt_draws(prompts, 30, data.draw(st.integers(0, 99))))
-    assert (sums_KB[0] <= sums_KB[1]).all()
-    assert all(ends_K[0] <= ends_K[1] for ends_K in percentile_interval(sums_KB, 0.2))
+def test_the_design_effect_is_from_one_to_the_answers_of_a_prompt(data):
+    num_samples = data.draw(st.integers(1, 6))
+    changes = data.draw(st.lists(st.sampled_from([-1, 0, 0, 1]), min_size=num_samples, max_size=10 * num_samples))
+    changes_R = np.array(changes[: len(changes) // num_samples * num_samples])
+    [own] = Discordance.of(changes_R[None], num_samples).design_effects
+    assert 1 <= own <= num_samples + 1e-12
+
+
+@pytest.mark.parametrize("lost", [0, 1, 7, 25])
+def test_answers_that_change_together_are_one(lost):
+    whole = np.repeat(np.arange(25) < lost, 4).astype(int)
+    assert Discordance.of(-whole[None], 4).design_effects == pytest.approx([4.0])
+
+
+def test_the_design_effect_estimates_the_variance_between_prompts():
+    """With many changes the one prompt that is added is forgotten: the effective variance is the clustered one."""
+    rng = np.random.default_rng(2)
+    chance_N = rng.beta(0.5, 2, 4_000)
+    changes_NS = -(rng.random((4_000, 4)) < chance_N[:, None]).astype(int)
+    counted = Discordance.of(changes_NS.reshape(1, -1), 4)
+    by_prompt = changes_NS.sum(axis=1)
+    ratio = by_prompt.var() / (4 * changes_NS.var())
+    assert ratio > 1.5
+    assert counted.design_effects == pytest.approx([ratio], rel=5e-3)
+    low, high = counted.interval(0.05)
+    assert float(high[0] - low[0]) == pytest.approx(2 * 1.96 * by_prompt.std() / 4 / 4_000**0.5, rel=1e-2)
 
 
 # Sign-flip test

@@ -20,6 +20,7 @@ from rocktokens.knockout.records import (
     Knockout,
     KnockoutSettings,
     KnockoutSweep,
+    NeutralPrompts,
     SweepCost,
     VerdictCounts,
 )
@@ -62,6 +63,8 @@ knockouts = st.builds(
     n_looked=st.integers(0),
     stopped=st.none() | st.sampled_from(["curtailed", "efficacy", "futility", "neutral"]),
     changes=changes,
+    neutral_prompts=st.none() | st.integers(0),
+    lost_in_gold=st.none() | st.integers(0),
 )
 facts = st.dictionaries(st.text(), st.none() | st.booleans() | st.integers() | numbers | st.text(), max_size=3)
 counts = st.none() | st.dictionaries(verdicts, st.integers(0), max_size=5)
@@ -89,7 +92,7 @@ settings = st.builds(
     alpha=numbers,
     epsilon=numbers,
     margin=numbers,
-    resamples=st.integers(0),
+    interval=st.sampled_from(["score", "bootstrap"]),
 )
 sweeps = st.builds(
     KnockoutSweep,
@@ -107,6 +110,7 @@ sweeps = st.builds(
     ),
     warnings=st.lists(st.text(), max_size=2),
     knockouts=st.lists(knockouts, max_size=3),
+    neutral=st.none() | st.builds(NeutralPrompts, st.none() | st.integers(0), st.none() | st.integers(0)),
 )
 
 
@@ -197,8 +201,9 @@ FIELDS = r"is no knockout\.json \(.*\): write it again with `rocktokens knockout
 @pytest.mark.parametrize(
     ("damage", "sentence"),
     [
-        (lambda r: {**r, "schema_version": 2}, "has schema_version 2, this rocktokens reads 1: use the version that"),
-        (lambda r: drop(r, "schema_version"), "has schema_version None, this rocktokens reads 1"),
+        (lambda r: {**r, "schema_version": 3}, "has schema_version 3, this rocktokens reads 2: use the version that"),
+        (lambda r: drop(r, "schema_version"), "has schema_version None, this rocktokens reads 2"),
+        (lambda r: {**r, "schema_version": 1, "settings": 3}, FIELDS),
         (lambda r: [r], "is not a JSON object: write it again with `rocktokens knockout`"),
         (lambda r: drop(r, "knockouts"), FIELDS),
         (lambda r: drop(r, "noise"), FIELDS),
@@ -224,6 +229,19 @@ def test_a_newer_or_damaged_file_is_refused_in_one_sentence(tmp_path, damage, se
     with pytest.raises(RocktokensError, match=rf"knockout\.json {sentence}") as caught:
         KnockoutSweep.load(path)
     assert "\n" not in str(caught.value)
+
+
+def test_a_file_of_schema_1_is_read_and_says_that_its_intervals_are_of_a_bootstrap(tmp_path):
+    path = tmp_path / "knockout.json"
+    small_sweep().save(path)
+    record = json.loads(path.read_text())
+    old = {**drop(record, "neutral"), "schema_version": 1}
+    old["settings"] = {**drop(record["settings"], "interval"), "resamples": 10_000}
+    old["knockouts"] = [drop(drop(own, "neutral_prompts"), "lost_in_gold") for own in record["knockouts"]]
+    path.write_text(json.dumps(old))
+    loaded = KnockoutSweep.load(path)
+    expected = small_sweep()
+    assert loaded == replace(expected, neutral=None, settings=replace(expected.settings, interval="bootstrap"))
 
 
 def test_a_notebook_shows_the_verdicts_and_no_token_as_markup():

@@ -23,7 +23,7 @@ from rocktokens.knockout.sequential import (
 )
 from rocktokens.knockout.verdicts import EXACT, VerdictRule, paired_effects, verdict
 
-RULE = VerdictRule(resamples=2_000)
+RULE = VerdictRule()
 
 
 class Found(NamedTuple):
@@ -44,23 +44,28 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True)
 class Truth:
-    """What a full sweep would find."""
+    """What a full sweep would find, answer by answer."""
 
-    changes_KN: np.ndarray
-    affected_KN: np.ndarray
-    right_N: np.ndarray
+    changes_KR: np.ndarray
+    affected_KR: np.ndarray
+    right_R: np.ndarray
     num_samples: int = 1
 
+    @property
+    def n_prompts(self) -> int:
+        return len(self.right_R) // self.num_samples
+
     def after(self, looked: int) -> Interim:
-        """What is known of it: nothing about affected prompts from ``looked`` on."""
-        hidden_KN = self.affected_KN & (np.arange(len(self.right_N)) >= looked)
-        lowest_KN = np.where(hidden_KN, -self.right_N, self.changes_KN)
-        highest_KN = np.where(hidden_KN, self.num_samples - self.right_N, self.changes_KN)
-        return Interim(lowest_KN, highest_KN, self.affected_KN, self.right_N, self.num_samples, looked)
+        """What is known of it: nothing about affected answers to prompts from ``looked`` on."""
+        hidden_KR = self.affected_KR & (np.arange(len(self.right_R)) >= looked * self.num_samples)
+        is_right_R = self.right_R.astype(bool)
+        lowest_KR = np.where(hidden_KR, -1 * is_right_R, self.changes_KR)
+        highest_KR = np.where(hidden_KR, 1 * ~is_right_R, self.changes_KR)
+        return Interim(lowest_KR, highest_KR, self.affected_KR, is_right_R, self.num_samples, looked)
 
     def exact(self) -> list[Found]:
-        n_prompts = len(self.right_N)
-        return [Found.of(settled) for settled in Complete(n_prompts, RULE).judge(self.after(n_prompts), 0, EXACT)]
+        judged = Complete(self.n_prompts, RULE).judge(self.after(self.n_prompts), 0, EXACT)
+        return [Found.of(settled) for settled in judged]
 
 
 def plant(
@@ -74,18 +79,17 @@ def plant(
 ) -> Truth:
     """Bans that turn right answers wrong and wrong ones right at these rates."""
     rng = np.random.default_rng(seed)
-    right_N = rng.binomial(num_samples, accuracy, prompts)
-    affected_KN = rng.random((len(loss_K), prompts)) < affected
-    lost_KN = rng.binomial(right_N, loss_K[:, None], affected_KN.shape)
-    gained_KN = rng.binomial(num_samples - right_N, gain_K[:, None], affected_KN.shape)
-    return Truth(np.where(affected_KN, gained_KN - lost_KN, 0), affected_KN, right_N, num_samples)
+    right_R = rng.random(prompts * num_samples) < accuracy
+    affected_KR = np.repeat(rng.random((len(loss_K), prompts)) < affected, num_samples, axis=1)
+    lost_KR, gained_KR = (rng.random(affected_KR.shape) < rate_K[:, None] for rate_K in (loss_K, gain_K))
+    return Truth(np.where(right_R, -1 * lost_KR, gained_KR) * affected_KR, affected_KR, right_R, num_samples)
 
 
 def sweep(truth: Truth, noise: tuple[float, float] = EXACT) -> tuple[list[Found], np.ndarray]:
     """Run the design as a sweep does; also how many prompts each ban was open for."""
-    design = GroupSequential(len(truth.right_N), RULE)
+    design = GroupSequential(truth.n_prompts, RULE)
     found: dict[int, Found] = {}
-    looked_K = np.zeros(len(truth.affected_KN), dtype=int)
+    looked_K = np.zeros(len(truth.affected_KR), dtype=int)
     for number, block in enumerate(design.blocks):
         still_open = [ban for ban in range(len(looked_K)) if ban not in found]
         looked_K[still_open] = block.stop
@@ -196,7 +200,7 @@ def test_forecasts_are_those_of_the_exact_posterior(lost, gained):
     more_gained = betabinom.pmf(np.arange(n_wrong + 1), n_wrong, 0.5 + gained, 0.5 + n_wrong - gained)
     cells = list(itertools.product(range(n_right + 1), range(n_wrong + 1)))
     outcomes = [np.repeat([-1, 1, 0], [lost + m, gained + n, prompts - lost - m - gained - n]) for m, n in cells]
-    effects = paired_effects(np.array(outcomes), 1, VerdictRule(resamples=1_000))
+    effects = paired_effects(np.array(outcomes), 1, RULE)
     chances = np.outer(more_lost, more_gained).ravel()
     assert chances.sum() == pytest.approx(1)
     for kind in ("pillar", "stumbling", "neutral", "undecided"):
@@ -211,14 +215,14 @@ def test_forecasts_with_several_answers_keep_within_what_can_change():
     truth = plant(np.array([0.1]), np.array([0.1]), 80, seed=6, num_samples=4)
     interim = truth.after(40)
     [own] = forecast(interim, [0], RULE, EXACT)
-    assert interim.lowest_KN.sum() / 320 <= own.delta_F.min() < own.delta_F.max() <= interim.highest_KN.sum() / 320
-    assert own.delta_F.min() < truth.changes_KN.sum() / 320 < own.delta_F.max()
+    assert interim.lowest_KR.sum() / 320 <= own.delta_F.min() < own.delta_F.max() <= interim.highest_KR.sum() / 320
+    assert own.delta_F.min() < truth.changes_KR.sum() / 320 < own.delta_F.max()
 
 
 def test_answers_to_one_prompt_say_as_much_as_one():
     """15 of 60 prompts lost with all their answers: the rate is as uncertain as after 60 answers, not after 240."""
-    changes_N = np.where(np.arange(120) % 8 < 2, -4, 0)
-    truth = Truth(changes_N[None], np.ones((1, 120), dtype=bool), np.full(120, 4), num_samples=4)
+    changes_R = np.repeat(np.where(np.arange(120) % 8 < 2, -1, 0), 4)
+    truth = Truth(changes_R[None], np.ones((1, 480), dtype=bool), np.ones(480, dtype=bool), num_samples=4)
     [own] = forecast(truth.after(60), [0], RULE, EXACT)
     rate = beta(0.5 + 15, 0.5 + 45)
     answers = rate.mean() * (1 - rate.mean()) * 240 / 480**2
@@ -237,10 +241,11 @@ def test_strong_effects_stop_early():
 
 
 def test_a_ban_that_touches_nothing_is_settled_at_once():
-    never = Truth(np.zeros((3, 50), dtype=int), np.zeros((3, 50), dtype=bool), np.ones(50, dtype=int))
+    never = Truth(np.zeros((3, 150), dtype=int), np.zeros((3, 150), dtype=bool), np.ones(150, dtype=int))
     settled, looked_K = sweep(never)
-    assert settled == [Found("neutral", 0.0, (0.0, 0.0), 1.0, None)] * 3
-    assert looked_K.tolist() == [GroupSequential(50, RULE).blocks[0].stop] * 3
+    assert settled == never.exact()
+    assert [own.verdict for own in settled] == ["neutral"] * 3
+    assert looked_K.tolist() == [GroupSequential(150, RULE).blocks[0].stop] * 3
 
 
 def test_a_ban_is_settled_when_its_last_affected_prompt_is_known():
@@ -284,7 +289,7 @@ def test_what_could_not_be_spent_early_is_there_at_the_end():
 
 
 def judged_at(truth: Truth, share: float) -> tuple[Found, Forecasts]:
-    design, interim = GroupSequential(len(truth.right_N), RULE), truth.after(round(share * len(truth.right_N)))
+    design, interim = GroupSequential(truth.n_prompts, RULE), truth.after(round(share * truth.n_prompts))
     [settled], [forecasts] = design.judge(interim, LOOKS.index(share), EXACT), forecast(interim, [0], RULE, EXACT)
     return Found.of(settled), forecasts
 
@@ -351,11 +356,11 @@ def test_the_interval_of_an_early_stop_covers_the_exact_change(mixed):
 
 def test_several_answers_a_prompt():
     loss_K = np.repeat([0.0, 0.5], 4)
-    truth = plant(loss_K, np.zeros(8), 100, seed=4, num_samples=2)
+    truth = plant(loss_K, np.zeros(8), 200, seed=4, num_samples=2)
     settled, looked_K = sweep(truth)
     assert [own.verdict for own in settled] == [own.verdict for own in truth.exact()]
     assert [own.verdict for own in settled] == ["neutral"] * 4 + ["pillar"] * 4
-    assert looked_K[:4].max() < 100
+    assert looked_K[:4].max() < 200
     assert looked_K[4:].max() < 60
 
 
@@ -371,7 +376,7 @@ def test_a_ban_is_judged_by_itself_and_always_alike():
 
 
 def test_noise_of_the_engine_is_in_every_interval():
-    truth = plant(np.array([0.0, 0.05, 0.9]), np.zeros(3), 100, seed=7)
+    truth = plant(np.array([0.0, 0.05, 0.9]), np.zeros(3), 200, seed=7)
     quiet, noisy = sweep(truth)[0], sweep(truth, noise=(-0.04, 0.04))[0]
     assert [own.verdict for own in quiet][::2] == ["neutral", "pillar"]
     assert [own.verdict for own in noisy][::2] == ["undecided", "pillar"]

@@ -9,7 +9,7 @@ import pytest
 from scipy.stats import spearmanr
 
 from knockout_records import SETTINGS
-from rocktokens.inference.power import detectable_loss, detectable_scattered_loss
+from rocktokens.inference.power import detectable_loss, detectable_scattered_loss, neutral_pairs
 from rocktokens.knockout.designs import Interim, Settled
 from rocktokens.knockout.outcomes import Continuation, SweepOutcomes, first_occurrences
 from rocktokens.knockout.records import (
@@ -18,6 +18,7 @@ from rocktokens.knockout.records import (
     EngineNoise,
     FreeAnswers,
     KnockoutSweep,
+    NeutralPrompts,
     Role,
     SweepCost,
     VerdictCounts,
@@ -27,9 +28,9 @@ from rocktokens.knockout.verdicts import VerdictRule
 from rocktokens.traces.token_text import Vocabulary
 from rocktokens.types import Interval, Rollout, Verdict
 
-RULE = VerdictRule(resamples=100, seed=4)
+RULE = VerdictRule(seed=4)
 EXACT_NOISE = EngineNoise(rollouts=4, tokens=6, differing=0, flips=0, delta=0.0, interval=(0.0, 0.0))
-BY_RULE = ("alpha", "epsilon", "margin", "resamples")
+BY_RULE = ("alpha", "epsilon", "margin", "interval")
 GIVEN = {own.name: getattr(SETTINGS, own.name) for own in fields(SETTINGS) if own.name not in BY_RULE}
 NEUTRAL = Settled("neutral", 0.0, (0.0, 0.0), 1.0)
 STOPPED = Settled("pillar", None, None, None, "curtailed")
@@ -50,7 +51,7 @@ def small_sweep() -> SweepOutcomes:
     free = [rollout(0, [5, 6, 7, 1]), rollout(1, [6, 6, 1]), rollout(2, [5, 8, 8, 8, 8], finished=False)]
     free.append(rollout(3, [7, 1]))
     bans = [Ban((5,), "five"), Ban((6, 7), "both"), Ban((8,), "eight", "matched"), Ban((9,), "nine", "never")]
-    lowest_KN = np.array([[-1, 0, 0, 0], [0, 1, 0, -1], [0, 0, -1, 0], [0, 0, 0, 0]])
+    lowest_KR = np.array([[-1, 0, 0, 0], [0, 1, 0, -1], [0, 0, -1, 0], [0, 0, 0, 0]])
     first_KR = first_occurrences(free, bans)
     return SweepOutcomes(
         bans=bans,
@@ -64,10 +65,10 @@ def small_sweep() -> SweepOutcomes:
             {},
         ],
         interim=Interim(
-            lowest_KN=lowest_KN,
-            highest_KN=lowest_KN + np.array([[0] * 4, [0, 0, 0, 1], [0] * 4, [0] * 4]),
-            affected_KN=first_KR >= 0,
-            free_right_N=np.array([1, 0, 1, 1]),
+            lowest_KR=lowest_KR,
+            highest_KR=lowest_KR + np.array([[0] * 4, [0, 0, 0, 1], [0] * 4, [0] * 4]),
+            affected_KR=first_KR >= 0,
+            free_right_R=np.array([True, False, True, True]),
             num_samples=1,
             looked=4,
         ),
@@ -99,7 +100,7 @@ def sweep_of(
     known_KN = np.zeros((len(bans), len(free)), int) if differences_KN is None else differences_KN
     right_R = np.arange(len(free)) % 2 == 0
     first_KR = first_occurrences(free, bans)
-    interim = Interim(known_KN, known_KN, first_KR >= 0, right_R.astype(int), 1, len(free))
+    interim = Interim(known_KN, known_KN, first_KR >= 0, right_R, 1, len(free))
     settled = [own for _, own in judged]
     outcomes = SweepOutcomes(bans, free, right_R, first_KR, [{} for _ in bans], interim, settled, EXACT_NOISE, 0)
     return replace(outcomes, **changes)
@@ -108,7 +109,8 @@ def sweep_of(
 def summary(
     outcomes: SweepOutcomes, rule: VerdictRule = RULE, columns: dict | None = None, unmatched: Sequence[int] = ()
 ) -> KnockoutSweep:
-    return summarise(outcomes, rule, Vocabulary(None), "sha", GIVEN, columns or {}, unmatched)
+    gold_of = {rollout.prompt_id: f"<9{rollout.prompt_id}> or <5>" for rollout in outcomes.free}
+    return summarise(outcomes, rule, Vocabulary(None), "sha", GIVEN, columns or {}, unmatched, gold_of)
 
 
 # What is said of one ban
@@ -140,7 +142,7 @@ def test_what_a_ban_could_have_shown_comes_from_the_prompts_that_are_known():
     outcomes = sweep_of(judging("tested", NEUTRAL, NEUTRAL), lowest_KN, free=free)
     highest_KN = np.where(known_KN, lowest_KN, 1)
     noise = replace(EXACT_NOISE, differing=1, interval=(-0.01, 0.02))
-    outcomes = replace(outcomes, interim=replace(outcomes.interim, highest_KN=highest_KN), noise=noise)
+    outcomes = replace(outcomes, interim=replace(outcomes.interim, highest_KR=highest_KN), noise=noise)
     for ban, own in enumerate(summary(outcomes).knockouts):
         known = lowest_KN[ban, known_KN[ban]][None]
         [expected] = detectable_scattered_loss(known, RULE.alpha, RULE.epsilon, 0.02)
@@ -155,9 +157,57 @@ def test_what_the_sample_could_have_shown_is_corrected_for_the_tested_bans_alone
     free = [rollout(place, [5, 1]) for place in range(120)]
     judged = [*judging("tested", *[NEUTRAL] * 20), *judging("matched", *[NEUTRAL] * 40)]
     found = summary(sweep_of(judged, free=free, noise=replace(EXACT_NOISE, interval=noise))).detectable
-    single, corrected, all_bans = (detectable_loss(120, RULE.alpha, RULE.epsilon, n, noise[1]) for n in (1, 20, 60))
+    single, corrected, all_bans = (detectable_loss(120, RULE.alpha, RULE.epsilon, n, noise[1]) for n in (None, 20, 60))
     assert found == DetectableLoss(single=single, corrected=corrected)
     assert single < corrected < all_bans
+
+
+# Prompts that a neutral verdict needs
+
+
+def test_undecided_bans_say_how_many_prompts_would_do():
+    """8 of 100 answers differ under the first ban and none under the second; the third is not written at all."""
+    free = [rollout(place, [5, 6, 1]) for place in range(100)]
+    changes_KR = np.zeros((3, 100), int)
+    changes_KR[0, :8] = [-1, 1] * 4
+    found = summary(sweep_of(judging("tested", *[NEUTRAL] * 3), changes_KR, ids=[5, 6, 7], free=free))
+    [some] = neutral_pairs(np.array([0.08]), RULE.alpha, RULE.margin).tolist()
+    assert [own.neutral_prompts for own in found.knockouts] == [some, 125, 125]
+    assert found.neutral == NeutralPrompts(unchanged=125, typical=125)
+
+
+def test_several_answers_need_fewer_prompts_unless_they_change_together():
+    free = [rollout(place, [5, 1], num_samples=4) for place in range(400)]
+    scattered_R, together_R = np.zeros((2, 400), int)
+    scattered_R[::13], together_R[:32] = 1, 1
+    outcomes = sweep_of(judging("tested", NEUTRAL, NEUTRAL), np.stack([scattered_R, together_R]), ids=[5, 5], free=free)
+    found = summary(replace(outcomes, interim=replace(outcomes.interim, num_samples=4, looked=100)))
+    scattered, together = (own.neutral_prompts for own in found.knockouts)
+    [alone] = neutral_pairs(np.array([0.08]), RULE.alpha, RULE.margin).tolist()
+    assert scattered is not None and together is not None
+    assert together == alone
+    assert alone / 4 < scattered < alone / 3
+
+
+def test_a_ban_stopped_early_is_taken_to_go_on_as_it_began():
+    """Half of the answers hold the token, and half of those are known, a tenth of them changed: 5 % in all."""
+    free = [rollout(place, [5, 1] if place % 2 else [6, 1]) for place in range(400)]
+    lowest_KR = np.zeros((1, 400), int)
+    lowest_KR[0, 1:200:20] = -1
+    outcomes = sweep_of(judging("tested", NEUTRAL), lowest_KR, ids=[5], free=free)
+    highest_KR = np.where(outcomes.interim.affected_KR & (np.arange(400) >= 200), 1, lowest_KR)
+    half = replace(outcomes.interim, highest_KR=highest_KR, looked=200)
+    [own] = summary(replace(outcomes, interim=half)).knockouts
+    assert own.neutral_prompts == neutral_pairs(np.array([0.05]), RULE.alpha, RULE.margin)[0]
+    unseen = replace(half, highest_KR=np.where(outcomes.interim.affected_KR, 1, 0), lowest_KR=np.zeros((1, 400), int))
+    assert summary(replace(outcomes, interim=unseen)).knockouts[0].neutral_prompts is None
+
+
+def test_lost_prompts_with_the_token_in_the_gold_answer_are_counted():
+    """Gold answers hold <5> and <9p0>, <9p1>, …; a set counts if any of its tokens is there."""
+    found = summary(small_sweep()).knockouts
+    assert [own.lost_in_gold for own in found] == [1, 0, 0, 0]
+    assert [own.changes.lost_prompts for own in found] == [1, 0, 1, 0]
 
 
 # Correction
@@ -260,15 +310,14 @@ def test_several_answers_a_prompt_are_resampled_by_prompt():
     """One right of two and two of two: resamples of both prompts are right at 1/2, 3/4 or 1, each often."""
     free = [rollout(place, [5, 1], num_samples=2) for place in range(4)]
     outcomes = sweep_of([], free=free, free_right_R=np.array([True, False, True, True]))
-    interim = Interim(np.zeros((0, 2), int), np.zeros((0, 2), int), np.zeros((0, 2), bool), np.array([1, 2]), 2, 2)
-    baseline = summary(replace(outcomes, interim=interim)).baseline
+    baseline = summary(replace(outcomes, interim=replace(outcomes.interim, num_samples=2, looked=2))).baseline
     assert (baseline.accuracy, baseline.n_prompts, baseline.num_samples) == (0.75, 2, 2)
     assert baseline.interval == (0.5, 1.0)
 
 
 def test_what_the_numbers_depend_on_is_recorded():
     found = summary(small_sweep(), replace(RULE, alpha=0.1, epsilon=0.02, margin=0.2))
-    assert found.settings == replace(SETTINGS, alpha=0.1, epsilon=0.02, margin=0.2, resamples=100)
+    assert found.settings == replace(SETTINGS, alpha=0.1, epsilon=0.02, margin=0.2)
     assert found.tokenizer_sha256 == "sha"
     assert found.noise == EXACT_NOISE
 
@@ -280,37 +329,47 @@ def warnings_of(n_prompts: int, right: int, unmatched: Sequence[int] = (), **noi
     free = [rollout(place, [5, 1]) for place in range(n_prompts)]
     right_R = np.arange(n_prompts) < right
     outcomes = sweep_of([], free=free, free_right_R=right_R, noise=replace(EXACT_NOISE, **noise))
-    outcomes = replace(outcomes, interim=replace(outcomes.interim, free_right_N=right_R.astype(int)))
     return summary(outcomes, unmatched=unmatched).warnings
 
 
 def test_a_sample_with_room_and_an_exact_engine_warns_of_nothing():
-    assert warnings_of(99, 50) == []
+    assert warnings_of(125, 50) == []
 
 
-@pytest.mark.parametrize(("n_prompts", "share"), [(6, "83 %"), (98, "5 %")])
-def test_few_prompts_may_not_meet_a_loss(n_prompts: int, share: str):
-    """0.97^98 is above 0.05 and 0.97^99 is not."""
-    [only] = warnings_of(n_prompts, n_prompts // 2)
-    assert only.startswith(f"{n_prompts} prompts are few: a ban that loses 3 points changes none of them in {share} ")
+@pytest.mark.parametrize("n_prompts", [1, 124])
+def test_a_sample_that_cannot_show_anything_neutral_says_so(n_prompts: int):
+    only = warnings_of(n_prompts, n_prompts // 2)[0]
+    prompts = "1 prompt" if n_prompts == 1 else "124 prompts"
+    assert only == (
+        f"{prompts} cannot show a ban to be neutral within 3 points: at least 125 prompts would, even if no answer "
+        "changes (knockout.num_prompts)"
+    )
 
 
-@pytest.mark.parametrize(("right", "message"), [(0, "wrong, so no ban can lose"), (99, "right, so no ban can gain")])
+def test_noise_beyond_the_margin_leaves_no_room_for_neutral():
+    few, of_the_engine = warnings_of(500, 50, differing=3, flips=2, interval=(-0.031, 0.01))
+    assert "no number of prompts would, the engine's noise alone reaches the margin" in few
+    assert "the engine is not exact" in of_the_engine
+    [least] = warnings_of(200, 50, interval=(-0.02, 0.01))
+    assert "at least 381 prompts would" in least
+
+
+@pytest.mark.parametrize(("right", "message"), [(0, "wrong, so no ban can lose"), (150, "right, so no ban can gain")])
 def test_a_baseline_at_its_end_has_no_power_in_that_direction(right: int, message: str):
-    [only] = warnings_of(99, right)
+    [only] = warnings_of(150, right)
     assert only.startswith(f"every free answer is {message} any")
-    assert not warnings_of(99, abs(right - 1))
+    assert not warnings_of(150, abs(right - 1))
 
 
 @pytest.mark.parametrize("flips", [0, 2])
 def test_an_engine_that_is_not_exact_is_warned_of_even_if_no_answer_changes_sides(flips: int):
-    [only] = warnings_of(99, 50, rollouts=99, differing=3, flips=flips)
+    [only] = warnings_of(150, 50, rollouts=99, differing=3, flips=flips)
     assert f"3 of 99 free rollouts differ and {flips} answers change sides" in only
 
 
 def test_types_without_a_placebo_are_named_up_to_five():
-    assert warnings_of(99, 50, [7, 8]) == ["no placebo is about as frequent as '<7>', '<8>'"]
-    [only] = warnings_of(99, 50, range(7))
+    assert warnings_of(150, 50, [7, 8]) == ["no placebo is about as frequent as '<7>', '<8>'"]
+    [only] = warnings_of(150, 50, range(7))
     assert only == "no placebo is about as frequent as '<0>', '<1>', '<2>', '<3>', '<4>' and 2 more"
 
 

@@ -145,8 +145,9 @@ def test_a_token_the_answer_needs_is_a_pillar_and_placebos_are_beside_it(free):
     assert len(found.of_role("matched")) >= 1
     assert len(found.of_role("never")) == 7
     for placebo in found.of_role("never"):
-        assert (placebo.delta, placebo.interval, placebo.p) == (0.0, (0.0, 0.0), 1.0)
-        assert (placebo.verdict, placebo.changes.n_rollouts) == ("neutral", 0)
+        assert (placebo.delta, placebo.p) == (0.0, 1.0)
+        assert placebo.interval == pytest.approx((-0.0713476, 0.0713476), abs=1e-6)  # z²/(50 + z²)
+        assert (placebo.verdict, placebo.changes.n_rollouts) == ("undecided", 0)  # of 50 prompts
         assert placebo.ban.ids[0] >= len(counts) or counts[placebo.ban.ids[0]] == 0
 
 

@@ -21,9 +21,10 @@ from rocktokens.display.numbers import (
     signed,
     with_interval,
 )
-from rocktokens.display.table import WIDE, Column, Table, ends, number, text, verdict
+from rocktokens.display.table import WIDE, WIDEST, Column, Table, ends, number, text, verdict
 from rocktokens.display.text import printable, visible
 from rocktokens.knockout.records import Correlation, Knockout, KnockoutSweep
+from rocktokens.report.knockout_notes import gold_sentences, lost_in_gold, neutral_sentence, undecided_sentence
 from rocktokens.report.tables import KINDS, ROLES, ban_name, verdict_table
 
 COLUMN_NAMES = {"entropy": "student entropy", "log_freq": "log frequency", "kl": "kl"}
@@ -37,7 +38,7 @@ def print_sweep(sweep: KnockoutSweep, rule: str, show: int) -> None:
     print_table(delta_table(sweep))
     print_lines(*_beyond_placebos(sweep))
     heading("Smallest effect this sweep could detect", "with 80 % power")
-    print_lines(detectable_sentence(sweep))
+    print_lines(detectable_sentence(sweep), *filter(None, [neutral_sentence(sweep)]))
     _print_correlations(sweep)
 
 
@@ -45,7 +46,8 @@ def print_verdicts(sweep: KnockoutSweep, rule: str, show: int) -> None:
     """Print what bans did and the verdicts on them, without what these rest on."""
     print_lines(conclusion(sweep, rule), *_conditions(sweep), "")
     print_table(ban_table(sweep, rule, show))
-    print_lines("")
+    needs = undecided_sentence(sweep) if rule == "method" else ""
+    print_lines(*gold_sentences(sweep), *filter(None, [needs]), "")
     print_table(verdict_table(sweep))
 
 
@@ -92,6 +94,12 @@ def ban_table(sweep: KnockoutSweep, rule: str, show: int) -> Table:
         Column("p", lambda own: number(own.p, p_value), room=WIDE),
         Column("q", lambda own: number(own.q, p_value)),
         Column("verdict", lambda own: verdict(_verdict(own, rule) + ("" if own.stopped is None else " *"))),
+        Column(
+            "neutral at",
+            lambda own: number(own.neutral_prompts if _verdict(own, rule) == "undecided" else None),
+            room=WIDEST,
+        ),
+        Column("in gold", lambda own: text(lost_in_gold(own) if own.verdict == "pillar" else ""), room=WIDEST),
         Column("replaced by", lambda own: text(_replacement(own))),
         Column("length", lambda own: number(own.changes.length, lambda length: signed(length, 1)), room=WIDE),
     ]
@@ -114,7 +122,9 @@ def _remarks(sweep: KnockoutSweep) -> Iterator[str]:
     tested = sweep.of_role("tested")
     yield (
         "in: answers that hold the token without a ban, all others stay the same · Δ: points of accuracy · q: p "
-        "corrected (Benjamini–Hochberg) · replaced by: the most frequent replacement · length: change in tokens"
+        "corrected among the tested bans (Benjamini–Hochberg) · neutral at: prompts that would show it to be neutral · "
+        "in gold: lost prompts with the token in their gold answer · replaced by: the most frequent replacement · "
+        "length: change in tokens"
     )
     if stopped := [own for own in tested if own.stopped]:
         is_curtailed = sweep.settings.mode == "curtailed"

@@ -1,6 +1,7 @@
 """Configuration files: TOML in and out, overrides by ``--set section.key=value``.
 
-1. A file is read into a record. An override replaces one value of it.
+1. A file is read into a record, without keys that have since been removed, so that runs made before can be opened. An
+   override replaces one value of it.
 2. An override that chooses the task or the policy comes first, in whatever order they are given, and takes away the
    keys of the one that was there.
 3. The record is validated (rocktokens.config.sentences).
@@ -23,6 +24,8 @@ from rocktokens.run_dir import RunDir
 
 _CHOICE = re.compile(r"\s*(?:\w+\.)*(task|policy)\.name\s*=")
 _DEFAULT_NAMES = {"task": "wordmath", "policy": "uniform"}
+_REMOVED = (("knockout", "resamples"),)
+"""Keys that earlier versions wrote into every run: left out of a file, unknown to ``--set``."""
 
 
 def load_config(path: str | Path, overrides: list[str] | None = None) -> Config:
@@ -95,6 +98,9 @@ def dump_toml(record: dict[str, Any]) -> str:
 def _config(record: dict[str, Any], overrides: list[str] | None, name: str) -> Config:
     if "study" in record:
         raise ConfigError(f"{name} has a [study], which no single run has: use `rocktokens study`")
+    for section, key in _REMOVED:
+        if isinstance(table := record.get(section), dict):
+            table.pop(key, None)
     apply_overrides(record, overrides or [])
     return validate(Config, record, name)
 

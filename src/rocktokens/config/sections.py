@@ -187,7 +187,6 @@ class KnockoutSection(Section):
     alpha: float = Field(default=0.05, gt=0, lt=1, description="one minus the coverage of intervals")
     epsilon: float = Field(default=0.01, ge=0, le=1, description="smallest change called pillar or stumbling")
     margin: float = Field(default=0.03, ge=0, le=1, description="an interval within ± this is neutral")
-    resamples: int = Field(default=10_000, ge=1)
     matched: int = Field(default=20, ge=0, description="most placebos as frequent as the rocks")
     never: int = Field(default=20, ge=0, description="placebos that no answer holds")
     tolerance: float = Field(

@@ -51,6 +51,12 @@ def count(value: float | None) -> str:
     return decimal(value, 0)
 
 
+def about(value: int) -> str:
+    """Show a whole number to two significant digits, rounded up: ``1,300`` for 1,241."""
+    unit = 10 ** max(len(str(value)) - 2, 0)
+    return count(-(-value // unit) * unit)
+
+
 def significant(value: float | None) -> str:
     """Show a number to three significant digits, with at least its whole part and at most three decimals."""
     if value is None:

@@ -3,9 +3,9 @@
 A design divides the prompts into blocks. After each block it sees what is known of every ban that is still open, and
 settles some of them; nothing more is decoded for those. After the last block it settles the rest.
 
-What is known of a ban and a prompt is a box: the change in right answers is between ``lowest`` and ``highest``. A
-prompt whose free rollouts hold no banned id has changed by 0 before anything is decoded. For one that has not been
-looked at, right answers can be lost and wrong ones can be gained, no more.
+What is known of a ban and an answer is a box: its change is between ``lowest`` and ``highest``. An answer whose free
+rollout holds no banned id has changed by 0 before anything is decoded. Of the others, where their prompt has not been
+looked at, right ones can be lost and wrong ones can be gained, no more.
 """
 
 from dataclasses import dataclass, replace
@@ -22,21 +22,22 @@ CURTAILED_LOOKS = 20
 
 @dataclass(frozen=True, slots=True)
 class Interim:
-    """What is known after a block, of K bans over N prompts."""
+    """What is known after a block, of K bans over R answers, ``num_samples`` to each prompt one after another."""
 
-    lowest_KN: np.ndarray
-    highest_KN: np.ndarray
-    affected_KN: np.ndarray
-    """bool: a free rollout of the prompt holds a banned id."""
-    free_right_N: np.ndarray
-    """Right answers without a ban, of ``num_samples``."""
+    lowest_KR: np.ndarray
+    """int, −1, 0 or 1: the least that the change of an answer can be."""
+    highest_KR: np.ndarray
+    affected_KR: np.ndarray
+    """bool: the free rollout holds a banned id."""
+    free_right_R: np.ndarray
+    """bool: right without a ban."""
     num_samples: int
     looked: int
     """Prompts before this one are known."""
 
     def of(self, bans: list[int]) -> "Interim":
         """Return the same for some of the bans."""
-        own = {name: getattr(self, name)[bans] for name in ("lowest_KN", "highest_KN", "affected_KN")}
+        own = {name: getattr(self, name)[bans] for name in ("lowest_KR", "highest_KR", "affected_KR")}
         return replace(self, **own)
 
 
@@ -102,8 +103,8 @@ class Curtailed:
 
     def judge(self, interim: Interim, block: int, noise: Interval) -> list[Settled | None]:
         """Return verdicts that nothing can change any more; with their numbers where every prompt is known."""
-        verdicts = settled_verdicts(interim.lowest_KN, interim.highest_KN, interim.num_samples, self.rule, noise)
-        known_K = (interim.lowest_KN == interim.highest_KN).all(axis=1)
+        verdicts = settled_verdicts(interim.lowest_KR, interim.highest_KR, interim.num_samples, self.rule, noise)
+        known_K = (interim.lowest_KR == interim.highest_KR).all(axis=1)
         stopped = [None if certain is None else Settled(certain, None, None, None, "curtailed") for certain in verdicts]
         wholes = complete(interim, self.rule, noise)
         return [own if known else stop for own, known, stop in zip(wholes, known_K, stopped, strict=True)]
@@ -111,7 +112,7 @@ class Curtailed:
 
 def complete(interim: Interim, rule: VerdictRule, noise: Interval) -> list[Settled]:
     """Return the verdicts of bans of which everything is known (of others, as if the lowest change were)."""
-    effects = paired_effects(interim.lowest_KN, interim.num_samples, rule, noise)
+    effects = paired_effects(interim.lowest_KR, interim.num_samples, rule, noise)
     return [
         Settled(verdict(effect.delta, effect.interval, rule), effect.delta, effect.interval, effect.p)
         for effect in effects

@@ -74,7 +74,7 @@ def knockout(
     section = config.knockout
     wanted = wanted or Wanted(top=section.top, labels=section.labels or ())
     own_seed = derive_seed(config.run.seed, "knockout")
-    judge = VerdictRule(section.alpha, section.epsilon, section.margin, section.resamples, own_seed)
+    judge = VerdictRule(section.alpha, section.epsilon, section.margin, own_seed)
     sampling = _sampling(config)
     with run.lock():
         rocks = RockSet.load(run.rocks)
@@ -235,8 +235,9 @@ def is_current(run: RunDir, config: Config, checkpoint: str = "last") -> bool:
         "digest": _inputs_digest(config, model_identity(model, run), prompts, _sampling(config)),
     }
     settings = {
-        **section.model_dump(include={"alpha", "epsilon", "margin", "resamples", "matched", "never", "tolerance"}),
+        **section.model_dump(include={"alpha", "epsilon", "margin", "matched", "never", "tolerance"}),
         "mode": "exact",
+        "interval": "score",
     }
     bannable = replace(rocks, tokens=[token for token in rocks.tokens if token.id not in made_under.eos_ids])
     wanted = ranked_rocks(bannable, Wanted(top=section.top, labels=section.labels or ()))

@@ -20,7 +20,7 @@ import numpy as np
 from rocktokens.knockout.designs import Design, Interim, Settled
 from rocktokens.knockout.journal import Decoded, Journal, Key
 from rocktokens.knockout.records import Ban, EngineNoise
-from rocktokens.knockout.verdicts import VerdictRule, paired_effects
+from rocktokens.knockout.verdicts import EXACT, VerdictRule, paired_effects
 from rocktokens.progress import Progress
 from rocktokens.rollouts.encode import Sampling, make_rollouts
 from rocktokens.rollouts.sampler import Branch, Completion, Sampler
@@ -155,7 +155,8 @@ class SweepDecoder:
         """Return what has changed in the free rollouts that were decoded again, amid the jobs."""
         again = [self._outcome((ids, place)) for ids, place, _ in self._again]
         changes_R = np.array([own.right for own in again]).astype(int) - self.free_right_R
-        [effect] = paired_effects(self._by_prompt(changes_R[None]), self.num_samples, rule)
+        [effect] = paired_effects(changes_R[None], self.num_samples, rule)
+        flips = int(np.count_nonzero(changes_R))
         same = [
             np.array_equal(own.token_ids, rollout.token_ids[own.start :])
             for own, rollout in zip(again, self.free, strict=True)
@@ -164,24 +165,22 @@ class SweepDecoder:
             rollouts=len(again),
             tokens=sum(len(own.token_ids) for own in again),
             differing=len(same) - sum(same),
-            flips=int(np.count_nonzero(changes_R)),
+            flips=flips,
             delta=effect.delta,
-            interval=effect.interval,
+            # What changes no answer moves no accuracy: only flips are a sample of something.
+            interval=effect.interval if flips else EXACT,
         )
 
     def _interim(self) -> Interim:
         """Return what is known now."""
         return Interim(
-            lowest_KN=self._by_prompt(self._lowest_KR),
-            highest_KN=self._by_prompt(self._highest_KR),
-            affected_KN=self._by_prompt(self.first_KR != NOWHERE) > 0,
-            free_right_N=self._by_prompt(self.free_right_R[None])[0],
+            lowest_KR=self._lowest_KR.copy(),
+            highest_KR=self._highest_KR.copy(),
+            affected_KR=self.first_KR != NOWHERE,
+            free_right_R=self.free_right_R,
             num_samples=self.num_samples,
             looked=self._stop,
         )
-
-    def _by_prompt(self, values_KR: np.ndarray) -> np.ndarray:
-        return values_KR.reshape(len(values_KR), len(self.answering.prompts), self.num_samples).sum(axis=2)
 
     def _look(self, bans: list[int], block: range, others: list[Job], label: str, progress: Progress) -> None:
         """Learn the outcomes of a block, and decode some other jobs among them."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from altair import Chart, FacetChart, LayerChart
 
-KNOCKOUT_SCHEMA_VERSION = 1
+KNOCKOUT_SCHEMA_VERSION = 2
 Role = Literal["tested", "matched", "never"]
 """Tested: a rock or what was asked for; matched: a placebo as frequent as a rock; never: an id in no rollout."""
 Mode = Literal["exact", "curtailed", "sequential"]
@@ -66,6 +66,11 @@ class BanChanges(Record):
     gained: list[tuple[str, int]]
     """Prompt and sample of answers that were wrong and are right under the ban."""
 
+    @property
+    def lost_prompts(self) -> int:
+        """Prompts with a lost answer."""
+        return len({prompt for prompt, _ in self.lost})
+
 
 @dataclass(frozen=True, slots=True)
 class Knockout(Record):
@@ -78,7 +83,7 @@ class Knockout(Record):
     p: float | None
     """Exact paired sign-flip test, two-sided; with looks on the way, the stage-wise p of the sequential one."""
     q: float | None
-    """Benjamini–Hochberg over the tested bans (over the placebos for a placebo)."""
+    """p corrected by Benjamini–Hochberg among the bans of the same role."""
     verdict: Verdict
     """By our rule (docs/method.md, section 6)."""
     paper_verdict: Verdict
@@ -92,6 +97,13 @@ class Knockout(Record):
     stopped: str | None
     """Why not all prompts were looked at: "curtailed", "efficacy", "futility", "neutral"; None when all were."""
     changes: BanChanges
+    neutral_prompts: int | None = None
+    """Prompts with which a ban that changes as many answers, either way alike, would be called neutral with 80 % power;
+    None where the engine's noise leaves no room within the margin, where no answer with a banned token was decoded, and
+    in files of schema 1."""
+    lost_in_gold: int | None = None
+    """Prompts with a lost answer whose gold answer has a banned token's text in it, so that the ban may have made it
+    unwritable; None where the text is only whitespace, and in files of schema 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +159,8 @@ class KnockoutSettings(Record):
     alpha: float
     epsilon: float
     margin: float
-    resamples: int
+    interval: Literal["score", "bootstrap"] = "score"
+    """Of Δ; schema 1 had percentile intervals of a bootstrap over prompts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +220,16 @@ class DetectableLoss(Record):
 
 
 @dataclass(frozen=True, slots=True)
+class NeutralPrompts(Record):
+    """Prompts that a neutral verdict needs; None where the engine's noise leaves no room within the margin."""
+
+    unchanged: int | None
+    """Of a ban that changes no answer."""
+    typical: int | None
+    """With 80 % power, of a ban that changes as many answers as the median tested one, either way alike."""
+
+
+@dataclass(frozen=True, slots=True)
 class Correlation(Record):
     """Spearman's ρ of Δ with one column of the trace; all but ``n`` are None where one of both is constant."""
 
@@ -237,6 +260,8 @@ class KnockoutSweep(Record):
     warnings: list[str]
     knockouts: list[Knockout]
     """Tested, then matched, then never, each in the order asked for."""
+    neutral: NeutralPrompts | None = None
+    """None in files of schema 1."""
     schema_version: int = KNOCKOUT_SCHEMA_VERSION
 
     def of_role(self, role: Role) -> list[Knockout]:
@@ -282,7 +307,9 @@ class KnockoutSweep(Record):
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """Read knockout.json; a newer schema or a damaged file is refused by name."""
-        return load_record(cls, path, "knockout.json", "`rocktokens knockout`", KNOCKOUT_SCHEMA_VERSION)
+        return load_record(
+            cls, path, "knockout.json", "`rocktokens knockout`", KNOCKOUT_SCHEMA_VERSION, {1: _from_schema_1}
+        )
 
     def to_frame(self) -> "pd.DataFrame":
         """Return the knock-outs as a pandas frame, one row each; lists of rollouts become their counts."""
@@ -295,3 +322,12 @@ class KnockoutSweep(Record):
             replaced_by = next((text for _, text, _ in changes.pop("replacements")), None)
             rows.append({**ban, **record, **changes, **counts, "replaced_by": replaced_by})
         return pd.DataFrame(rows)
+
+
+def _from_schema_1(record: dict[str, Any]) -> dict[str, Any]:
+    """Read what was written before the score interval: its intervals and verdicts are those of a bootstrap."""
+    settings = record.get("settings")
+    if not isinstance(settings, dict):
+        return record
+    kept = {name: value for name, value in settings.items() if name != "resamples"}
+    return {**record, "settings": {**kept, "interval": "bootstrap"}}

@@ -16,24 +16,25 @@
 5. A ban that stops early is reported by its forecasts: Δ is their median, the interval spans their intervals, with α/2
    of them left out at either end. It estimates what the exact mode would report, and bears the verdict out.
 6. A ban whose affected prompts have all been looked at is judged as in exact mode, except that its interval excludes 0
-   only on the side on which the walk has left its bounds.
+   only on the side on which the walk has left its bounds: four or five losses without a gain, a pillar in exact mode,
+   are not called, since as many coins fall alike too often.
 
 α is kept whatever the order of the prompts; forecasts take the prompts looked at to be like the others.
 
-Shape legend: K bans, N prompts, S answers per prompt, F forecasts of a ban, U affected prompts not looked at,
-X forecasts of several bans, H = 2S + 1 sizes of a change, from −S to S.
+Shape legend: K bans, N prompts, S answers per prompt, R answers, F forecasts of a ban, X of several bans, D distinct
+ones.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
 import numpy as np
 
-from rocktokens.inference.paired import flip_chances
+from rocktokens.inference.paired import Discordance, flip_chances, prompt_changes
 from rocktokens.knockout.designs import Interim, Settled
-from rocktokens.knockout.verdicts import ROUNDING, Effect, VerdictRule, paired_effects, verdict
+from rocktokens.knockout.verdicts import ROUNDING, VerdictRule, paired_effects, verdict, widened
 from rocktokens.run_dir import derive_seed
 from rocktokens.types import Interval, Verdict
 
@@ -43,10 +44,6 @@ SPENDING_POWER = 3
 """ρ: the larger, the less α is spent early. With 3 the last bounds are nearly those of a single look, and what stops
 early has a p that outlives the correction for many bans."""
 FORECASTS = 400
-FORECAST_TAIL = 25
-"""Bootstrap replicates beyond either end of a forecast's interval: few, since there are many forecasts."""
-FORECAST_CELLS = 1 << 22
-"""Of the largest array of a group of forecasts: 32 MiB."""
 JEFFREYS = 0.5
 STOPPED: dict[Verdict, str] = {
     "pillar": "efficacy",
@@ -73,12 +70,12 @@ class GroupSequential:
     def judge(self, interim: Interim, block: int, noise: Interval) -> list[Settled | None]:
         """Settle each ban by itself, and always in the same way when the same is known."""
         ends = [past.stop for past in self.blocks[: block + 1]]
-        walks = [_walk(interim, ban, ends, self.rule) for ban in range(len(interim.affected_KN))]
-        seen_K = interim.affected_KN[:, : interim.looked].any(axis=1)
-        unseen_K = interim.affected_KN[:, interim.looked :].any(axis=1)
+        walks = [_walk(interim, ban, ends, self.rule) for ban in range(len(interim.affected_KR))]
+        seen_KR, unseen_KR = np.split(interim.affected_KR, [interim.looked * interim.num_samples], axis=1)
+        seen_K, unseen_K = seen_KR.any(axis=1), unseen_KR.any(axis=1)
         settled: list[Settled | None] = [None] * len(walks)
         known = np.flatnonzero(~unseen_K)
-        effects = paired_effects(interim.lowest_KN[known], interim.num_samples, self.rule, noise)
+        effects = paired_effects(interim.lowest_KR[known], interim.num_samples, self.rule, noise)
         for ban, effect in zip(known.tolist(), effects, strict=True):
             (low, high), walk = effect.interval, walks[ban]
             interval = (low if walk.left > 0 else min(low, 0.0), high if walk.left < 0 else max(high, 0.0))
@@ -125,9 +122,12 @@ def walk_test(stages: Sequence[np.ndarray], levels: Sequence[float]) -> Walk:
 
 
 def _walk(interim: Interim, ban: int, ends: Sequence[int], rule: VerdictRule) -> Walk:
-    affected = np.flatnonzero(interim.affected_KN[ban])
+    [changes_N], [answers_N] = (
+        prompt_changes(of_KR[[ban]], interim.num_samples) for of_KR in (interim.lowest_KR, interim.affected_KR)
+    )
+    affected = np.flatnonzero(answers_N)
     looked_at = np.searchsorted(affected, ends)
-    changes = interim.lowest_KN[ban, affected[: looked_at[-1]]]
+    changes = changes_N[affected[: looked_at[-1]]]
     levels = rule.alpha * (looked_at / max(len(affected), 1)) ** SPENDING_POWER
     return walk_test(np.split(changes, looked_at[:-1]), levels.tolist())
 
@@ -164,46 +164,40 @@ def forecast(interim: Interim, bans: Sequence[int], rule: VerdictRule, noise: In
     """Forecast what the exact mode may find for each of these bans, with the same random numbers for all of them."""
     if not bans:
         return []
-    rule = replace(rule, resamples=min(rule.resamples, round(2 * FORECAST_TAIL / rule.alpha)))
-    outcomes_XH = np.concatenate([_outcomes(interim, ban, rule.seed) for ban in bans])
-    # Effects depend, but for the bootstrap's noise, on how many prompts change by how much, not on which.
-    distinct_XH, which_X = np.unique(outcomes_XH, axis=0, return_inverse=True)
-    effects = _effects(distinct_XH, interim.num_samples, rule, noise)
-    numbers_X3 = np.array([(effect.delta, *effect.interval) for effect in effects])[which_X]
-    verdict_X = np.array([verdict(effect.delta, effect.interval, rule) for effect in effects])[which_X]
-    columns = [np.split(column_X, len(bans)) for column_X in (*numbers_X3.T, verdict_X)]
+    outcomes_X3 = np.concatenate([_outcomes(interim, ban, rule.seed) for ban in bans])
+    distinct_D3, which_X = np.unique(outcomes_X3, axis=0, return_inverse=True)
+    n_prompts = len(interim.free_right_R) // interim.num_samples
+    lost_D, gained_D, squares_D = distinct_D3.T
+    discordance = Discordance(lost_D, gained_D, squares_D, n_prompts, interim.num_samples)
+    low_D, high_D = widened(discordance.interval(rule.alpha), noise)
+    numbers_D3 = np.stack([discordance.deltas, low_D, high_D], axis=1)
+    verdict_D = np.array([verdict(delta, (low, high), rule) for delta, low, high in numbers_D3.tolist()])
+    columns = [np.split(column_D[which_X], len(bans)) for column_D in (*numbers_D3.T, verdict_D)]
     return [Forecasts(*own) for own in zip(*columns, strict=True)]
 
 
 def _outcomes(interim: Interim, ban: int, seed: int) -> np.ndarray:
-    """Return ints (F, H): in each forecast, how many of all prompts change by how much."""
-    num_samples, affected_N = interim.num_samples, interim.affected_KN[ban]
-    looked_N = np.arange(len(affected_N)) < interim.looked
-    changes, right = interim.lowest_KN[ban, affected_N & looked_N], interim.free_right_N[affected_N & looked_N]
-    right_U = interim.free_right_N[affected_N & ~looked_N]
+    """Return ints (F, 3): in each forecast, the answers lost and gained, and the sum of squares over prompts."""
+    num_samples, right_R = interim.num_samples, interim.free_right_R
+    changes_R, affected_R = interim.lowest_KR[ban], interim.affected_KR[ban]
+    seen_R = np.arange(len(right_R)) < interim.looked * num_samples
     rng = np.random.Generator(np.random.PCG64(derive_seed(seed, "forecast")))
-    loss_F = _rates(rng, -changes.clip(max=0), right, num_samples)
-    gain_F = _rates(rng, changes.clip(min=0), num_samples - right, num_samples)
-    changes_FU = rng.binomial(num_samples - right_U, gain_F[:, None]) - rng.binomial(right_U, loss_F[:, None])
-    sizes = range(-num_samples, num_samples + 1)
-    outcomes_FH = np.stack([(changes_FU == size).sum(axis=1) + (changes == size).sum() for size in sizes], axis=1)
-    outcomes_FH[:, num_samples] += (~affected_N).sum()
-    return outcomes_FH
 
+    def unseen_changes(can_R: np.ndarray, side: int) -> np.ndarray:
+        """Return ints (F, N): how many answers change that are still to come."""
+        seen = side * changes_R[can_R & seen_R] > 0
+        # S answers to one prompt say as much as one.
+        yes, no = (float(of.sum()) / num_samples for of in (seen, ~seen))
+        rate_F = rng.beta(JEFFREYS + yes, JEFFREYS + no, FORECASTS)
+        return rng.binomial((can_R & ~seen_R).reshape(-1, num_samples).sum(axis=1), rate_F[:, None])
 
-def _rates(rng: np.random.Generator, changed: np.ndarray, of: np.ndarray, num_samples: int) -> np.ndarray:
-    """Return draws (F,) of the rate at which such answers change; S answers to one prompt say as much as one."""
-    yes, no = changed.sum() / num_samples, (of - changed).sum() / num_samples
-    return rng.beta(JEFFREYS + yes, JEFFREYS + no, FORECASTS)
-
-
-def _effects(outcomes_XH: np.ndarray, num_samples: int, rule: VerdictRule, noise: Interval) -> list[Effect]:
-    n_prompts = int(outcomes_XH[0].sum())
-    rows = max(FORECAST_CELLS // max(n_prompts, rule.resamples), 1)
-    sizes = np.arange(-num_samples, num_samples + 1)
-    effects: list[Effect] = []
-    for start in range(0, len(outcomes_XH), rows):
-        counts_XH = outcomes_XH[start : start + rows]
-        changes_XN = np.repeat(np.tile(sizes, len(counts_XH)), counts_XH.ravel()).reshape(-1, n_prompts)
-        effects += paired_effects(changes_XN, num_samples, rule, noise)
-    return effects
+    known = Discordance.of(np.where(seen_R, changes_R, 0)[None], num_samples)
+    lost_FN, gained_FN = unseen_changes(affected_R & right_R, -1), unseen_changes(affected_R & ~right_R, 1)
+    return np.stack(
+        [
+            known.lost_K + lost_FN.sum(axis=1),
+            known.gained_K + gained_FN.sum(axis=1),
+            known.squares_K + ((gained_FN - lost_FN) ** 2).sum(axis=1),
+        ],
+        axis=1,
+    )

@@ -1,8 +1,9 @@
 """From the outcomes of a sweep to everything knockout.json says about it.
 
-1. Every ban gets its verdict by both rules, what its sample could have shown, and what else it changes: each
-   continuation is set beside the free rollout it belongs to. A sweep that stops early decodes only some of the rollouts
-   that hold a banned token: these are counted in full, all else is over the decoded ones.
+1. Every ban gets its verdict by both rules, what its sample could have shown, how many prompts a neutral verdict would
+   need where as many answers change, and what else it changes: each continuation is set beside the free rollout it
+   belongs to. A sweep that stops early decodes only some of the rollouts that hold a banned token: these are counted in
+   full, all else is over the decoded ones.
 2. p is corrected for the number of bans by Benjamini–Hochberg, tested bans and placebos each among themselves; a ban
    that was stopped without a p leaves its kind uncorrected.
 3. The cost is counted in tokens, beside those of a sweep that decodes every prompt of every ban from its start. It is
@@ -11,16 +12,21 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from statistics import median_high
 from typing import Any, get_args
 
 import numpy as np
 
+from rocktokens.display.numbers import counted
 from rocktokens.inference.multiplicity import benjamini_hochberg
-from rocktokens.inference.power import detectable_loss, detectable_scattered_loss
+from rocktokens.inference.paired import Discordance, prompt_changes
+from rocktokens.inference.power import detectable_loss, detectable_scattered_loss, neutral_pairs
 from rocktokens.inference.proportions import bootstrap_interval, wilson_interval
 from rocktokens.knockout.correlates import correlate
+from rocktokens.knockout.designs import Interim
 from rocktokens.knockout.outcomes import NOWHERE, Continuation, SweepOutcomes
 from rocktokens.knockout.records import (
+    Ban,
     BanChanges,
     Correlation,
     DetectableLoss,
@@ -29,11 +35,12 @@ from rocktokens.knockout.records import (
     Knockout,
     KnockoutSettings,
     KnockoutSweep,
+    NeutralPrompts,
     Role,
     SweepCost,
     VerdictCounts,
 )
-from rocktokens.knockout.verdicts import VerdictRule, paper_verdict, without_effect
+from rocktokens.knockout.verdicts import ROUNDING, VerdictRule, paper_verdict, without_effect
 from rocktokens.traces.token_text import Vocabulary
 from rocktokens.types import Interval, Rollout, Verdict
 
@@ -49,6 +56,7 @@ def summarise(
     settings: Mapping[str, Any],
     columns: Mapping[str, Mapping[int, float]],
     unmatched: Sequence[int],
+    gold_of: Mapping[str, str],
 ) -> KnockoutSweep:
     """Say everything there is to say about a sweep.
 
@@ -60,16 +68,23 @@ def summarise(
         settings: recorded as they are, with the rule.
         columns: by name and id, what Δ of the tested types is correlated with.
         unmatched: tested types without a placebo.
+        gold_of: by prompt, the right answer.
     """
     noise = outcomes.noise
-    knockouts = _knockouts(outcomes, rule, noise.interval, vocabulary)
+    knockouts = _knockouts(outcomes, rule, noise.interval, vocabulary, gold_of)
     tested = [knockout for knockout in knockouts if knockout.ban.role == "tested"]
     baseline = _baseline(outcomes, rule.seed)
     single, corrected = (
         detectable_loss(baseline.n_prompts, rule.alpha, rule.epsilon, n_tests, noise.interval[1])
-        for n_tests in (1, max(1, len(tested)))
+        for n_tests in (None, max(1, len(tested)))
     )
-    judged_by = {name: getattr(rule, name) for name in ("alpha", "epsilon", "margin", "resamples")}
+    room = _room(rule, noise.interval)
+    needed = [own.neutral_prompts for own in tested if own.neutral_prompts is not None]
+    neutral = NeutralPrompts(
+        unchanged=int(neutral_pairs(np.zeros(1), rule.alpha, room)[0]) if room > 0 else None,
+        typical=median_high(needed) if needed else None,
+    )
+    judged_by = {name: getattr(rule, name) for name in ("alpha", "epsilon", "margin")}
     return KnockoutSweep(
         tokenizer_sha256=tokenizer_sha256,
         settings=KnockoutSettings(**settings, **judged_by),
@@ -79,20 +94,32 @@ def summarise(
         counts={role: _counts([own for own in knockouts if own.ban.role == role], rule) for role in get_args(Role)},
         detectable=DetectableLoss(single, corrected),
         correlations=_correlations(tested, columns, rule.seed),
-        warnings=_warnings(baseline, noise, [vocabulary.text(token) for token in unmatched], rule),
+        warnings=_warnings(baseline, noise, [vocabulary.text(token) for token in unmatched], rule, neutral.unchanged),
         knockouts=knockouts,
+        neutral=neutral,
     )
 
 
-def _knockouts(outcomes: SweepOutcomes, rule: VerdictRule, noise: Interval, vocabulary: Vocabulary) -> list[Knockout]:
+def _knockouts(
+    outcomes: SweepOutcomes,
+    rule: VerdictRule,
+    noise: Interval,
+    vocabulary: Vocabulary,
+    gold_of: Mapping[str, str],
+) -> list[Knockout]:
     q_of = _corrected(outcomes)
     interim, right_R = outcomes.interim, outcomes.free_right_R
+    needed = _neutral_prompts(interim, rule, noise)
     found = []
     for index, (ban, settled) in enumerate(zip(outcomes.bans, outcomes.settled, strict=True)):
         first_R = outcomes.first_KR[index]
         affected_R = first_R != NOWHERE
-        known_N = interim.lowest_KN[index] == interim.highest_KN[index]
-        shares_N = interim.lowest_KN[index][known_N] / interim.num_samples
+        least_N, most_N = (
+            prompt_changes(of_KR[[index]], interim.num_samples)[0] for of_KR in (interim.lowest_KR, interim.highest_KR)
+        )
+        known_N = least_N == most_N
+        shares_N = least_N[known_N] / interim.num_samples
+        changes = describe_changes(first_R, outcomes.free, outcomes.looked[index], right_R, vocabulary.text)
         found.append(
             Knockout(
                 ban=ban,
@@ -106,10 +133,39 @@ def _knockouts(outcomes: SweepOutcomes, rule: VerdictRule, noise: Interval, voca
                 bounds=(float(-(affected_R & right_R).mean()), float((affected_R & ~right_R).mean())),
                 n_looked=int(known_N.sum()),
                 stopped=settled.stopped,
-                changes=describe_changes(first_R, outcomes.free, outcomes.looked[index], right_R, vocabulary.text),
+                changes=changes,
+                neutral_prompts=needed[index],
+                lost_in_gold=_lost_in_gold(ban, changes, vocabulary, gold_of),
             )
         )
     return found
+
+
+def _neutral_prompts(interim: Interim, rule: VerdictRule, noise: Interval) -> list[int | None]:
+    """Return by ban how many prompts a neutral verdict needs, from the discordance and design effect seen so far."""
+    room = _room(rule, noise)
+    if room <= 0:
+        return [None] * len(interim.lowest_KR)
+    known_KR = interim.lowest_KR == interim.highest_KR
+    seen = Discordance.of(np.where(known_KR, interim.lowest_KR, 0), interim.num_samples)
+    n_seen_K = (interim.affected_KR & known_KR).sum(axis=1)
+    changed_K = (seen.lost_K + seen.gained_K) / np.maximum(n_seen_K, 1)
+    pairs_K = neutral_pairs(changed_K * interim.affected_KR.mean(axis=1), rule.alpha, room)
+    prompts_K = np.ceil(pairs_K * seen.design_effects / interim.num_samples - ROUNDING)
+    is_known_K = (n_seen_K > 0) | ~interim.affected_KR.any(axis=1)
+    return [int(prompts) if is_known else None for prompts, is_known in zip(prompts_K, is_known_K, strict=True)]
+
+
+def _room(rule: VerdictRule, noise: Interval) -> float:
+    """Return how far the interval of an exact engine may reach to be neutral."""
+    return rule.margin - max(0.0, -noise[0], noise[1])
+
+
+def _lost_in_gold(ban: Ban, changes: BanChanges, vocabulary: Vocabulary, gold_of: Mapping[str, str]) -> int | None:
+    """Count the prompts with a lost answer whose gold answer has the text of a banned token in it."""
+    texts = {vocabulary.text(token_id).strip() for token_id in ban.ids} - {""}
+    lost = {prompt for prompt, _ in changes.lost}
+    return sum(any(text in gold_of[prompt] for text in texts) for prompt in lost) if texts else None
 
 
 def _corrected(outcomes: SweepOutcomes) -> dict[int, float]:
@@ -161,8 +217,9 @@ def describe_changes(
 
 
 def _baseline(outcomes: SweepOutcomes, seed: int) -> FreeAnswers:
-    right_N, num_samples = outcomes.interim.free_right_N, outcomes.interim.num_samples
-    right, total = int(right_N.sum()), len(outcomes.free)
+    num_samples, total = outcomes.interim.num_samples, len(outcomes.free)
+    right_N = outcomes.free_right_R.reshape(-1, num_samples).sum(axis=1)
+    right = int(right_N.sum())
     interval = (
         wilson_interval(right, total) if num_samples == 1 else bootstrap_interval(right_N.tolist(), num_samples, seed)
     )
@@ -204,14 +261,14 @@ def _counts(knockouts: Sequence[Knockout], rule: VerdictRule) -> VerdictCounts:
         is_call = own.verdict in ("pillar", "stumbling")
         return without_effect(own.interval, rule) if is_call and own.q > rule.alpha else own.verdict
 
-    def counted(verdicts: Sequence[Verdict | None]) -> dict[Verdict, int] | None:
+    def tally(verdicts: Sequence[Verdict | None]) -> dict[Verdict, int] | None:
         kinds: tuple[Verdict, ...] = ("pillar", "stumbling", "neutral", "undecided")
         return None if None in verdicts else {kind: verdicts.count(kind) for kind in kinds}
 
     return VerdictCounts(
-        method=counted([own.verdict for own in knockouts]),
-        paper=counted([own.paper_verdict for own in knockouts]),
-        corrected=counted([corrected(own) for own in knockouts]),
+        method=tally([own.verdict for own in knockouts]),
+        paper=tally([own.paper_verdict for own in knockouts]),
+        corrected=tally([corrected(own) for own in knockouts]),
     )
 
 
@@ -230,13 +287,17 @@ def _correlations(
     return correlate(deltas_K, values, seed=seed)
 
 
-def _warnings(baseline: FreeAnswers, noise: EngineNoise, unmatched: Sequence[str], rule: VerdictRule) -> list[str]:
+def _warnings(
+    baseline: FreeAnswers, noise: EngineNoise, unmatched: Sequence[str], rule: VerdictRule, least: int | None
+) -> list[str]:
+    """Say what limits the sweep; ``least`` is the number of prompts that a neutral verdict needs at least."""
     warnings = []
-    unseen = (1 - rule.margin) ** baseline.n_prompts
-    if unseen > rule.alpha:
+    if least is None or baseline.n_prompts < least:
+        needs = "no number of prompts" if least is None else f"at least {counted(least, 'prompt')}"
+        why = "the engine's noise alone reaches the margin" if least is None else "even if no answer changes"
         warnings.append(
-            f"{baseline.n_prompts} prompts are few: a ban that loses {100 * rule.margin:g} points changes none of "
-            f"them in {100 * unseen:.0f} % of samples, and is then called neutral"
+            f"{counted(baseline.n_prompts, 'prompt')} cannot show a ban to be neutral within "
+            f"{100 * rule.margin:g} points: {needs} would, {why} (knockout.num_prompts)"
         )
     if baseline.accuracy in (0, 1):
         none = "wrong, so no ban can lose" if baseline.accuracy == 0 else "right, so no ban can gain"

@@ -134,7 +134,8 @@ def knockout_sweep(
         **{name: getattr(settings, name) for name in ("num_samples", "mode", "matched", "never", "tolerance")},
     }
     sha256 = vocabulary_sha256(tokenizer.get_vocab())
-    return summarise(outcomes, rule, vocabulary, sha256, recorded, columns or {}, unmatched)
+    gold_of = {prompt.id: prompt.answer or "" for prompt in prompts}
+    return summarise(outcomes, rule, vocabulary, sha256, recorded, columns or {}, unmatched, gold_of)
 
 
 def _placebos(
@@ -196,6 +197,6 @@ def _require_distinct(prompts: Sequence[Prompt]) -> None:
     if len(set(ids)) < len(ids):
         twice = next(name for name in ids if ids.count(name) > 1)
         raise RocktokensError(
-            f"prompt {twice!r} is there more than once, and a bootstrap over prompts takes them for different ones: "
+            f"prompt {twice!r} is there more than once, and the interval takes them for different ones: "
             "lower knockout.num_prompts to what the task has"
         )

@@ -60,7 +60,7 @@ def verdict_table(sweep: KnockoutSweep) -> Table:
         *(Column(kind, lambda own, kind=kind: number(own[kind])) for kind in KINDS),
     ]
     title = "Verdicts on the tested bans, beside those on placebos."
-    return Table.of("verdicts", columns, rows, title, ["Corrected: for the number of bans."], rows)
+    return Table.of("verdicts", columns, rows, title, ["Corrected: for the number of bans of the same kind."], rows)
 
 
 def arm_table(study: StudyResult) -> Table:

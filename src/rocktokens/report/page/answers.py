@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from rocktokens.display.numbers import (
+    about,
     counted,
     decimal,
     interval,
@@ -223,7 +224,13 @@ def _alone_parts(alone: list[Knockout], settings: KnockoutSettings) -> Iterator[
         margin = f"less than {100 * settings.margin:g} points either way"
         yield f"{count} {'is' if count == 1 else 'are'} neutral: banning changes accuracy by {margin}."
     if count := len(by_verdict["undecided"]):
-        yield f"{count} {'is' if count == 1 else 'are'} undecided on these prompts."
+        needs = [own.neutral_prompts for own in by_verdict["undecided"] if own.neutral_prompts is not None]
+        enough = (
+            f": about {about(max(needs))} prompts would be needed to call {'it' if count == 1 else 'them'} neutral"
+            if needs
+            else ""
+        )
+        yield f"{count} {'is' if count == 1 else 'are'} undecided on these prompts{enough}."
 
 
 def _corrected(effects: list[Knockout], alpha: float) -> str:

@@ -46,7 +46,7 @@ METHOD = (
     "training, in contexts that recur. Rocks are the top K types by R · CCR.",
     "Rocks are selected on one half of the prompts and described on the other. Intervals are bootstraps over prompts.",
     "A ban makes a token impossible at every decoding step. The random numbers stay the same, so answers that do not "
-    "contain the token do not change. Intervals of the effect are paired by prompt.",
+    "contain the token do not change. Intervals of the effect are score intervals of paired proportions (Tango).",
     "A study trains its arms on the same prompts in the same order. Intervals are over seeds and prompts, for its "
     "primary pairs together and for exploratory ones apart.",
     "Rock tokens were described in arXiv 2605.09253.",

@@ -12,6 +12,7 @@ from rocktokens.gradients.records import claim_table
 from rocktokens.knockout.records import KnockoutSweep
 from rocktokens.report.charts.figures import run_figures
 from rocktokens.report.charts.theme import Figure
+from rocktokens.report.knockout_notes import gold_sentences, neutral_sentence, undecided_sentence
 from rocktokens.report.tables import arm_table, collapse_table, comparison_table, control_table, verdict_table
 from rocktokens.report.views.run_view import RunView
 from rocktokens.studies.records import StudyResult
@@ -106,8 +107,8 @@ def sections(run: RunView) -> list[Section]:
             "knockout",
             "Do the rocks matter",
             "Each token is banned at every decoding step, with the same random numbers, and the answers are graded "
-            "again. Pillar: the ban costs accuracy. Stumbling: it improves accuracy. Neutral: the change is within the "
-            "margin. Placebos are types that are not rocks.",
+            "again. Pillar: the ban costs accuracy. Stumbling: it improves accuracy. Neutral: the change is shown to "
+            "be within the margin. Undecided: there are too few prompts to say. Placebos are types that are not rocks.",
             "knockout",
             figures("knockout"),
             [verdict_table(run.knockout)] if run.knockout else [],
@@ -144,7 +145,9 @@ def _knockout_notes(sweep: KnockoutSweep) -> list[str]:
         if smallest < 1
         else "There are too few prompts to detect any loss."
     )
-    return [f"Without a ban, {right} of the answers are right. {power}", *_printable(sweep.warnings)]
+    said = [f"Without a ban, {right} of the answers are right. {power}", *gold_sentences(sweep)]
+    needs = [sentence for sentence in (undecided_sentence(sweep), neutral_sentence(sweep)) if sentence]
+    return [*said, *needs, *_printable(sweep.warnings)]
 
 
 def _study_tables(study: StudyResult) -> list[Table]:
