@@ -369,7 +369,7 @@ def test_a_sketch_is_labelled_and_has_errors(copy: Path):
 
 
 def test_no_rocks(copy: Path):
-    (copy / "rocks.json").unlink()
+    RunDir(copy).drop(["rocks.json"])
     refuse("gradients", copy, naming=("rocks.json does not exist", "rocktokens find"))
 
 
@@ -404,7 +404,7 @@ def test_a_student_that_was_trained_further(finished: FinishedRun, tmp_path: Pat
 
 def test_another_tokenizer(copy: Path):
     rocks = json.loads((copy / "rocks.json").read_text(encoding="utf-8"))
-    (copy / "rocks.json").write_text(json.dumps({**rocks, "tokenizer_sha256": "f" * 64}), encoding="utf-8")
+    RunDir(copy).commit_text("rocks.json", json.dumps({**rocks, "tokenizer_sha256": "f" * 64}))
     refuse("gradients", copy, naming=("the rocks were found with tokenizer ffffffffffff",))
 
 
@@ -426,7 +426,7 @@ def test_rocks_that_do_not_occur_where_they_are_measured(copy: Path):
     seen = {int(token_id) for own in rollouts_of(copy, "measuring") for token_id in own.token_ids}
     absent = next(token_id for token_id in range(100) if token_id not in seen)
     alone = [{**rocks["tokens"][0], "id": absent}]
-    (copy / "rocks.json").write_text(json.dumps({**rocks, "tokens": alone}), encoding="utf-8")
+    RunDir(copy).commit_text("rocks.json", json.dumps({**rocks, "tokens": alone}))
     named = ("none of the 1 rocks of rocks.json occurs at checkpoint 4 on the 4 prompts to measure on (held-out half)",)
     refuse("gradients", copy, *BATCHES, naming=(*named, "trace.num_prompts"))
 

@@ -60,7 +60,7 @@ def traced_student(
     replay: ReplayRecord | None,
     step: int,
     *,
-    verify: bool = True,
+    optimizer: bool = True,
     remedy: str = "run `rocktokens trace` again",
 ) -> str:
     """Return what to load for a checkpoint, refused if it is no longer the student that was traced.
@@ -69,12 +69,12 @@ def traced_student(
         run: the run that was traced.
         replay: what ``rocktokens trace`` recorded (``TraceStore.replay``); without it nothing can be compared.
         step: the checkpoint.
-        verify: whether to read all files of the run's own checkpoints, and refuse those that were changed.
+        optimizer: whether its state will be read too, so that a damaged one is refused.
         remedy: what to do if it is another student.
     """
     name = student_name(run, step)
-    if verify and name == str(run.checkpoint(step)):
-        run.verified_checkpoint(step)
+    if name == str(run.checkpoint(step)) and run.checkpoints():  # a folder of traces alone may hold students unlisted
+        run.verified_checkpoint(step, optimizer=optimizer)
     traced = replay.checkpoints.get(step) if replay else None
     if traced is not None and model_identity(name, run) != traced:
         raise RocktokensError(f"checkpoint {step} was traced with another student than {name} is now: {remedy}")

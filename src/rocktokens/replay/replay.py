@@ -6,7 +6,8 @@
    go through one model, the next being read while the present one scores; parts are written meanwhile.
 4. Parts that are committed are not made again, so a killed replay continues where it was and ends with the same bytes.
 
-Nothing is written before the checkpoints are found and the teacher and the student that writes the first probe loaded.
+Nothing is written before the checkpoints are found and verified, and the teacher and the student that writes the first
+probe loaded.
 """
 
 import math
@@ -21,7 +22,7 @@ from typing import Any
 from rocktokens.config import Config, checkpoint_steps
 from rocktokens.errors import ConfigError, NonFiniteLossError, RunDirError
 from rocktokens.models.fingerprints import same_tokenizer
-from rocktokens.models.load import LoadedModel, load_model
+from rocktokens.models.load import LoadedModel, load_model, require_as_listed
 from rocktokens.progress import SILENT, Advance, Progress
 from rocktokens.replay.checkpoint_swap import Students
 from rocktokens.replay.record import begin_record, has_replay, replay_settings, require_same_replay, require_vocabulary
@@ -112,6 +113,8 @@ def replay(config: Config, *, restart: bool = False, progress: Progress = SILENT
         if not restart:
             require_same_replay(run, settings)
         with progress.status("loading"):
+            for checkpoint in checkpoints:
+                require_as_listed(checkpoint.model)
             teacher = load_model(config.models.teacher, config.models.dtype, config.models.device)
         require_vocabulary(run, teacher)
         students = stack.enter_context(open_students(config, teacher))

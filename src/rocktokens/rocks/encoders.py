@@ -170,11 +170,11 @@ def read_embeddings(folder: Path) -> np.ndarray:
 
 
 def _traced_student(store: TraceStore, checkpoint: int) -> str:
-    """Name the student of the traces; its files are not verified, since one matrix of them is read."""
+    """Name the student of the traces, once the files that a model is read from are as its run lists them."""
     from rocktokens.models.fingerprints import traced_student
 
     remedy = "use find.stage = 'score', or find_rocks(embeddings=…) with the embeddings of the one that was traced"
-    return traced_student(store.run, store.replay, checkpoint, verify=False, remedy=remedy)
+    return traced_student(store.run, store.replay, checkpoint, optimizer=False, remedy=remedy)
 
 
 def _hidden_encoder(store: TraceStore, checkpoint: int) -> Encoder:
