@@ -237,9 +237,7 @@ def test_one_flipped_bit_is_refused_before_an_engine_reads_it(tmp_path, engine):
     part.write_bytes(content)
     store = TraceStore(tmp_path, engine=engine)
     assert store.table(0).count().to_pyarrow().as_py() == 40
-    with pytest.raises(
-        RunDirError, match=r"checkpoint=7/part-00001\.parquet is not the file that"
-    ):
+    with pytest.raises(RunDirError, match=r"checkpoint=7/part-00001\.parquet is not the file that"):
         store.table(7)
 
 
