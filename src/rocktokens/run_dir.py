@@ -16,6 +16,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import shutil
 import threading
 import time
@@ -71,6 +72,7 @@ class HeldLock:
 _held: dict[tuple[int, str], HeldLock] = {}
 """By process and real path: a forked process finds nothing here and is refused like any other."""
 _guard = threading.Lock()
+_STEP = re.compile(r"step-(\d+)")
 _verified: set[tuple[str, tuple[int, ...]]] = set()
 """SHA-256 and identity of the files that this process has found to be as listed."""
 _one_change = threading.RLock()
@@ -329,6 +331,18 @@ def as_listed(path: str | Path) -> Path:
     path = Path(path)
     run = run_at(path.parent)
     return run.verified(path.name) if run is not None and run.lists(path.name) else path
+
+
+def require_as_listed(folder: str | Path, *, optimizer: bool = False) -> None:
+    """Refuse the folder of a run's checkpoint whose files are not those that the run lists; other folders are fine.
+
+    A folder of traces alone, which lists no checkpoints, may hold students of its own.
+    """
+    folder = Path(folder).absolute()
+    if folder.parent.name == "checkpoints" and (step := _STEP.fullmatch(folder.name)):
+        run = run_at(folder.parent.parent)
+        if run is not None and run.checkpoints():
+            run.verified_checkpoint(int(step.group(1)), optimizer=optimizer)
 
 
 def _has_sha256(path: Path, sha256: str) -> bool:

@@ -89,8 +89,9 @@ def kept_evaluation(run: RunDir, config: Config, name: str, model: str, *, seed:
 
 
 def _ledger(run: RunDir) -> Ledger:
-    """What the run has measured; nothing where the file was removed, to measure again."""
-    return Ledger.load(run.verified(run.evaluations.name)) if run.evaluations.exists() else Ledger()
+    """What the run has measured; nothing where the file was removed to measure again, or a killed process left it."""
+    has_any = run.evaluations.exists() and run.lists(run.evaluations.name)
+    return Ledger.load(run.verified(run.evaluations.name)) if has_any else Ledger()
 
 
 def _measured(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rocktokens.config import student_name
 from rocktokens.errors import RocktokensError, TokenizerMismatchError
-from rocktokens.run_dir import RunDir, file_sha256
+from rocktokens.run_dir import RunDir, file_sha256, require_as_listed
 from rocktokens.types import ReplayRecord
 
 if TYPE_CHECKING:
@@ -73,8 +73,7 @@ def traced_student(
         remedy: what to do if it is another student.
     """
     name = student_name(run, step)
-    if name == str(run.checkpoint(step)) and run.checkpoints():  # a folder of traces alone may hold students unlisted
-        run.verified_checkpoint(step, optimizer=optimizer)
+    require_as_listed(name, optimizer=optimizer)
     traced = replay.checkpoints.get(step) if replay else None
     if traced is not None and model_identity(name, run) != traced:
         raise RocktokensError(f"checkpoint {step} was traced with another student than {name} is now: {remedy}")

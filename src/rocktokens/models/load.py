@@ -22,13 +22,12 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from rocktokens.errors import RocktokensError
 from rocktokens.models import smollm2
 from rocktokens.models.whole import load_adapter, load_causal_lm
-from rocktokens.run_dir import run_at
+from rocktokens.run_dir import require_as_listed
 
 PEBBLES: dict[str, Literal["student", "teacher"]] = {"pebbles-student": "student", "pebbles-teacher": "teacher"}
 EMBEDDED = (*PEBBLES, smollm2.MODEL_ID)
 CANNOT_LOAD = (OSError, ValueError, SafetensorError)
 """What transformers and PEFT raise over files that are missing, damaged or of something else."""
-_CHECKPOINT = re.compile(r"step-(\d+)")
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -69,14 +68,6 @@ def load_model(name: str, dtype: str = "float32", device: str = "auto") -> Loade
     model, tokenizer = _load(name, DTYPES[dtype])
     model = model.to(target).eval()
     return LoadedModel(model, tokenizer, name, end_ids(model, tokenizer))
-
-
-def require_as_listed(name: str) -> None:
-    """Refuse the directory of a run's checkpoint whose files are not those that the run lists; others are fine."""
-    directory = Path(name).absolute()
-    step, run = _CHECKPOINT.fullmatch(directory.name), run_at(directory.parent.parent)
-    if step and directory.parent.name == "checkpoints" and run and run.checkpoints():
-        run.verified_checkpoint(int(step.group(1)), optimizer=False)
 
 
 def resolve_device(device: str) -> torch.device:

@@ -23,7 +23,8 @@ from typing import Any, Self
 import torch
 from safetensors import safe_open
 
-from rocktokens.models.load import CANNOT_LOAD, EMBEDDED, LoadedModel, require_as_listed
+from rocktokens.models.load import CANNOT_LOAD, EMBEDDED, LoadedModel
+from rocktokens.run_dir import require_as_listed
 
 Weights = dict[str, torch.Tensor]
 DESCRIPTIONS = ("*config.json", "*token*", "vocab*", "merges.txt", "*.model", "*.tiktoken", "*.jinja")

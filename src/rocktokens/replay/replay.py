@@ -22,14 +22,14 @@ from typing import Any
 from rocktokens.config import Config, checkpoint_steps
 from rocktokens.errors import ConfigError, NonFiniteLossError, RunDirError
 from rocktokens.models.fingerprints import same_tokenizer
-from rocktokens.models.load import LoadedModel, load_model, require_as_listed
+from rocktokens.models.load import LoadedModel, load_model
 from rocktokens.progress import SILENT, Advance, Progress
 from rocktokens.replay.checkpoint_swap import Students
 from rocktokens.replay.record import begin_record, has_replay, replay_settings, require_same_replay, require_vocabulary
 from rocktokens.rollouts.encode import Sampling, make_rollouts
 from rocktokens.rollouts.sampler import make_sampler
 from rocktokens.rollouts.store import read_rollouts, write_rollouts
-from rocktokens.run_dir import RunDir, derive_seed
+from rocktokens.run_dir import RunDir, derive_seed, require_as_listed
 from rocktokens.scoring.score import PendingScores, score_pass
 from rocktokens.scoring.teacher_pass import StatesRoom, TeacherPass
 from rocktokens.scoring.top_tokens import TopTokens

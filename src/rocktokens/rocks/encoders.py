@@ -26,6 +26,7 @@ import numpy as np
 import pyarrow as pa
 
 from rocktokens.errors import RocktokensError
+from rocktokens.run_dir import require_as_listed
 from rocktokens.traces.store import TraceStore
 
 OCCURRENCES_PER_JOIN = 200_000
@@ -161,6 +162,7 @@ def read_embeddings(folder: Path) -> np.ndarray:
             if any(map(_is_embedding, changed)):
                 raise ValueError("its adapter changes them")
             folder = Path(json.loads((folder / ADAPTER).read_text(encoding="utf-8"))["base_model_name_or_path"])
+            require_as_listed(folder)
         return _embeddings_in(folder)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         raise RocktokensError(
