@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from scipy.sparse import csr_array
 
 from rocktokens import RockSet, TraceStore, gradient_shares
+from rocktokens.errors import RunDirError
 from rocktokens.gradients.adam import AdamSettings
 from rocktokens.gradients.held_out import hold_out, norm_ratio
 from rocktokens.gradients.logit_space import logit_gradients
@@ -24,9 +25,9 @@ from rocktokens.models.load import load_model
 from rocktokens.rocks.selectors import Sample
 from rocktokens.rocks.sums import prompts_of, split_prompts
 from rocktokens.rollouts.store import read_rollouts
-from rocktokens.run_dir import RunDir, derive_seed
+from rocktokens.run_dir import OPTIMIZER_FILE, RunDir, derive_seed
 from rocktokens.studies.worker import drop_optimizers
-from rocktokens.training.checkpoint import OPTIMIZER_FILE
+from rocktokens.traces.store import SEARCHED
 from rocktokens.types import Rollout
 
 BATCHES = ("--batches", "4")
@@ -104,9 +105,12 @@ def test_without_a_split_all_prompts_are_measured_on_and_it_says_so(copy: Path):
     assert (held_out.measured_on, held_out.n_prompts, held_out.warnings) == ("selection half (no split)", 8, [])
 
 
-def test_rocks_of_other_traces_leave_nothing_to_hold_out(finished: FinishedRun):
-    rocks = replace(RockSet.load(finished.path / "rocks.json"), source={"manifest_sha256": "0" * 64})
-    held_out = hold_out(RunDir(finished.path), rocks, None, None)
+def test_rocks_of_earlier_traces_leave_nothing_to_hold_out(copy: Path):
+    rocks = replace(RockSet.load(copy / "rocks.json"), source={"manifest_sha256": "0" * 64})
+    with pytest.raises(RunDirError, match="made from traces that this run never had"):
+        hold_out(RunDir(copy), rocks, None, None)
+    RunDir(copy).update_manifest(**{SEARCHED: ["0" * 64]})
+    held_out = hold_out(RunDir(copy), rocks, None, None)
     assert (held_out.measured_on, held_out.n_prompts) == ("selection half (no split)", 8)
     assert held_out.warnings[0].startswith("rocks.json was found in other traces")
 

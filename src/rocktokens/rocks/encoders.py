@@ -25,7 +25,7 @@ import ibis.expr.types as ir
 import numpy as np
 import pyarrow as pa
 
-from rocktokens.errors import RocktokensError
+from rocktokens.errors import RocktokensError, RunDirError
 from rocktokens.run_dir import require_as_listed
 from rocktokens.traces.store import TraceStore
 
@@ -144,7 +144,13 @@ def encode_windows(tokens_NW: np.ndarray, embeddings_VD: np.ndarray) -> np.ndarr
 
 def traced_embeddings(store: TraceStore, checkpoint: int) -> np.ndarray:
     """Read float32 (V, D), the input embeddings of the student that was traced, from its files or from the model."""
-    name = _traced_student(store, checkpoint)
+    try:
+        name = _traced_student(store, checkpoint)
+    except RunDirError as error:
+        raise RocktokensError(
+            f"the input embeddings of the student cannot be read: {error}; or give embeddings=, an array (vocabulary, "
+            "width), or stage='score' (on the command line --set find.stage=score)"
+        ) from error
     if Path(name).exists() or name == str(store.run.checkpoint(checkpoint)):
         return read_embeddings(Path(name))
     from rocktokens.models.load import load_model
