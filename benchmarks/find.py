@@ -1,13 +1,14 @@
 """What ``rocktokens find`` costs: seconds and memory over three decades of trace rows, and beside plain pandas.
 
 1. ``find_rocks`` is timed on synthetic traces of each size, and on the largest once more on one thread: the rocks must
-   be the same bytes.
+   be the same bytes. On the largest, also what verifying the parts adds: the same search in processes that have done so
+   before.
 2. Beside it stands the way of one dict per token, a data frame and a group-by, as far as it fits in memory.
 3. The context stage alone: 20,000 occurrences of one type, exact, beside the whole matrix of cosines at once.
 4. The whole analysis that the command prints.
 
 Every measurement runs in a process of its own, so that its peak of memory is its own. ``python benchmarks/find.py``
-takes some five minutes on two cores and 2 GB of disk; with ``--rows 1e5 1e6`` a minute. Seconds mean something on a
+takes some ten minutes on two cores and 4 GB of disk; with ``--rows 1e5 1e6`` a minute. Seconds mean something on a
 machine that does nothing else: its load is printed first and last.
 """
 
@@ -16,6 +17,7 @@ import json
 import os
 import resource
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -50,6 +52,9 @@ COLUMNS = ("seconds", "CPU s", "peak MiB")
 AT_ROWS, AT_MOST = 10**8, (60.0, 2048.0)
 """Where the target of a search applies, and its seconds and MiB; next those of the context stage."""
 CONTEXTS_AT_MOST = (10.0, 500e6 / MIB)
+VERIFICATION_AT_MOST = 0.2
+"""By which share verification may lengthen a search."""
+REPEATS = 3
 
 Measured = dict[str, Any]
 Work = Callable[[], Measured]
@@ -74,6 +79,7 @@ def main() -> None:
         traces = arguments.traces or [_written(home / f"rows-{rows}", rows) for rows in arguments.rows]
         by_size = dict(sorted((_count_rows(trace), trace) for trace in traces))
         same = report_find(by_size, arguments.threads)
+        report_verification(by_size, arguments.threads)
         report_pandas(by_size, arguments.pandas_rows)
         report_contexts(arguments.contexts, arguments.threads)
         report_analysis(by_size, arguments.threads)
@@ -109,6 +115,40 @@ def report_find(by_size: dict[int, Path], threads: int) -> bool:
         flush=True,
     )
     return same
+
+
+def report_verification(by_size: dict[int, Path], threads: int) -> None:
+    """In turns, so that whatever else the machine does falls on both alike."""
+    rows, trace = list(by_size.items())[-1]
+    size = sum(file.stat().st_size for file in trace.glob("traces/*/*.parquet"))
+    ways: dict[str, list[Measured]] = {"find, parts verified before": [], "find": []}
+    for _ in range(REPEATS):
+        for way, costs in ways.items():
+            costs.append(_measure(way, threads, trace=str(trace)))
+    before, now = (statistics.median(cost["seconds"] for cost in costs) for costs in ways.values())
+    cpu_before, cpu_now = (statistics.median(cost["cpu"] for cost in costs) for costs in ways.values())
+    print(
+        f"what verifying {size / 1e9:.1f} GB adds to {rows:,} rows, {threads} threads; medians of {REPEATS}, in turns"
+    )
+    print_table(
+        ("", *COLUMNS, "fastest", "slowest"),
+        [
+            (
+                way,
+                *_cells(
+                    {name: statistics.median(cost[name] for cost in costs) for name in ("seconds", "cpu", "peak_mib")}
+                ),
+                *(f"{end(cost['seconds'] for cost in costs):.1f}" for end in (min, max)),
+            )
+            for way, costs in ways.items()
+        ],
+    )
+    verdict = "met" if now <= (1 + VERIFICATION_AT_MOST) * before else "missed"
+    added, most = 100 * (now / before - 1), 100 * VERIFICATION_AT_MOST
+    cpu = f"{cpu_now - cpu_before:.1f} CPU s, {100 * (cpu_now / cpu_before - 1):.1f} %"
+    print(
+        f"verification adds {now - before:.1f} s, {added:.1f} % ({cpu}); at most {most:.0f} %: {verdict}\n", flush=True
+    )
 
 
 def report_pandas(by_size: dict[int, Path], most: int) -> None:
@@ -161,6 +201,13 @@ def find_work(trace: str, threads: int) -> Work:
             return {"sha256": file_sha256(Path(folder, "rocks.json"))}
 
     return work
+
+
+def verified_find_work(trace: str, threads: int) -> Work:
+    """The search in a process that has verified the parts already."""
+    store = TraceStore(trace)
+    store.run.verify_all(store.run.files("traces/"))
+    return find_work(trace, threads)
 
 
 def analysis_work(trace: str, threads: int) -> Work:
@@ -221,6 +268,7 @@ def all_pairs_work(dtype: type, count: int, threads: int) -> Work:
 WORK: dict[str, Callable[..., Work]] = {
     "write": write_work,
     "find": find_work,
+    "find, parts verified before": verified_find_work,
     "analysis": analysis_work,
     "pandas": pandas_work,
     "blocked": blocked_work,

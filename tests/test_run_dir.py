@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rocktokens import run_dir
 from rocktokens.errors import RunDirError
-from rocktokens.run_dir import RunDir, derive_seed, file_sha256, write_atomically
+from rocktokens.run_dir import RunDir, as_listed, derive_seed, file_sha256, write_atomically
 
 
 def text(content: str):
@@ -72,7 +73,7 @@ def test_verify_names_what_is_missing_or_changed(tmp_path):
     run = RunDir(tmp_path)
     entry = run.commit("a", text("one"))
     (tmp_path / "a").write_text("two")
-    with pytest.raises(RunDirError, match="does not have the SHA-256 its manifest lists"):
+    with pytest.raises(RunDirError, match=r"is not the file that .*manifest\.json lists \(SHA-256 differs\)"):
         run.verify(entry)
     (tmp_path / "a").unlink()
     with pytest.raises(RunDirError, match="is listed in the manifest but missing"):
@@ -102,6 +103,162 @@ def test_write_atomically_never_shows_half_a_file(tmp_path):
     write_atomically(target, write)
     assert seen == ["old"]
     assert target.read_text() == "new"
+
+
+# Reading
+
+
+KILLED_BEFORE_LISTING = """
+import os, sys
+from pathlib import Path
+from rocktokens import run_dir
+
+whole = run_dir.write_atomically
+def die_at_the_manifest(target, write):
+    if target.name == "manifest.json":
+        os._exit(9)
+    whole(target, write)
+
+run = run_dir.RunDir(sys.argv[1])
+run_dir.write_atomically = die_at_the_manifest
+run.commit_text("a", "new, and longer")
+"""
+
+
+def test_a_kill_between_a_file_and_its_listing_leaves_what_is_listed(tmp_path):
+    run = RunDir(tmp_path)
+    run.commit("a", text("old"))
+    for _ in range(2):
+        ended = subprocess.run([sys.executable, "-c", KILLED_BEFORE_LISTING, str(tmp_path)], check=False)
+        assert (ended.returncode, (tmp_path / "a").read_text()) == (9, "new, and longer")
+        assert run.verified("a").read_text() == "old"
+    run.commit("a", text("newest"))
+    assert run.verified("a") == tmp_path / "a" and (tmp_path / "a").read_text() == "newest"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "a", "manifest.json"]
+
+
+def test_a_manifest_that_cannot_be_written_brings_the_old_file_back(tmp_path, monkeypatch):
+    run = RunDir(tmp_path)
+    run.commit("a", text("old"))
+    whole = run_dir.write_atomically
+
+    def full(target: Path, write) -> None:
+        if target.name == "manifest.json":
+            raise OSError("disk full")
+        whole(target, write)
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="disk full"):
+        patch.setattr(run_dir, "write_atomically", full)
+        run.commit("a", text("new"))
+    assert run.verified("a").read_text() == "old"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "a", "manifest.json"]
+
+
+def test_a_writer_that_is_refused_leaves_the_holder_alone(tmp_path):
+    """While one process replaces a file, another that may not write changes nothing of it."""
+    run = RunDir(tmp_path)
+    run.commit("a", text("old"))
+    other = "import sys; from rocktokens.run_dir import RunDir; RunDir(sys.argv[1]).commit_text('a', 'theirs')"
+
+    def write(path: Path) -> None:
+        path.write_text("new")
+        ended = subprocess.run([sys.executable, "-c", other, str(tmp_path)], capture_output=True, check=False)
+        assert b"in use by another process" in ended.stderr
+        assert run.verified("a").read_text() == "old"
+
+    run.commit("a", write)
+    assert run.verified("a").read_text() == "new"
+
+
+def test_readers_beside_a_writer_never_see_what_is_not_listed(tmp_path):
+    """A reader gets one of the contents that were committed, however its looks fall between the writer's steps."""
+    run, contents = RunDir(tmp_path), {str(number) * 9 for number in range(40)}
+    run.commit("a", text("0" * 9))
+
+    def write() -> None:
+        for content in sorted(contents):
+            run.commit("a", text(content))
+
+    with ThreadPoolExecutor(1) as pool:
+        writing = pool.submit(write)
+        while not writing.done():
+            try:
+                assert RunDir(tmp_path).verified("a").read_text() in contents
+            except FileNotFoundError:
+                continue  # what was handed out has been replaced since
+        writing.result()
+
+
+def test_a_file_is_hashed_once_and_again_when_it_changes(tmp_path, monkeypatch):
+    run, hashed = RunDir(tmp_path), []
+    whole = run_dir.file_sha256
+    run.commit("a", text("one"))
+    monkeypatch.setattr(run_dir, "SETTLED_NS", 0)
+    monkeypatch.setattr(run_dir, "file_sha256", lambda path: hashed.append(path.name) or whole(path))
+    for _ in range(3):
+        assert RunDir(tmp_path).verified("a").read_text() == "one"
+    assert hashed == ["a"]
+    stamps = (tmp_path / "a").stat()
+    (tmp_path / "a").write_text("two")
+    os.utime(tmp_path / "a", ns=(stamps.st_atime_ns, stamps.st_mtime_ns))
+    with pytest.raises(RunDirError, match="SHA-256 differs"):
+        run.verified("a")
+
+
+def test_a_file_that_has_just_changed_is_not_remembered(tmp_path):
+    """Its next change may bear the same time stamp."""
+    run = RunDir(tmp_path)
+    for number in range(40):
+        run.commit("a", text(f"{number:03d}"))
+        run.verified("a")
+        with (tmp_path / "a").open("r+") as file:
+            file.write("new")
+        with pytest.raises(RunDirError, match="SHA-256 differs"):
+            run.verified("a")
+
+
+def test_several_files_are_verified_at_a_time_and_the_first_damaged_one_is_named(tmp_path):
+    run = RunDir(tmp_path)
+    entries = [run.commit(f"part-{number}", text(str(number))) for number in range(9)]
+    assert run.verify_all(entries, threads=3) == [tmp_path / f"part-{number}" for number in range(9)]
+    for number in (7, 4):
+        (tmp_path / f"part-{number}").write_text("x")
+    with pytest.raises(RunDirError, match="part-4 is not the file"):
+        run.verify_all(entries)
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("find.json", "or remove it and run `rocktokens find` again"),
+        ("evaluations.json", "or remove it and run `rocktokens evaluate` again"),
+        ("config.toml", "restore it from a copy of the run"),
+        ("rocks.json", "restore it from a copy of the run"),
+        ("traces/checkpoint=0/part-00000.parquet", "restore it from a copy of the run"),
+    ],
+)
+def test_the_remedy_is_a_command_that_can_make_the_file(tmp_path, name, remedy):
+    """Without traces rocks were given, and traces without a replay were brought: no command makes those."""
+    run = RunDir(tmp_path)
+    run.commit(name, text("one"))
+    (tmp_path / name).write_text("two")
+    with pytest.raises(RunDirError) as refused:
+        run.verified(name)
+    assert str(refused.value).endswith(remedy)
+
+
+def test_a_path_that_was_given_is_verified_where_a_run_lists_it(tmp_path):
+    run = RunDir(tmp_path / "run")
+    run.commit("a", text("one"))
+    (tmp_path / "run/own").write_text("not the run's")
+    (tmp_path / "alone").write_text("no run at all")
+    for name in ("run/a", "run/own", "alone", "nowhere"):
+        assert as_listed(tmp_path / name) == tmp_path / name
+    (tmp_path / "run/a").write_text("two")
+    with pytest.raises(RunDirError, match="SHA-256 differs"):
+        as_listed(tmp_path / "run/a")
+    (tmp_path / "run/manifest.json").write_text('{"manifest_version": 3, "name": "an extension of a browser"}')
+    assert as_listed(tmp_path / "run/a") == tmp_path / "run/a"
 
 
 # Manifest

@@ -95,7 +95,7 @@ def run_demo(config: Config, progress: Progress = SILENT) -> DemoResult:
     )
     made = run(config, progress, also)
     directory = RunDir(config.run.directory)
-    rocks = RockSet.load(directory.rocks)
+    rocks = RockSet.load(directory.verified(directory.rocks.name))
     if made.skipped:
         raise RocktokensError(
             f"the demo ends here, without rocks to ban or to bypass ({why_none(rocks)}); what was measured: "
@@ -108,9 +108,9 @@ def run_demo(config: Config, progress: Progress = SILENT) -> DemoResult:
         rocks=rocks,
         movement=movement,
         types=types,
-        gradients=GradientsRecord.load(directory.gradients),
-        knockout=KnockoutSweep.load(directory.knockout),
-        study=StudyResult.load(directory.path / "study" / "study.json"),
+        gradients=GradientsRecord.load(directory.verified(directory.gradients.name)),
+        knockout=KnockoutSweep.load(directory.verified(directory.knockout.name)),
+        study=StudyResult.load(RunDir(directory.path / "study").verified("study.json")),
         report=made.report,
     )
 
@@ -122,7 +122,7 @@ def _evaluate(directory: RunDir, config: Config, progress: Progress) -> bool:
 
 
 def _study(directory: RunDir, config: Config, progress: Progress) -> bool | Skipped:
-    if not (rocks := RockSet.load(directory.rocks)).tokens:
+    if not (rocks := RockSet.load(directory.verified(directory.rocks.name))).tokens:
         return Skipped(why_none(rocks))
     with progress.status("loading"):
         from rocktokens.report.charts.figures import draw_stale

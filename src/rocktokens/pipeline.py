@@ -15,12 +15,11 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from rocktokens import __version__
 from rocktokens.config import Config
 from rocktokens.display.rocks import why_none
-from rocktokens.errors import RocktokensError, RunDirError
+from rocktokens.errors import RocktokensError
 from rocktokens.progress import SILENT, Progress
 from rocktokens.run_dir import RunDir, derive_seed
 from rocktokens.types import RockSet
@@ -123,7 +122,7 @@ def _is_found(run: RunDir, config: Config) -> bool:
         reference=reference, baseline=baseline, seed=derive_seed(config.run.seed, "split"), **config.find.model_dump()
     )
     criterion = json.loads(json.dumps(asdict(wanted)))
-    rocks, found = RockSet.load(_verified(run, "rocks.json")), FindRecord.load(_verified(run, "find.json"))
+    rocks, found = RockSet.load(run.verified("rocks.json")), FindRecord.load(run.verified("find.json"))
     return all(
         record.criterion == criterion and record.source.get("manifest_sha256") == store.manifest_sha256
         for record in (rocks, found)
@@ -134,7 +133,7 @@ def _gradients(run: RunDir, config: Config, progress: Progress) -> bool | Skippe
     with progress.status("loading"):
         from rocktokens.gradients.measure import measure_gradients
         from rocktokens.report.charts.figures import draw_stale
-    rocks = RockSet.load(run.rocks)
+    rocks = RockSet.load(run.verified(run.rocks.name))
     if not rocks.tokens or (rocks.too_few_prompts and rocks.summary["n_prompts"] < config.gradients.batches):
         return Skipped(why_none(rocks))
     with run.lock():
@@ -149,7 +148,8 @@ def _is_measured(run: RunDir, config: Config) -> bool:
     """Return whether gradients.json is of these rocks, their checkpoints and traces, and these settings."""
     from rocktokens.gradients.records import GradientsRecord
 
-    rocks, record = RockSet.load(run.rocks), GradientsRecord.load(_verified(run, run.gradients.name))
+    rocks = RockSet.load(run.verified(run.rocks.name))
+    record = GradientsRecord.load(run.verified(run.gradients.name))
     wanted = {
         **config.gradients.model_dump(mode="json"),
         "divergence": config.scoring.divergence,
@@ -164,7 +164,7 @@ def _is_measured(run: RunDir, config: Config) -> bool:
 def _knockout(run: RunDir, config: Config, progress: Progress) -> bool | Skipped:
     with progress.status("loading"):
         from rocktokens.knockout.knockout import is_current, knockout
-    if not (rocks := RockSet.load(run.rocks)).tokens:
+    if not (rocks := RockSet.load(run.verified(run.rocks.name))).tokens:
         return Skipped(why_none(rocks))
     checkpoint = config.trace.checkpoints[-1] if config.trace.checkpoints else "last"
     if _holds(lambda: is_current(run, config, checkpoint)):
@@ -180,7 +180,7 @@ def _report(run: RunDir, _config: Config, progress: Progress) -> bool:
     runs = [run, *([RunDir(run.path / "study")] if (run.path / "study").exists() else [])]
     shown = [asdict(entry) for own in runs for entry in own.files() if not entry.path.startswith((PAGE, "figures/"))]
     sources = hashlib.sha256(json.dumps([__version__, *shown], sort_keys=True).encode()).hexdigest()
-    if run.manifest().get(SOURCES) == sources and _holds(lambda: bool(_verified(run, PAGE))):
+    if run.manifest().get(SOURCES) == sources and _holds(lambda: bool(run.verified(PAGE))):
         return False
     with run.lock():
         build_report([run.path], run.path / PAGE, progress=progress)
@@ -195,14 +195,6 @@ def _holds(is_current: Callable[[], bool]) -> bool:
         return is_current()
     except RocktokensError:
         return False
-
-
-def _verified(run: RunDir, name: str) -> Path:
-    """Return the path of a committed file that is as it was committed."""
-    entry = next((entry for entry in run.files(name) if entry.path == name), None)
-    if entry is None:
-        raise RunDirError(f"{run.path} has no {name}: run the command that makes it")
-    return run.verify(entry)
 
 
 STAGES = (

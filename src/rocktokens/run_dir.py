@@ -3,7 +3,11 @@
 1. A file is written under a temporary name, flushed to the disk, and renamed.
 2. Only then is it listed, with its row count and SHA-256, in ``manifest.json``, which is itself replaced atomically.
 3. A file that the manifest does not list does not exist; whatever a killed process left behind is overwritten.
-4. The process that writes holds an advisory lock on ``.lock``, which the kernel releases when it dies, however it dies.
+4. A file that replaces a listed one leaves that one beside it until the new one is listed: at any moment, whoever is
+   killed, the content that the manifest lists can be read.
+5. Whoever reads a listed file asks for it here (``verified``, ``verify_all``): on first read in a process its bytes
+   must have the SHA-256 that the manifest lists. What has been verified is remembered until the file changes.
+6. The process that writes holds an advisory lock on ``.lock``, which the kernel releases when it dies, however it dies.
    All writers of one process share it.
 """
 
@@ -12,8 +16,12 @@ import hashlib
 import json
 import os
 import platform
+import re
+import shutil
 import threading
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -26,6 +34,21 @@ from rocktokens.errors import RunDirError
 MANIFEST_VERSION = 1
 TRAINER_STATE = "trainer_state.json"
 """The file that makes a folder of weights a checkpoint of a run."""
+OPTIMIZER_FILE = "optimizer.safetensors"
+"""The file of a checkpoint that only training and gradients read."""
+MAKERS = {
+    "rocks.json": "rocktokens find",
+    "find.json": "rocktokens find",
+    "gradients.json": "rocktokens gradients",
+    "knockout.json": "rocktokens knockout",
+    "evaluations.json": "rocktokens evaluate",
+    "study.json": "rocktokens study",
+    "traces/checkpoint=": "rocktokens trace --restart",
+    "rollouts/probe/": "rocktokens trace --restart",
+}
+"""The command that makes a file again, by how its path begins."""
+SETTLED_NS = 2 * 10**9
+"""A file whose last change is younger may change again without another time stamp: it is not remembered."""
 RECORDED_PACKAGES = ("rocktokens", "torch", "transformers", "accelerate", "peft", "pyarrow", "duckdb", "numpy")
 
 
@@ -49,6 +72,9 @@ class HeldLock:
 _held: dict[tuple[int, str], HeldLock] = {}
 """By process and real path: a forked process finds nothing here and is refused like any other."""
 _guard = threading.Lock()
+_STEP = re.compile(r"step-(\d+)")
+_verified: set[tuple[str, tuple[int, ...]]] = set()
+"""SHA-256 and identity of the files that this process has found to be as listed."""
 _one_change = threading.RLock()
 
 
@@ -114,13 +140,35 @@ class RunDir:
         paths = (Path(entry.path) for entry in self.files("checkpoints/step-"))
         return sorted(int(path.parent.name.removeprefix("step-")) for path in paths if path.name == TRAINER_STATE)
 
-    def verified_checkpoint(self, step: int) -> Path:
-        """The directory of a committed checkpoint, once all its files are as the manifest says."""
+    def lists(self, relative: str) -> bool:
+        """Whether a file is part of the run."""
+        return relative in self.manifest()["files"]
+
+    def verified(self, relative: str) -> Path:
+        """The path of a file of the run, once its bytes are as the manifest says; refused where it is not listed."""
+        path, listed = self.path / relative, self.manifest()["files"].get(relative)
+        if listed is None:
+            maker = self._maker(relative)
+            if path.exists():
+                remedy = f"remove it and run `{maker}`" if maker else "remove it, or restore the manifest that lists it"
+                raise RunDirError(
+                    f"{path} is not listed in {self.path / 'manifest.json'}, so it is no file of this run: {remedy}"
+                )
+            raise RunDirError(f"{path} does not exist: {f'run `{maker}` first' if maker else 'restore it from a copy'}")
+        while True:
+            try:
+                return self.verify(FileEntry(relative, **listed))
+            except RunDirError:
+                before, listed = listed, self.manifest()["files"].get(relative)
+                if listed in (None, before):  # else it was replaced between the two looks
+                    raise
+
+    def verified_checkpoint(self, step: int, *, optimizer: bool = True) -> Path:
+        """The directory of a committed checkpoint, once its files (the optimizer's if asked for) are as listed."""
         entries = self.files(f"checkpoints/step-{step}/")
         if not entries:
             raise RunDirError(f"{self.path} has no checkpoint of step {step}: there are {self.checkpoints()}")
-        for entry in entries:
-            self.verify(entry)
+        self.verify_all([entry for entry in entries if optimizer or Path(entry.path).name != OPTIMIZER_FILE])
         return self.checkpoint(step)
 
     def update_manifest(self, **changes: Any) -> None:
@@ -136,11 +184,13 @@ class RunDir:
 
     def commit(self, relative: str, write: Callable[[Path], Any], rows: int = 0) -> FileEntry:
         """Let ``write`` fill a temporary file, then make it part of the run, or leave no trace of the attempt."""
-        with self._change() as manifest:
-            target = self.path / relative
-            write_atomically(target, write)
-            entry = FileEntry(relative, rows, file_sha256(target))
-            manifest["files"][relative] = {"rows": rows, "sha256": entry.sha256}
+        target = self.path / relative
+        with self.lock(), _one_change:
+            listed = self.manifest()["files"].get(relative) if target.exists() else None
+            with _kept(target, listed), self._change() as manifest:
+                write_atomically(target, write)
+                entry = FileEntry(relative, rows, file_sha256(target))
+                manifest["files"][relative] = {"rows": rows, "sha256": entry.sha256}
         return entry
 
     def commit_text(self, relative: str, text: str) -> FileEntry:
@@ -165,13 +215,34 @@ class RunDir:
                 (self.path / relative).unlink(missing_ok=True)
 
     def verify(self, entry: FileEntry) -> Path:
-        """The path of a committed file whose bytes are what the manifest says."""
+        """The path of a committed file whose bytes are what the manifest says, hashed on first read in the process."""
         path = self.path / entry.path
+        for place in (path, _former(path)):
+            with suppress(FileNotFoundError):
+                if _has_sha256(place, entry.sha256):
+                    return place
+        maker = self._maker(entry.path)
         if not path.exists():
-            raise RunDirError(f"{path} is listed in the manifest but missing: restore it from a copy of the run")
-        if file_sha256(path) != entry.sha256:
-            raise RunDirError(f"{path} does not have the SHA-256 its manifest lists: it was changed since")
-        return path
+            again = f", or run `{maker}` again" if maker else ""
+            raise RunDirError(f"{path} is listed in the manifest but missing: restore it from a copy of the run{again}")
+        again = f", or remove it and run `{maker}` again" if maker else ""
+        raise RunDirError(
+            f"{path} is not the file that {self.path / 'manifest.json'} lists (SHA-256 differs): restore it from a "
+            f"copy of the run{again}"
+        )
+
+    def verify_all(self, entries: Sequence[FileEntry], threads: int | None = None) -> list[Path]:
+        """The paths of committed files, verified several at a time; the first that is not as listed is named."""
+        with ThreadPoolExecutor(threads or os.cpu_count(), thread_name_prefix="verify") as pool:
+            return list(pool.map(self.verify, entries))
+
+    def _maker(self, relative: str) -> str | None:
+        """The command that makes a file again, None where only a copy brings it back."""
+        manifest = self.manifest()
+        is_given = relative == self.rocks.name and not self.files("traces/")  # to a study, whose arms may have used it
+        is_brought = relative.startswith(("traces/", "rollouts/")) and "replay" not in manifest
+        makers = (maker for start, maker in MAKERS.items() if relative.startswith(start))
+        return None if is_given or is_brought else next(makers, None)
 
     @contextmanager
     def _change(self) -> Iterator[dict[str, Any]]:
@@ -245,6 +316,73 @@ def file_sha256(path: Path) -> str:
     """Return the hex SHA-256 of a file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def run_at(folder: Path) -> RunDir | None:
+    """The run in a folder; None where there is none, even if something else left a manifest.json there."""
+    run = RunDir(folder)
+    with suppress(RunDirError):
+        return run if run.exists() and run.manifest() else None
+    return None
+
+
+def as_listed(path: str | Path) -> Path:
+    """A path that someone gave: where a run lists the file, only once its bytes are as listed."""
+    path = Path(path)
+    run = run_at(path.parent)
+    return run.verified(path.name) if run is not None and run.lists(path.name) else path
+
+
+def require_as_listed(folder: str | Path, *, optimizer: bool = False) -> None:
+    """Refuse the folder of a run's checkpoint whose files are not those that the run lists; other folders are fine.
+
+    A folder of traces alone, which lists no checkpoints, may hold students of its own.
+    """
+    folder = Path(folder).absolute()
+    if folder.parent.name == "checkpoints" and (step := _STEP.fullmatch(folder.name)):
+        run = run_at(folder.parent.parent)
+        if run is not None and run.checkpoints():
+            run.verified_checkpoint(int(step.group(1)), optimizer=optimizer)
+
+
+def _has_sha256(path: Path, sha256: str) -> bool:
+    """Whether a file has this hash. Any change of a file gives it another identity, so that it is hashed again."""
+    status = path.stat()
+    identity = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    if (sha256, identity) in _verified:
+        return True
+    if file_sha256(path) != sha256:
+        return False
+    if time.time_ns() - max(status.st_mtime_ns, status.st_ctime_ns) > SETTLED_NS:
+        _verified.add((sha256, identity))
+    return True
+
+
+def _former(target: Path) -> Path:
+    """Where the listed content of a file is kept while another takes its place."""
+    return target.with_name(f".{target.name}.former")
+
+
+@contextmanager
+def _kept(target: Path, listed: dict[str, Any] | None) -> Iterator[None]:
+    """Keep the listed content of a file until the block has listed another; put it back where the block fails."""
+    former = _former(target)
+    # A killed process may have left the listed content, and only that, under this name.
+    if listed is not None and not (former.exists() and _has_sha256(former, listed["sha256"])):
+        former.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            try:
+                os.link(target, former)
+            except OSError:  # a file system without hard links
+                shutil.copy2(target, former)
+    try:
+        yield
+    except BaseException:
+        with suppress(FileNotFoundError):
+            former.replace(target)
+        raise
+    finally:
+        former.unlink(missing_ok=True)  # a replacement by another name of the same file leaves both
 
 
 def derive_seed(seed: int, *labels: str | int) -> int:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
 import numpy as np
 
 from rocktokens.errors import RocktokensError, TokenizerMismatchError
+from rocktokens.run_dir import as_listed
 
 if TYPE_CHECKING:
     import altair as alt
@@ -479,8 +480,11 @@ def read_record(
     schema_version: int,
     upgrades: Mapping[int, Upgrade] | None = None,
 ) -> dict[str, Any]:
-    """Read the JSON object in a file, without its schema version; one sentence where it is not such a file."""
-    path = Path(path)
+    """Read the JSON object in a file, without its schema version; one sentence where it is not such a file.
+
+    A file that a run lists must be as it was listed.
+    """
+    path = as_listed(path)
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

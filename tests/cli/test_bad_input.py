@@ -314,8 +314,10 @@ def test_evaluate_with_an_unknown_checkpoint(finished: FinishedRun, checkpoint: 
 @pytest.mark.parametrize("content", ["{", "[]", '{"evaluations": [1]}', '{"evaluations": [{}]}', "{}"])
 def test_damaged_evaluations(finished: FinishedRun, tmp_path: Path, content: str):
     run = shutil.copytree(finished.path, tmp_path / "run")
-    (run / "evaluations.json").write_text(content)
+    RunDir(run).commit_text("evaluations.json", content)
     refuse("evaluate", run, naming=("evaluations.json", "damaged", "remove it"))
+    (run / "evaluations.json").unlink()
+    assert rocktokens("evaluate", run).code == 0
 
 
 def test_a_run_whose_task_has_no_test_problems(finished: FinishedRun, tmp_path: Path):
@@ -323,7 +325,8 @@ def test_a_run_whose_task_has_no_test_problems(finished: FinishedRun, tmp_path: 
     wordmath = '[task]\nname = "wordmath"\nsplit = "train"\nmax_steps = 4\n'
     config = (run / "config.toml").read_text(encoding="utf-8")
     assert wordmath in config
-    (run / "config.toml").write_text(config.replace(wordmath, '[task]\nname = "jsonl"\npath = "train.jsonl"\n'))
+    changed_task = config.replace(wordmath, '[task]\nname = "jsonl"\npath = "train.jsonl"\n')
+    RunDir(run).commit_text("config.toml", changed_task)
     refuse("evaluate", run, naming=("evaluation.task is not set", "jsonl", "set [evaluation.task]"))
 
 
@@ -379,9 +382,9 @@ def test_knockout_of_a_model_with_another_tokenizer(finished: FinishedRun, tmp_p
 def test_knockout_without_rocks(finished: FinishedRun, tmp_path: Path):
     run = shutil.copytree(finished.path, tmp_path / "run")
     rocks = json.loads((run / "rocks.json").read_text(encoding="utf-8"))
-    (run / "rocks.json").write_text(json.dumps({**rocks, "tokens": []}), encoding="utf-8")
+    RunDir(run).commit_text("rocks.json", json.dumps({**rocks, "tokens": []}))
     refuse("knockout", run, naming=("holds no rocks", "rocktokens find"))
-    (run / "rocks.json").unlink()
+    RunDir(run).drop(["rocks.json"])
     refuse("knockout", run, naming=("rocks.json does not exist", "rocktokens find"))
 
 

@@ -254,7 +254,7 @@ def test_answers_to_other_prompts_are_refused(whole: Path, tmp_path: Path):
     path = study / "arms" / RUNS[1] / "evaluations.json"
     record = json.loads(path.read_text())
     record["evaluations"][1]["prompt_ids"] = [f"other-{number}" for number in range(6)]
-    path.write_text(json.dumps(record))
+    RunDir(path.parent).commit_text(path.name, json.dumps(record))
     command = ("study", whole.parent / "whole.toml", *changed(f"study.directory={study}"))
     refuse(*command, naming=(str(path), "step 2 answered other prompts"))
 

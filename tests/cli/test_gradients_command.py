@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from scipy.sparse import csr_array
 
 from rocktokens import RockSet, TraceStore, gradient_shares
+from rocktokens.errors import RunDirError
 from rocktokens.gradients.adam import AdamSettings
 from rocktokens.gradients.held_out import hold_out, norm_ratio
 from rocktokens.gradients.logit_space import logit_gradients
@@ -24,9 +25,9 @@ from rocktokens.models.load import load_model
 from rocktokens.rocks.selectors import Sample
 from rocktokens.rocks.sums import prompts_of, split_prompts
 from rocktokens.rollouts.store import read_rollouts
-from rocktokens.run_dir import RunDir, derive_seed
+from rocktokens.run_dir import OPTIMIZER_FILE, RunDir, derive_seed
 from rocktokens.studies.worker import drop_optimizers
-from rocktokens.training.checkpoint import OPTIMIZER_FILE
+from rocktokens.traces.store import SEARCHED
 from rocktokens.types import Rollout
 
 BATCHES = ("--batches", "4")
@@ -104,9 +105,12 @@ def test_without_a_split_all_prompts_are_measured_on_and_it_says_so(copy: Path):
     assert (held_out.measured_on, held_out.n_prompts, held_out.warnings) == ("selection half (no split)", 8, [])
 
 
-def test_rocks_of_other_traces_leave_nothing_to_hold_out(finished: FinishedRun):
-    rocks = replace(RockSet.load(finished.path / "rocks.json"), source={"manifest_sha256": "0" * 64})
-    held_out = hold_out(RunDir(finished.path), rocks, None, None)
+def test_rocks_of_earlier_traces_leave_nothing_to_hold_out(copy: Path):
+    rocks = replace(RockSet.load(copy / "rocks.json"), source={"manifest_sha256": "0" * 64})
+    with pytest.raises(RunDirError, match="made from traces that this run never had"):
+        hold_out(RunDir(copy), rocks, None, None)
+    RunDir(copy).update_manifest(**{SEARCHED: ["0" * 64]})
+    held_out = hold_out(RunDir(copy), rocks, None, None)
     assert (held_out.measured_on, held_out.n_prompts) == ("selection half (no split)", 8)
     assert held_out.warnings[0].startswith("rocks.json was found in other traces")
 
@@ -369,7 +373,7 @@ def test_a_sketch_is_labelled_and_has_errors(copy: Path):
 
 
 def test_no_rocks(copy: Path):
-    (copy / "rocks.json").unlink()
+    RunDir(copy).drop(["rocks.json"])
     refuse("gradients", copy, naming=("rocks.json does not exist", "rocktokens find"))
 
 
@@ -404,7 +408,7 @@ def test_a_student_that_was_trained_further(finished: FinishedRun, tmp_path: Pat
 
 def test_another_tokenizer(copy: Path):
     rocks = json.loads((copy / "rocks.json").read_text(encoding="utf-8"))
-    (copy / "rocks.json").write_text(json.dumps({**rocks, "tokenizer_sha256": "f" * 64}), encoding="utf-8")
+    RunDir(copy).commit_text("rocks.json", json.dumps({**rocks, "tokenizer_sha256": "f" * 64}))
     refuse("gradients", copy, naming=("the rocks were found with tokenizer ffffffffffff",))
 
 
@@ -426,7 +430,7 @@ def test_rocks_that_do_not_occur_where_they_are_measured(copy: Path):
     seen = {int(token_id) for own in rollouts_of(copy, "measuring") for token_id in own.token_ids}
     absent = next(token_id for token_id in range(100) if token_id not in seen)
     alone = [{**rocks["tokens"][0], "id": absent}]
-    (copy / "rocks.json").write_text(json.dumps({**rocks, "tokens": alone}), encoding="utf-8")
+    RunDir(copy).commit_text("rocks.json", json.dumps({**rocks, "tokens": alone}))
     named = ("none of the 1 rocks of rocks.json occurs at checkpoint 4 on the 4 prompts to measure on (held-out half)",)
     refuse("gradients", copy, *BATCHES, naming=(*named, "trace.num_prompts"))
 

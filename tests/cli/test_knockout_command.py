@@ -140,7 +140,7 @@ def test_an_end_token_among_the_rocks_is_left_out_and_said(finished: FinishedRun
     [end] = load_model("pebbles-student", device="cpu").eos_ids
     others = [token for token in rocks["tokens"] if token["id"] != end]
     tokens = [{**others[0], "id": end, "text": "<|end|>", "category": "other"}, *others]
-    (copy / "rocks.json").write_text(json.dumps({**rocks, "tokens": tokens}), encoding="utf-8")
+    RunDir(copy).commit_text("rocks.json", json.dumps({**rocks, "tokens": tokens}))
     outcome = succeed(*knockout(copy, "--top", "2", "--json"))
     assert "never banned, since no answer could end without them: '<|end|>'" in outcome.record["warnings"]
     tested = [own["ban"]["name"] for own in outcome.record["knockouts"] if own["ban"]["role"] == "tested"]

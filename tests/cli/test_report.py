@@ -62,7 +62,7 @@ def test_bad_input_is_one_sentence(finished: FinishedRun, tmp_path: Path):
         *("report", finished.path, "-o", page, "--figures", tmp_path / "file"),
         naming=(f"the figures cannot be written to {tmp_path / 'file'} (", "give another place"),
     )
-    (tmp_path / "empty/rocks.json").write_text(json.dumps({"schema_version": 99}), encoding="utf-8")
+    RunDir(tmp_path / "empty").commit_text("rocks.json", json.dumps({"schema_version": 99}))
     refuse("report", tmp_path / "empty", "-o", page, naming=("rocks.json", "schema_version 99"))
 
 

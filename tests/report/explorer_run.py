@@ -65,7 +65,8 @@ def log_line(step: int, **more: object) -> str:
 
 
 def _amend(path: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    path.write_text(json.dumps(change(json.loads(path.read_text(encoding="utf-8")))), encoding="utf-8")
+    changed = change(json.loads(path.read_text(encoding="utf-8")))
+    RunDir(path.parent).commit_text(path.name, json.dumps(changed))
 
 
 def _judged_elsewhere(rocks: dict[str, Any]) -> dict[str, Any]:

@@ -78,10 +78,11 @@ def make_report_run(path: Path) -> Path:
         "gradients.json": make_gradients().to_record(),
         "knockout.json": asdict(make_knockout()),
         "evaluations.json": {"evaluations": [_evaluation("teacher", 0.99), _evaluation("step 10", 0.75)]},
-        "study/study.json": make_study().to_record(),
     }
     for name, record in records.items():
         run.commit_text(name, json.dumps({"schema_version": 1, **record}))  # surrogates escaped
+    study = {"schema_version": 1, **make_study().to_record()}
+    RunDir(path / "study").commit_text("study.json", json.dumps(study))
     return path
 
 

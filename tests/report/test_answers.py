@@ -10,6 +10,7 @@ from report_run import make_ban, make_find, make_knockout, make_report_run, make
 from rocktokens.report.page.answers import five_answers, gain, matter, moved, sure, which
 from rocktokens.report.views.run_view import RunView
 from rocktokens.rocks.records import Crossing
+from rocktokens.run_dir import RunDir
 from rocktokens.studies.records import Comparison, StudyResult, StudyVerdict
 
 
@@ -214,8 +215,7 @@ def test_a_pair_says_the_same_whichever_way_round_it_was_compared():
 
 def test_parts_that_were_not_run_are_named_with_their_command(tmp_path: Path):
     traced = make_run(tmp_path / "traced")
-    for name in ("rocks.json", "knockout.json"):
-        (traced / name).unlink()
+    RunDir(traced).drop(["rocks.json", "knockout.json"])
     answers = five_answers(RunView.open(traced))
     assert [own.known for own in answers] == [False] * 5
     verbs = [own.sentence.split("rocktokens ")[1] for own in answers]
@@ -233,7 +233,7 @@ def test_a_whole_run_answers_all_and_names_its_sources(tmp_path: Path):
 
 def test_bans_without_rocks_say_what_is_missing(tmp_path: Path):
     path = make_report_run(tmp_path / "run")
-    (path / "rocks.json").unlink()
+    RunDir(path).drop(["rocks.json"])
     assert five_answers(RunView.open(path))[3].sentence.endswith("run `rocktokens find`.")
 
 

@@ -171,8 +171,7 @@ def test_facts_name_seeds_versions_and_hashes(page: Page, path: Path):
 
 def test_a_run_that_was_only_traced_says_what_to_run(tmp_path: Path):
     traced = make_run(tmp_path / "traced")
-    for name in ("rocks.json", "knockout.json"):
-        (traced / name).unlink()
+    RunDir(traced).drop(["rocks.json", "knockout.json"])
     page = Page(report_html([RunView.open(traced)]))
     assert not page.of("img") and not page.data["files"] and len(page.data["strips"][0]) == STRIPS
     commands = page.text_in("code")
@@ -208,7 +207,7 @@ def test_a_record_without_a_field_is_refused_by_its_name(tmp_path: Path, path: P
     shutil.copytree(path, broken)
     record = json.loads((broken / "knockout.json").read_text(encoding="utf-8"))
     del record["baseline"]
-    (broken / "knockout.json").write_text(json.dumps(record), encoding="utf-8")
+    RunDir(broken).commit_text("knockout.json", json.dumps(record))
     with pytest.raises(RocktokensError, match=r"is no knockout\.json \(baseline: field required\): write it again"):
         RunView.open(broken)
 

@@ -75,9 +75,8 @@ def test_a_run_that_is_still_training(tmp_path: Path):
 
 def test_a_study_is_found_in_its_folder_and_in_its_run(tmp_path: Path):
     run = write_traced(tmp_path / "run")
-    RunDir(run.path / "study").update_manifest()
     study = StudyResult("uniform", 0.05, None, None, 0, [0], 1, [], [])
-    study.save(run.path / "study" / "study.json")
+    RunDir(run.path / "study").commit("study.json", study.save)
     for path in (run.path, run.path / "study"):
         assert RunView.open(path).study == study
     assert RunView.open(run.path / "study").checkpoints == []
@@ -89,6 +88,10 @@ def test_what_is_not_a_run_or_is_damaged_is_named(whole: Path, tmp_path: Path):
     for name in ("rocks.json", "knockout.json", "evaluations.json", "find.json"):
         copy = shutil.copytree(whole, tmp_path / name)
         (copy / name).write_text("{", encoding="utf-8")
+        refusal = "is not the file that" if RunDir(copy).lists(name) else "is not listed in"
+        with pytest.raises(RocktokensError, match=rf"{name} {refusal} .*manifest\.json"):
+            RunView.open(copy)
+        RunDir(copy).commit_text(name, "{")
         with pytest.raises(RocktokensError, match=rf"{name} is not valid JSON"):
             RunView.open(copy)
 

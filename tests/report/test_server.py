@@ -17,6 +17,7 @@ from rocktokens.report.explorer import server
 from rocktokens.report.explorer.security import HEADERS, Guard, new_token
 from rocktokens.report.explorer.server import make_app
 from rocktokens.report.views.run_view import RunView
+from rocktokens.run_dir import RunDir
 
 TOKEN = "secret-token"
 ORIGIN = "http://127.0.0.1"
@@ -287,8 +288,7 @@ def test_rocks_come_with_what_their_numbers_rest_on(tmp_path: Path):
 
 def test_a_run_without_rocks_or_bans(tmp_path: Path):
     path = make_run(tmp_path / "run")
-    for name in ("rocks.json", "knockout.json"):
-        (path / name).unlink()
+    RunDir(path).drop(["rocks.json", "knockout.json"])
     client = TestClient(make_app([RunView.open(path)], TOKEN), base_url=ORIGIN)
     [run] = client.get(f"/{TOKEN}/api/runs").json()
     assert (run["summary"], run["rocks"], run["table"]) == (None, [], None)

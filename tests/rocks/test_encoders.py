@@ -137,7 +137,7 @@ def test_find_names_its_own_remedy_where_no_student_is_listed(run, tmp_path):
 
 def with_students(run: Path, names: list[str]) -> None:
     config = parse_config(f"[run]\ndirectory = {json.dumps(str(run))}\n[trace]\ncheckpoints = {json.dumps(names)}\n")
-    (run / "config.toml").write_text(dump_config(config), encoding="utf-8")
+    RunDir(run).commit_text("config.toml", dump_config(config))
 
 
 @pytest.mark.parametrize(

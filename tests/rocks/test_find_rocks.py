@@ -390,7 +390,7 @@ def test_what_is_not_given_comes_from_the_config_of_the_run(tmp_path, tables):
     run = write_trace(tmp_path, tables)
     find = {"k": 4, "stage": "score", "split": 0.25, "min_score": 0.5, "tau_nats": [0.25, 0.5], "encoder": "hidden"}
     lines = "\n".join(f"{name} = {json.dumps(value)}" for name, value in find.items())
-    (run / "config.toml").write_text(f'[run]\ndirectory = "elsewhere"\nseed = 3\n[find]\n{lines}\n')
+    RunDir(run).commit_text("config.toml", f'[run]\ndirectory = "elsewhere"\nseed = 3\n[find]\n{lines}\n')
     store = TraceStore(run, threads=1)
     assert find.items() <= find_rocks(store).criterion.items()
     assert find_rocks(store).criterion["seed"] == derive_seed(3, "split")

@@ -84,7 +84,7 @@ def test_a_changed_missing_or_newer_file_is_refused(tmp_path):
     run = RunDir(tmp_path)
     write_rollouts(run, "rollouts/probe.parquet", some_rollouts(3))
     write_rollouts(run, "rollouts/newer.parquet", some_rollouts(3))
-    with pytest.raises(RunDirError, match="no rollouts 'rollouts/pro'"):
+    with pytest.raises(RunDirError, match="rollouts/pro does not exist"):
         read_rollouts(run, "rollouts/pro")
     pq.write_table(rollouts_table(some_rollouts(2)), tmp_path / "rollouts/probe.parquet")
     with pytest.raises(RunDirError, match="SHA-256"):

@@ -16,9 +16,10 @@ from both_engines import needs_spark, on_both
 from sample_traces import sample_table
 from trace_oracle import counted, occurrences_of, random_trace, rescored, summed, with_column, write_trace
 
-from rocktokens.errors import RocktokensError
+from rocktokens.errors import RocktokensError, RunDirError
 from rocktokens.rocks.find import find_rocks
 from rocktokens.rocks.sums import ONE, occurrences, prompts_of, type_sums
+from rocktokens.traces.engines import ENGINES
 from rocktokens.traces.schema import KL_ROUNDING, MAX_SCORE
 from rocktokens.traces.store import TraceStore
 from rocktokens.traces.writer import TraceWriter
@@ -224,6 +225,20 @@ def test_optional_columns_may_be_in_some_parts_only(tmp_path):
         tmp_path, lambda store: store.table(7).select("student_top", "teacher_top", "rollout_id").order_by("rollout_id")
     )
     assert rows["teacher_top"].null_count == rows["student_top"].null_count == 8
+
+
+@needs_spark
+@pytest.mark.parametrize("engine", ENGINES)
+def test_one_flipped_bit_is_refused_before_an_engine_reads_it(tmp_path, engine):
+    write_trace(tmp_path, {0: sample_table(40), 7: sample_table(40)}, rows_per_part=15)
+    part = tmp_path / "traces/checkpoint=7/part-00001.parquet"
+    content = bytearray(part.read_bytes())
+    content[len(content) // 2] ^= 1
+    part.write_bytes(content)
+    store = TraceStore(tmp_path, engine=engine)
+    assert store.table(0).count().to_pyarrow().as_py() == 40
+    with pytest.raises(RunDirError, match=r"checkpoint=7/part-00001\.parquet is not the file that"):
+        store.table(7)
 
 
 # A good guest

@@ -232,9 +232,11 @@ def test_stray_files_do_not_exist_and_missing_or_damaged_ones_are_named(tmp_path
     part = folder / "part-00000.parquet"
     whole = part.read_bytes()
     part.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(RunDirError, match=r"part-00000\.parquet is damaged"):
+    with pytest.raises(RunDirError, match=r"part-00000\.parquet is not the file that .*manifest\.json lists"):
         content(tmp_path)
-    pq.write_table(sample_table(4), part)
+    RunDir(tmp_path).commit(
+        "traces/checkpoint=0/part-00000.parquet", lambda path: pq.write_table(sample_table(4), path), rows=5
+    )
     with pytest.raises(RunDirError, match="has 4 rows, its manifest lists 5"):
         content(tmp_path)
     part.unlink()
@@ -374,6 +376,7 @@ def test_without_a_tokenizer_a_token_is_its_number(tmp_path):
 def save_tokenizer(run: Path, tokenizer: Tokenizer) -> None:
     (run / "tokenizer").mkdir(parents=True)
     tokenizer.save(str(run / "tokenizer" / "tokenizer.json"))
+    RunDir(run).adopt(["tokenizer/tokenizer.json"])
 
 
 def test_byte_level_texts(tmp_path):

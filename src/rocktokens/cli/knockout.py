@@ -80,5 +80,5 @@ def knockout(
 
     print_sweep(sweep, rule, show)
     output.print(f"everything: {run.knockout}", soft_wrap=True, markup=False)
-    if has_verdicts(RockSet.load(run.rocks), sweep, rule):
+    if has_verdicts(RockSet.load(run.verified(run.rocks.name)), sweep, rule):
         output.print(f"verdicts of single rocks: {run.rocks}", soft_wrap=True, markup=False)

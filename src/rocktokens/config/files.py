@@ -20,7 +20,7 @@ from rocktokens.config.sections import Config, checkpoint_steps
 from rocktokens.config.sentences import validate
 from rocktokens.errors import ConfigError, UnlistedStudentError
 from rocktokens.recipes import recipes
-from rocktokens.run_dir import RunDir
+from rocktokens.run_dir import RunDir, as_listed
 
 _CHOICE = re.compile(r"\s*(?:\w+\.)*(task|policy)\.name\s*=")
 _DEFAULT_NAMES = {"task": "wordmath", "policy": "uniform"}
@@ -35,8 +35,13 @@ def load_config(path: str | Path, overrides: list[str] | None = None) -> Config:
 
 def run_config(run: RunDir, overrides: list[str] | None = None) -> Config:
     """Return the config a run was started with, overrides applied, pointing at where the run lies now."""
-    run.require()
-    return load_config(run.config, [*(overrides or []), f"run.directory={json.dumps(str(run.path))}"])
+    path = run.require().verified(run.config.name)
+    return load_config(path, [*(overrides or []), f"run.directory={json.dumps(str(run.path))}"])
+
+
+def has_config(run: RunDir) -> bool:
+    """Whether a run comes with a config, sound or not (``run_config`` tells); a folder of traces alone does not."""
+    return run.config.exists() or run.lists(run.config.name)
 
 
 def student_name(run: RunDir, step: int) -> str:
@@ -44,14 +49,14 @@ def student_name(run: RunDir, step: int) -> str:
 
     That is an entry of ``trace.checkpoints`` in the run's config, else ``checkpoints/step-N`` of the run.
     """
-    listed = load_config(run.config).trace.checkpoints if run.config.exists() else []
+    listed = run_config(run).trace.checkpoints if has_config(run) else []
     if not listed:
         return str(run.checkpoint(step))
     by_step = dict(zip(checkpoint_steps(listed), listed, strict=True))
     if step not in by_step:
         raise UnlistedStudentError(
             f"checkpoint {step} is none of those that trace.checkpoints of {run.config} lists (they are "
-            f"{', '.join(map(str, by_step))}): list its student there, or give one of these"
+            f"{', '.join(map(str, by_step))}): give one of these, or trace it with `rocktokens trace`"
         )
     return by_step[step]
 
@@ -70,7 +75,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     """Read the record in a TOML file, or in the recipe of that name where there is no such file."""
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = as_listed(path).read_text(encoding="utf-8")
     except FileNotFoundError:
         recipe = recipes().get(str(path))
         if recipe is None:

@@ -85,7 +85,13 @@ def _kept_or_measured(
 
 def kept_evaluation(run: RunDir, config: Config, name: str, model: str, *, seed: int) -> EvaluationRecord | None:
     """Return an evaluation that the run has already made under these settings, None if it has not."""
-    return Ledger.load(run.evaluations).find(name, _settings(run, config, model, seed))
+    return _ledger(run).find(name, _settings(run, config, model, seed))
+
+
+def _ledger(run: RunDir) -> Ledger:
+    """What the run has measured; nothing where the file was removed to measure again, or a killed process left it."""
+    has_any = run.evaluations.exists() and run.lists(run.evaluations.name)
+    return Ledger.load(run.verified(run.evaluations.name)) if has_any else Ledger()
 
 
 def _measured(
@@ -111,7 +117,7 @@ def _measured(
             on_done=advance,
         )
     record = EvaluationRecord(name=name, settings=_settings(run, config, loaded.name, seed), **asdict(accuracy))
-    run.commit(run.evaluations.name, Ledger([*Ledger.load(run.evaluations), record]).save)
+    run.commit(run.evaluations.name, Ledger([*_ledger(run), record]).save)
     return record
 
 

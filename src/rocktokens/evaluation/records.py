@@ -15,6 +15,7 @@ from rocktokens.display.numbers import percent, with_interval
 from rocktokens.display.table import Column, Table, ends, flat, number, text
 from rocktokens.display.text import printable
 from rocktokens.errors import RunDirError
+from rocktokens.run_dir import as_listed
 from rocktokens.types import Interval
 
 SCHEMA_VERSION = 1
@@ -101,9 +102,9 @@ class Ledger:
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """Read evaluations.json; a run that has none has measured nothing, and a damaged file is refused by name."""
-        path = Path(path)
-        if not path.exists():
+        if not Path(path).exists():
             return cls()
+        path = as_listed(path)
         try:
             record = json.loads(path.read_text(encoding="utf-8"))
             if record.get("schema_version", SCHEMA_VERSION) != SCHEMA_VERSION:

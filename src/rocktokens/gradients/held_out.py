@@ -97,7 +97,7 @@ def hold_out(run: RunDir, rocks: RockSet, reference: int | None, baseline: int |
         )
     store, criterion = TraceStore(run), rocks.criterion
     rocks.require_tokenizer(store.tokenizer_sha256)
-    known = rocks.source.get("manifest_sha256") == store.manifest_sha256
+    known = store.made(rocks.source, run.rocks.name)
     if baseline is None and (baseline := criterion.get("baseline")) is not None and reference is not None:
         baseline = min(baseline, reference)
     sums = gather(

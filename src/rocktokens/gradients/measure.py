@@ -37,9 +37,9 @@ from rocktokens.gradients.type_gradients import TypeGradients
 from rocktokens.models.fingerprints import model_identity, same_tokenizer, traced_student, vocabulary_sha256
 from rocktokens.models.load import LoadedModel, load_model
 from rocktokens.progress import SILENT, Progress
-from rocktokens.run_dir import RunDir, derive_seed
+from rocktokens.run_dir import OPTIMIZER_FILE, RunDir, derive_seed
 from rocktokens.scoring.student import load_student
-from rocktokens.training.checkpoint import OPTIMIZER_FILE, load_trainer_state
+from rocktokens.training.checkpoint import load_trainer_state
 from rocktokens.training.optim import make_optimizer, make_scheduler, restore_scheduler
 from rocktokens.types import RockSet
 
@@ -93,7 +93,7 @@ def measure_gradients(
         progress: Shown a bar per pass over the rollouts.
     """
     with run.lock():
-        rocks = RockSet.load(run.rocks)
+        rocks = RockSet.load(run.verified(run.rocks.name))
         with progress.status("reading traces"):
             held_out = hold_out(run, rocks, checkpoint, baseline)
             _require_measurable(run, config, held_out)
@@ -104,6 +104,8 @@ def measure_gradients(
             teacher.model.requires_grad_(False)
             rocks.require_tokenizer(vocabulary_sha256(teacher.tokenizer.get_vocab()))
         session = Session(run, config, held_out, categories, teacher, progress)
+        for step in (held_out.sums.baseline, held_out.sums.reference):
+            session.student_name(step)  # both are refused before either is measured
         logit, parameter = _logit_space(session), _parameter_space(session)
         record = GradientsRecord(
             criterion=rocks.criterion,
@@ -217,7 +219,7 @@ def _load_trainee(session: Session) -> Trainee:
     is_own = name == str(folder)
     student = load_student(config, folder, device) if is_own else load_model(name, "float32", device)
     same_tokenizer(student.tokenizer, session.teacher.tokenizer)
-    has_state = is_own and (folder / OPTIMIZER_FILE).exists()
+    has_state = is_own and session.run.lists(f"checkpoints/{folder.name}/{OPTIMIZER_FILE}")
     state = load_file(folder / OPTIMIZER_FILE) if has_state else {}
     if not state:
         missing = f"{name} has no optimizer state here"

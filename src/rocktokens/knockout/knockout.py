@@ -77,11 +77,12 @@ def knockout(
     judge = VerdictRule(section.alpha, section.epsilon, section.margin, own_seed)
     sampling = _sampling(config)
     with run.lock():
-        rocks = RockSet.load(run.rocks)
+        rocks = RockSet.load(run.verified(run.rocks.name))
         task, prompts = _task_and_prompts(config)
         with progress.status("loading"):
             banned = _load(run, config, checkpoint)
         rocks.require_tokenizer(banned.tokenizer_sha256)
+        earlier = _earlier_traces(run, rocks)
         bans, left_out = _bans(run, config, rocks, wanted, banned.loaded)
         conditions = Conditions(**_conditions(config, banned, prompts, sampling))
         journal = RunJournal(run, conditions.digest)
@@ -110,7 +111,7 @@ def knockout(
             )
         finally:
             journal.flush()
-        sweep = replace(sweep, warnings=[*sweep.warnings, *left_out])
+        sweep = replace(sweep, warnings=[*sweep.warnings, *left_out, *earlier])
         entry = run.commit(run.knockout.name, sweep.save)
         inputs = _inputs_digest(config, banned.identity, prompts, sampling)
         run.update_manifest(**{INPUTS: {"sha256": entry.sha256, "of_rocks": wanted.any_rocks, "digest": inputs}})
@@ -119,6 +120,15 @@ def knockout(
         if banned.identity in {model_identity(name, run) for name in students}:
             run.commit(run.rocks.name, with_verdicts(rocks, sweep, rule).save)
     return sweep
+
+
+def _earlier_traces(run: RunDir, rocks: RockSet) -> list[str]:
+    """Warn of rocks that were found in traces the run has replaced or extended since; refuse those of another run."""
+    from rocktokens.traces.store import TraceStore
+
+    store = TraceStore(run)
+    is_current = not store.checkpoints or store.made(rocks.source, run.rocks.name)
+    return [] if is_current else ["rocks.json was found in other traces than the run has now: run `rocktokens find`"]
 
 
 def _load(run: RunDir, config: Config, checkpoint: str) -> BannedModel:
@@ -223,7 +233,8 @@ def is_current(run: RunDir, config: Config, checkpoint: str = "last") -> bool:
     [entry] = run.files(run.knockout.name) or [None]
     if entry is None:
         return False
-    rocks, sweep, section = RockSet.load(run.rocks), KnockoutSweep.load(run.verify(entry)), config.knockout
+    rocks, sweep = RockSet.load(run.verified(run.rocks.name)), KnockoutSweep.load(run.verify(entry))
+    section = config.knockout
     made_under = sweep.settings.conditions
     if made_under is None:
         return False

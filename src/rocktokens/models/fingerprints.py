@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rocktokens.config import student_name
 from rocktokens.errors import RocktokensError, TokenizerMismatchError
-from rocktokens.run_dir import RunDir, file_sha256
+from rocktokens.run_dir import RunDir, file_sha256, require_as_listed
 from rocktokens.types import ReplayRecord
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def traced_student(
     replay: ReplayRecord | None,
     step: int,
     *,
-    verify: bool = True,
+    optimizer: bool = True,
     remedy: str = "run `rocktokens trace` again",
 ) -> str:
     """Return what to load for a checkpoint, refused if it is no longer the student that was traced.
@@ -69,12 +69,11 @@ def traced_student(
         run: the run that was traced.
         replay: what ``rocktokens trace`` recorded (``TraceStore.replay``); without it nothing can be compared.
         step: the checkpoint.
-        verify: whether to read all files of the run's own checkpoints, and refuse those that were changed.
+        optimizer: whether its state will be read too, so that a damaged one is refused.
         remedy: what to do if it is another student.
     """
     name = student_name(run, step)
-    if verify and name == str(run.checkpoint(step)):
-        run.verified_checkpoint(step)
+    require_as_listed(name, optimizer=optimizer)
     traced = replay.checkpoints.get(step) if replay else None
     if traced is not None and model_identity(name, run) != traced:
         raise RocktokensError(f"checkpoint {step} was traced with another student than {name} is now: {remedy}")

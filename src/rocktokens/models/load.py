@@ -4,6 +4,8 @@
 2. A directory with ``adapter_config.json``: the base model it names, with the LoRA adapter merged into it.
 3. Any other directory, or a hub id, through transformers.
 
+A checkpoint of a run must be as the run lists it, and the weights must be all there (``whole``).
+
 Weights are safetensors, code of the model's author is never run, and the model comes back in eval mode.
 """
 
@@ -15,10 +17,12 @@ from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from rocktokens.errors import RocktokensError
 from rocktokens.models import smollm2
+from rocktokens.models.whole import load_adapter, load_causal_lm
+from rocktokens.run_dir import require_as_listed
 
 PEBBLES: dict[str, Literal["student", "teacher"]] = {"pebbles-student": "student", "pebbles-teacher": "teacher"}
 EMBEDDED = (*PEBBLES, smollm2.MODEL_ID)
@@ -89,6 +93,7 @@ def end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> froze
 
 
 def _load(name: str, dtype: torch.dtype) -> tuple[Any, Any]:
+    require_as_listed(name)
     if name in PEBBLES:
         from rocktokens.models import pebbles
 
@@ -108,7 +113,8 @@ def _from_transformers(name: str, dtype: torch.dtype) -> tuple[Any, Any]:
         raise RocktokensError(f"model {name!r} is neither a directory nor a hub id: correct the path")
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-        model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, use_safetensors=True, trust_remote_code=False)
+        options = {"dtype": dtype, "use_safetensors": True, "trust_remote_code": False}
+        model = load_causal_lm(name, f"model {name!r}", **options)
     except CANNOT_LOAD as error:
         raise RocktokensError(
             f"model {name!r} cannot be loaded ({_first_line(error)}): give a directory, a hub id that is cached or "
@@ -126,8 +132,6 @@ def _refuse_other_weights(directory: Path) -> None:
 
 def _with_adapter(directory: Path, dtype: torch.dtype) -> tuple[Any, Any]:
     """The base model that a LoRA adapter names, with the adapter merged into its weights."""
-    from peft import PeftModel
-
     _refuse_other_weights(directory)
     base = _base_of(directory)
     try:
@@ -140,7 +144,7 @@ def _with_adapter(directory: Path, dtype: torch.dtype) -> tuple[Any, Any]:
     try:
         if (directory / "tokenizer_config.json").is_file():
             tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
-        return PeftModel.from_pretrained(model, str(directory)).merge_and_unload(), tokenizer
+        return load_adapter(model, directory, f"the adapter {str(directory)!r}").merge_and_unload(), tokenizer
     except CANNOT_LOAD as error:
         raise _damaged_adapter(directory, error) from error
 

@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 from rocktokens.errors import RocktokensError
+from rocktokens.models.whole import load_causal_lm
 
 MODEL_ID = "smollm2-135m-instruct"
 _GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -23,7 +24,8 @@ def load_smollm2(dtype: torch.dtype) -> tuple[Any, Any]:
     # newer transformers keep GGUF weights packed, which can be neither trained nor saved, unless told otherwise
     gguf_config = getattr(transformers, "GgufConfig", None)
     dense = {} if gguf_config is None else {"quantization_config": gguf_config(dequantize=True)}
-    return AutoModelForCausalLM.from_pretrained(directory, gguf_file=_GGUF_FILE, dtype=dtype, **dense), tokenizer
+    what = f"model {MODEL_ID!r}"
+    return load_causal_lm(directory, what, gguf_file=_GGUF_FILE, dtype=dtype, **dense), tokenizer
 
 
 def gguf_directory() -> Path:

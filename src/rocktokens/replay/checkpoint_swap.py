@@ -24,6 +24,7 @@ import torch
 from safetensors import safe_open
 
 from rocktokens.models.load import CANNOT_LOAD, EMBEDDED, LoadedModel
+from rocktokens.run_dir import require_as_listed
 
 Weights = dict[str, torch.Tensor]
 DESCRIPTIONS = ("*config.json", "*token*", "vocab*", "merges.txt", "*.model", "*.tiktoken", "*.jinja")
@@ -97,6 +98,7 @@ def _weights_for(present: _Present, name: str) -> Weights | None:
     model, own, other = present.student.model, Path(present.student.name), Path(name)
     if not (is_plain_directory(present.student.name) and is_plain_directory(name)):
         return None
+    require_as_listed(name)
     on_gpu = model.device.type == "cuda"
     try:
         if descriptions(own) != descriptions(other) or shapes(own) != shapes(other):

@@ -6,7 +6,8 @@
    go through one model, the next being read while the present one scores; parts are written meanwhile.
 4. Parts that are committed are not made again, so a killed replay continues where it was and ends with the same bytes.
 
-Nothing is written before the checkpoints are found and the teacher and the student that writes the first probe loaded.
+Nothing is written before the checkpoints are found and verified, and the teacher and the student that writes the first
+probe loaded.
 """
 
 import math
@@ -28,7 +29,7 @@ from rocktokens.replay.record import begin_record, has_replay, replay_settings, 
 from rocktokens.rollouts.encode import Sampling, make_rollouts
 from rocktokens.rollouts.sampler import make_sampler
 from rocktokens.rollouts.store import read_rollouts, write_rollouts
-from rocktokens.run_dir import RunDir, derive_seed
+from rocktokens.run_dir import RunDir, derive_seed, require_as_listed
 from rocktokens.scoring.score import PendingScores, score_pass
 from rocktokens.scoring.teacher_pass import StatesRoom, TeacherPass
 from rocktokens.scoring.top_tokens import TopTokens
@@ -112,6 +113,8 @@ def replay(config: Config, *, restart: bool = False, progress: Progress = SILENT
         if not restart:
             require_same_replay(run, settings)
         with progress.status("loading"):
+            for checkpoint in checkpoints:
+                require_as_listed(checkpoint.model)
             teacher = load_model(config.models.teacher, config.models.dtype, config.models.device)
         require_vocabulary(run, teacher)
         students = stack.enter_context(open_students(config, teacher))

@@ -25,7 +25,8 @@ import ibis.expr.types as ir
 import numpy as np
 import pyarrow as pa
 
-from rocktokens.errors import RocktokensError
+from rocktokens.errors import RocktokensError, RunDirError
+from rocktokens.run_dir import require_as_listed
 from rocktokens.traces.store import TraceStore
 
 OCCURRENCES_PER_JOIN = 200_000
@@ -143,7 +144,13 @@ def encode_windows(tokens_NW: np.ndarray, embeddings_VD: np.ndarray) -> np.ndarr
 
 def traced_embeddings(store: TraceStore, checkpoint: int) -> np.ndarray:
     """Read float32 (V, D), the input embeddings of the student that was traced, from its files or from the model."""
-    name = _traced_student(store, checkpoint)
+    try:
+        name = _traced_student(store, checkpoint)
+    except RunDirError as error:
+        raise RocktokensError(
+            f"the input embeddings of the student cannot be read: {error}; or give embeddings=, an array (vocabulary, "
+            "width), or stage='score' (on the command line --set find.stage=score)"
+        ) from error
     if Path(name).exists() or name == str(store.run.checkpoint(checkpoint)):
         return read_embeddings(Path(name))
     from rocktokens.models.load import load_model
@@ -161,6 +168,7 @@ def read_embeddings(folder: Path) -> np.ndarray:
             if any(map(_is_embedding, changed)):
                 raise ValueError("its adapter changes them")
             folder = Path(json.loads((folder / ADAPTER).read_text(encoding="utf-8"))["base_model_name_or_path"])
+            require_as_listed(folder)
         return _embeddings_in(folder)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         raise RocktokensError(
@@ -170,11 +178,11 @@ def read_embeddings(folder: Path) -> np.ndarray:
 
 
 def _traced_student(store: TraceStore, checkpoint: int) -> str:
-    """Name the student of the traces; its files are not verified, since one matrix of them is read."""
+    """Name the student of the traces, once the files that a model is read from are as its run lists them."""
     from rocktokens.models.fingerprints import traced_student
 
     remedy = "use find.stage = 'score', or find_rocks(embeddings=…) with the embeddings of the one that was traced"
-    return traced_student(store.run, store.replay, checkpoint, verify=False, remedy=remedy)
+    return traced_student(store.run, store.replay, checkpoint, optimizer=False, remedy=remedy)
 
 
 def _hidden_encoder(store: TraceStore, checkpoint: int) -> Encoder:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from rocktokens.config import Config, FindSection, parse_config, run_config
+from rocktokens.config import Config, FindSection, has_config, parse_config, run_config
 from rocktokens.errors import RocktokensError, UnlistedStudentError
 from rocktokens.inference.bootstrap import median_interval
 from rocktokens.progress import SILENT, Progress
@@ -33,7 +33,7 @@ from rocktokens.rocks.selectors import selector_of
 from rocktokens.rocks.sums import HELD_OUT, NOT_SPLIT, occurrences, resolve_checkpoints, rollout_shares, type_sums
 from rocktokens.rocks.uncertainty import score_uncertainty, share_intervals
 from rocktokens.run_dir import RunDir, derive_seed
-from rocktokens.traces.store import TraceStore
+from rocktokens.traces.store import SEARCHED, TraceStore
 from rocktokens.types import ONE, RankedType, RockSet, RockToken
 from rocktokens.windows import WindowRule
 
@@ -142,7 +142,7 @@ def find_rocks(
     if embeddings is not None:
         given.setdefault("encoder", "embeddings")
     own: dict[str, Any] = {}
-    if store.run.config.exists():
+    if has_config(store.run):
         config = run_config(store.run)
         own = {**config.find.model_dump(), "seed": split_seed(config)}
     kind = {**own, **given}.get("encoder", "embeddings")
@@ -160,6 +160,8 @@ def find_run(
         with progress.status("weighing the evidence"):
             rocks = rock_set(store, result)
             analysis = analyse(store, result, rocks)
+            searched = [own for own in run.manifest().get(SEARCHED, []) if own != store.manifest_sha256]
+            run.update_manifest(**{SEARCHED: [*searched, store.manifest_sha256]})
             run.commit("find.json", analysis.save)
             run.commit(run.rocks.name, rocks.save)
     return Found(rocks, analysis)
@@ -167,7 +169,7 @@ def find_run(
 
 def find_settings(run: RunDir, overrides: list[str] | None = None) -> tuple[FindSection, int]:
     """Return the run's own settings and seed; the defaults and 0 for a folder that holds nothing but traces."""
-    if run.config.exists():
+    if has_config(run):
         config = run_config(run, overrides)
         return config.find, split_seed(config)
     directory = f"run.directory={json.dumps(str(run.path))}"

@@ -53,10 +53,7 @@ def write_rollouts(run: RunDir, relative: str, rollouts: Sequence[Rollout]) -> F
 
 def read_rollouts(run: RunDir, relative: str) -> list[Rollout]:
     """Committed rollouts, after checking that the file is the one that was committed."""
-    entry = next((entry for entry in run.files(relative) if entry.path == relative), None)
-    if entry is None:
-        raise RunDirError(f"{run.path} has no rollouts {relative!r}: its manifest does not list that file")
-    return table_rollouts(pq.read_table(run.verify(entry)))
+    return table_rollouts(pq.read_table(run.verified(relative)))
 
 
 def _column(field: pa.Field, values: list) -> pa.Array:

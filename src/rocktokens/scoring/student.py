@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from rocktokens.config import Config
 from rocktokens.errors import ConfigError
 from rocktokens.models.load import LoadedModel, load_model
+from rocktokens.models.whole import load_adapter
 from rocktokens.run_dir import derive_seed
 from rocktokens.scoring.packed import checkpointing_kwargs
 
@@ -30,7 +31,7 @@ def load_student(config: Config, checkpoint: Path | None, device: str) -> Loaded
 
 def _with_adapters(model: PreTrainedModel, config: Config, checkpoint: Path | None) -> PeftModel:
     if checkpoint is not None:
-        return PeftModel.from_pretrained(model, str(checkpoint), is_trainable=True)
+        return load_adapter(model, checkpoint, f"the adapter {str(checkpoint)!r}", is_trainable=True)
     settings = config.lora.model_dump(exclude={"enabled"})
     try:
         adapted = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **settings))

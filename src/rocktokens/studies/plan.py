@@ -130,9 +130,9 @@ def _run_config(
 def _require_same(config: Config, owner: str, unused: frozenset[str]) -> None:
     """Compare with the config the run was started with, if it was."""
     run = RunDir(config.run.directory)
-    if not run.files(run.config.name):
+    if not run.lists(run.config.name):
         return
-    before, now = (_settings(of, unused) for of in (load_config(run.config), config))
+    before, now = (_settings(of, unused) for of in (load_config(run.verified(run.config.name)), config))
     for key in sorted(before.keys() | now.keys()):
         if before.get(key) != now.get(key):
             raise ConfigError(

@@ -57,7 +57,7 @@ def _scouted_rocks(run: RunDir, config: Config, section: ScoutSection, progress:
                 f"scout.stages = {section.stages}, but {run.rocks} was made with {stages}, and arms may have used it: "
                 "put them back, or give another study.directory"
             )
-        return RockSet.load(run.rocks)
+        return RockSet.load(run.verified(run.rocks.name))
     scout = RunDir(config.run.directory)
     from rocktokens.replay.replay import replay
     from rocktokens.rocks.find import find_run, split_seed
@@ -69,7 +69,7 @@ def _scouted_rocks(run: RunDir, config: Config, section: ScoutSection, progress:
     find_run(scout, config.find, split_seed(config), progress=progress)
     if "knockout" in section.stages:
         knockout(scout, config, progress=progress)
-    rocks = RockSet.load(scout.rocks)
+    rocks = RockSet.load(scout.verified(scout.rocks.name))
     run.update_manifest(**{STAGES: section.stages})
     run.commit(run.rocks.name, rocks.save)
     return rocks
@@ -79,7 +79,7 @@ def _given_rocks(run: RunDir, path: str) -> RockSet:
     rocks = RockSet.load(path)
     if not run.files(run.rocks.name):
         run.commit(run.rocks.name, rocks.save)
-    elif RockSet.load(run.rocks) != rocks:
+    elif RockSet.load(run.verified(run.rocks.name)) != rocks:
         raise ConfigError(
             f"study.rocks = {path!r} holds other rocks than {run.rocks}, which arms may have used: put them back, or "
             "give another study.directory"
@@ -98,7 +98,7 @@ def _match_controls(study: StudyConfig, run: RunDir, rocks: RockSet) -> None:
         if not arms or study.scout is None:
             continue
         draws = max(max(arm.draws, getattr(arm.policy, "draw", 0) + 1) for arm in arms)
-        if run.files(path.name) and len(ControlSet.load(path)) >= draws:
+        if run.lists(path.name) and len(ControlSet.load(run.verified(path.name))) >= draws:
             continue
         store = TraceStore(RunDir(scout_config(study).run.directory))
         controls = match(store, rocks, draws=draws, seed=derive_seed(study.scout.seed, path.stem))

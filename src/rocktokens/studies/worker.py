@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection
 from rocktokens.errors import RocktokensError
 from rocktokens.evaluation.records import EvaluationRecord
 from rocktokens.progress import Silent
-from rocktokens.run_dir import RunDir, derive_seed
+from rocktokens.run_dir import OPTIMIZER_FILE, RunDir, derive_seed
 from rocktokens.studies.plan import Job
 
 EVALUATION_SEED = derive_seed(0, "study evaluation")
@@ -76,8 +76,6 @@ def run_job(job: Job, report: Report) -> None:
 
 def drop_optimizers(run: RunDir) -> None:
     """Delete the optimizer's state from all checkpoints of a run that is trained."""
-    from rocktokens.training.checkpoint import OPTIMIZER_FILE
-
     run.drop([entry.path for entry in run.files("checkpoints/") if entry.path.endswith(f"/{OPTIMIZER_FILE}")])
 
 

@@ -1,14 +1,15 @@
 """Read the trace parts of a run through ibis, on an embedded DuckDB or on Spark.
 
-1. The manifest says which parts exist; stray files do not, and a listed part that is missing or cut short is an error.
-2. Every part's footer is checked (schema version, row count) when its checkpoint is first asked for.
+1. The manifest says which parts exist; stray files do not, and a listed part that is missing or changed is an error.
+2. When a checkpoint is first asked for, its parts are verified (SHA-256, on as many threads as the engine has) and
+   their footers checked (schema version, row count), before any engine reads them.
 3. Statistics are ibis expressions over ``table(checkpoint)``; integer sums make them the same on any engine.
 """
 
 import hashlib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,13 +24,16 @@ from rocktokens.display.strip import Piece, strip_html
 from rocktokens.display.table import Column, Table, number
 from rocktokens.display.text import visible
 from rocktokens.errors import RocktokensError, RunDirError
-from rocktokens.run_dir import FileEntry, RunDir
+from rocktokens.run_dir import MAKERS, FileEntry, RunDir
 from rocktokens.traces.engines import DEFAULT_MEMORY, open_engine
 from rocktokens.traces.schema import require_readable
 from rocktokens.traces.token_text import Vocabulary
 from rocktokens.traces.writer import Source, parts_folder
 from rocktokens.types import ReplayRecord
 
+TOKENIZER = "tokenizer/tokenizer.json"
+SEARCHED = "searched"
+"""Entry of the manifest: ``manifest_sha256`` of the parts that the run's rocks were ever found in, oldest first."""
 _CHECKPOINT = re.compile(r"traces/checkpoint=(\d+)/")
 
 
@@ -87,6 +91,7 @@ class TraceStore:
         is_training, folder = source == "training", parts_folder("training", None)
         self._parts = [part for part in self.run.files("traces/") if part.path.startswith(folder) == is_training]
         self._read_parquet = open_engine(engine, threads, memory)
+        self._threads = threads
         self._tables: dict[str, ir.Table] = {}
 
     def __repr__(self) -> str:
@@ -115,6 +120,21 @@ class TraceStore:
         entries = json.dumps([asdict(part) for part in self._parts], sort_keys=True)
         return hashlib.sha256(entries.encode()).hexdigest()
 
+    def made(self, source: Mapping[str, Any], record: str) -> bool:
+        """Whether a record of the run was made from these parts; refused where it was from those of another run.
+
+        False for parts that the run had before, as far as it noted what its rocks were found in.
+        """
+        found, searched = source.get("manifest_sha256"), self._manifest.get(SEARCHED)
+        if found == self.manifest_sha256:
+            return True
+        if self._parts and found is not None and searched is not None and found not in searched:
+            raise RunDirError(
+                f"{self.run.path / record} was made from traces that this run never had, so it is of another run: "
+                f"restore it from a copy of the run, or run `{MAKERS[record]}` again"
+            )
+        return False
+
     @cached_property
     def replay(self) -> ReplayRecord | None:
         """What ``rocktokens trace`` recorded of the replay; None where the rows were written without it."""
@@ -139,9 +159,12 @@ class TraceStore:
         """The rows of one replayed checkpoint (or, in a training store, of the whole training run)."""
         folder = parts_folder(self.source, checkpoint)
         if folder not in self._tables:
-            paths = [self._checked(part) for part in self._parts if part.path.startswith(folder)]
-            if not paths:
+            parts = [part for part in self._parts if part.path.startswith(folder)]
+            if not parts:
                 raise RocktokensError(self._absent(checkpoint))
+            paths = self.run.verify_all(parts, self._threads)
+            for part, path in zip(parts, paths, strict=True):
+                _require_fitting(part, path)
             self._tables[folder] = self._read_parquet(paths)
         return self._tables[folder]
 
@@ -164,7 +187,10 @@ class TraceStore:
 
     @cached_property
     def _tokenizer(self) -> Tokenizer | None:
-        path = self.run.path / "tokenizer" / "tokenizer.json"
+        path = self.run.path / TOKENIZER
+        # A folder of traces alone may have been given a tokenizer by hand; a run lists its own.
+        if self.run.lists(TOKENIZER) or (self.tokenizer_sha256 and path.exists()):
+            path = self.run.verified(TOKENIZER)
         return Tokenizer.from_file(str(path)) if path.exists() else None
 
     def _absent(self, checkpoint: int | None) -> str:
@@ -175,19 +201,12 @@ class TraceStore:
         available = ", ".join(map(str, self.checkpoints))
         return f"checkpoint {checkpoint} has no traces in {self.run.path}: available are {available}"
 
-    def _checked(self, part: FileEntry) -> Path:
-        path = self.run.path / part.path
-        try:
-            footer = pq.read_metadata(path)
-        except FileNotFoundError:
-            raise RunDirError(
-                f"{path} is listed in the manifest but missing: restore it from a copy of the run"
-            ) from None
-        except (pa.ArrowInvalid, OSError) as error:
-            raise RunDirError(f"{path} is damaged ({error}): restore it from a copy of the run") from None
-        require_readable(footer.schema.to_arrow_schema(), path)
-        if footer.num_rows != part.rows:
-            raise RunDirError(
-                f"{path} has {footer.num_rows} rows, its manifest lists {part.rows}: restore it from a copy of the run"
-            )
-        return path
+
+def _require_fitting(part: FileEntry, path: Path) -> None:
+    """Refuse a part of another schema, or with other rows than listed."""
+    footer = pq.read_metadata(path)
+    require_readable(footer.schema.to_arrow_schema(), path)
+    if footer.num_rows != part.rows:
+        raise RunDirError(
+            f"{path} has {footer.num_rows} rows, its manifest lists {part.rows}: restore it from a copy of the run"
+        )

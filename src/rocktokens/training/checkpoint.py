@@ -29,9 +29,8 @@ from rocktokens.config import Config, load_config
 from rocktokens.config.policies import FILE_KEYS, files_of
 from rocktokens.errors import ConfigError, RunDirError
 from rocktokens.models.describe_run import describe_run
-from rocktokens.run_dir import TRAINER_STATE, RunDir, file_sha256, fsync
+from rocktokens.run_dir import OPTIMIZER_FILE, TRAINER_STATE, RunDir, file_sha256, fsync
 
-OPTIMIZER_FILE = "optimizer.safetensors"
 POLICY_FILE = "policy.safetensors"
 POLICY_FILES = "policy_files"
 """The manifest's entry with the SHA-256 of every file the policy reads, by key."""
@@ -123,8 +122,9 @@ def open_run(run: RunDir, config: Config, num_processes: int, *, resume: bool) -
     """Return the step of the checkpoint to start from, None for a run that has none yet."""
     if run.exists() and not resume:
         raise RunDirError(f"{run.path} already holds a run: continue it with --resume, or give another run.directory")
-    if any(entry.path == run.config.name for entry in run.files()):
-        _require_same_config(load_config(run.config), config, by_content=POLICY_FILES in run.manifest())
+    if run.lists(run.config.name):
+        before = load_config(run.verified(run.config.name))
+        _require_same_config(before, config, by_content=POLICY_FILES in run.manifest())
         started = run.manifest().get("num_processes", num_processes)
         if started != num_processes:
             raise ConfigError(

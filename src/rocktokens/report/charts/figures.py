@@ -46,12 +46,12 @@ def run_figures(run: RunView) -> dict[str, Figure]:
 def draw_figures(run: RunDir, record: str) -> None:
     """Draw a record of ``DRAWN`` that the run has committed, under the run's lock, into ``figures/``."""
     with run.lock():
-        [entry] = run.files(record)
-        figures = DRAWN[record](run.path.name, run.verify(entry))
+        path, sha256 = run.verified(record), run.manifest()["files"][record]["sha256"]
+        figures = DRAWN[record](run.path.name, path)
         others = {name: drawn for name, drawn in run.manifest().get(FIGURES, {}).items() if name != record}
         run.update_manifest(**{FIGURES: others})  # until all of them are drawn, none counts
         paths = commit_charts(run, figures)
-        run.update_manifest(**{FIGURES: {**others, record: {"sha256": entry.sha256, "paths": paths}}})
+        run.update_manifest(**{FIGURES: {**others, record: {"sha256": sha256, "paths": paths}}})
 
 
 def draw_stale(run: RunDir, record: str) -> bool:

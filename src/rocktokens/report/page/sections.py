@@ -20,6 +20,10 @@ from rocktokens.studies.records import StudyResult
 LONGEST_NOTE = 1_000
 """Characters; a note may name tokens."""
 
+EARLIER_TRACES = (
+    "These rocks were found in traces that the run has replaced or extended since: run `rocktokens find` again."
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Section:
@@ -78,6 +82,7 @@ def sections(run: RunView) -> list[Section]:
             "Sort by a column's title; search by text, category or verdict.",
             "find",
             tables=[rock_table(run.rocks)] if run.rocks else [],
+            notes=[EARLIER_TRACES] if run.is_of_earlier_traces else [],
         ),
         Section(
             "sureness",

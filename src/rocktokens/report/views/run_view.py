@@ -1,7 +1,7 @@
 """One run as the pages see it: its records, the texts of its tokens, and its rollouts; read-only, without a model.
 
-1. ``RunView.open`` reads the records that are there. A part that was not run is None or empty; one that is damaged is
-   refused by name.
+1. ``RunView.open`` reads the records that are there. A part that was not run is None or empty; one that is damaged,
+   that the manifest does not list or that is of another run is refused by name.
 2. Traces, rollouts and grades are read when they are first asked for. Several threads may ask.
 3. ``to_json`` turns any view into JSON that is safe inside a script element.
 """
@@ -60,15 +60,17 @@ class RunView:
         self.run, self.path = run, path
         self.name = path.resolve().name
         self.manifest: dict[str, Any] = run.manifest()
-        self.config_text = _if_there(run.config, lambda file: file.read_text(encoding="utf-8", errors="replace")) or ""
-        self.rocks: RockSet | None = _if_there(run.rocks, RockSet.load)
-        self.find: FindRecord | None = _if_there(path / "find.json", FindRecord.load)
-        self.gradients: GradientsRecord | None = _if_there(run.gradients, GradientsRecord.load)
-        self.knockout: KnockoutSweep | None = _if_there(run.knockout, KnockoutSweep.load)
-        self.evaluations: list[EvaluationRecord] = Ledger.load(run.evaluations).evaluations
-        studies = (_if_there(path / name, StudyResult.load) for name in ("study.json", "study/study.json"))
+        self.config_text = _read(run, "config.toml", lambda file: file.read_text(encoding="utf-8")) or ""
+        self.rocks: RockSet | None = _read(run, "rocks.json", RockSet.load)
+        self.find: FindRecord | None = _read(run, "find.json", FindRecord.load)
+        self.gradients: GradientsRecord | None = _read(run, "gradients.json", GradientsRecord.load)
+        self.knockout: KnockoutSweep | None = _read(run, "knockout.json", KnockoutSweep.load)
+        ledger: Ledger | None = _read(run, "evaluations.json", Ledger.load)
+        self.evaluations: list[EvaluationRecord] = ledger.evaluations if ledger else []
+        studies = (_read(own, "study.json", StudyResult.load) for own in (run, RunDir(path / "study")))
         self.study: StudyResult | None = next(filter(None, studies), None)
         self._traces = TraceStore(run)
+        self._require_own()
         self._log = LogTail(run.logs)
         self._lock = threading.RLock()
         self._indices: dict[int, TokenIndex] = {}
@@ -88,6 +90,26 @@ class RunView:
         """The log lines there are now, one per training step."""
         with self._lock:
             return self._log.lines()
+
+    @property
+    def is_of_earlier_traces(self) -> bool:
+        """Whether the rocks were found in traces that the run had before those of now."""
+        return bool(self.rocks and self.checkpoints and not self._traces.made(self.rocks.source, "rocks.json"))
+
+    def _require_own(self) -> None:
+        """Refuse records that were made from the traces, or with the tokenizer, of another run."""
+        sources = {"rocks.json": self.rocks, "find.json": self.find, "gradients.json": self.gradients}
+        for name, record in sources.items():
+            if record is not None:
+                self._traces.made(record.source, name)
+        own, conditions = self._traces.tokenizer_sha256, self.knockout and self.knockout.settings.conditions
+        if own and self.rocks is not None:
+            self.rocks.require_tokenizer(own)
+        if own and conditions is not None and conditions.tokenizer_sha256 != own:
+            raise RocktokensError(
+                f"{self.run.knockout} was made with tokenizer {conditions.tokenizer_sha256[:12]}, the run's is "
+                f"{own[:12]}: run `rocktokens knockout` again"
+            )
 
     @cached_property
     def rock_ranks(self) -> dict[int, int]:
@@ -234,5 +256,6 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def _if_there(path: Path, read: Callable[[Path], Any]) -> Any:
-    return read(path) if path.exists() else None
+def _read(run: RunDir, name: str, load: Callable[[Path], Any]) -> Any:
+    """Read a file of a run, verified; None where the run has none. A file that it does not list is refused."""
+    return load(run.verified(name)) if run.lists(name) or (run.path / name).exists() else None

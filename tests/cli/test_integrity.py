@@ -1,0 +1,242 @@
+"""Nothing that was damaged, replaced or brought from elsewhere is measured: one sentence, code 2, nothing written."""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from command_line import FinishedRun, changed, refuse, rocktokens, snapshot, succeed
+from safetensors.torch import load_file, save_file
+
+from rocktokens.models import pebbles
+from rocktokens.report.page.sections import EARLIER_TRACES
+from rocktokens.run_dir import RunDir
+from rocktokens.traces.store import SEARCHED
+from rocktokens.types import RockSet
+
+NEW_QUESTION = changed("evaluation.num_prompts=3", "knockout.num_prompts=3")
+"""What the run has not answered yet, so that the model must be read."""
+FEW_PROMPTS = changed("find.stage=score", "find.require=any", "find.min_prompts=1")
+"""A criterion that finds rocks in few prompts."""
+
+
+@pytest.fixture(scope="module")
+def searched(finished: FinishedRun, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The finished run, searched by a criterion that finds rocks in few prompts."""
+    run = shutil.copytree(finished.path, tmp_path_factory.mktemp("searched") / "run")
+    succeed("find", run, *FEW_PROMPTS)
+    assert RockSet.load(run / "rocks.json").tokens
+    return run
+
+
+@pytest.fixture
+def copy(searched: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(searched, tmp_path / "run")
+
+
+@pytest.fixture(scope="module")
+def other(searched: Path) -> Path:
+    """Another run: as valid, with other rocks and another evaluation."""
+    run = shutil.copytree(searched, searched.with_name("other"))
+    succeed("find", run, "--k", "2", *FEW_PROMPTS)
+    succeed("evaluate", run, *NEW_QUESTION)
+    return run
+
+
+def refuse_untouched(run: Path, *arguments: str | Path, naming: tuple[str, ...]) -> None:
+    before = snapshot(run)
+    refuse(*arguments, naming=naming)
+    assert snapshot(run) == before
+
+
+def zero(path: Path, count: int = 40_000) -> None:
+    """Overwrite bytes in the middle of a file; it stays as long as it was, and loads."""
+    content = bytearray(path.read_bytes())
+    middle = len(content) // 2
+    content[middle : middle + count] = bytes(count)
+    path.write_bytes(content)
+
+
+def flip(path: Path) -> None:
+    """Change one bit in the middle of a file."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+# Models
+
+
+def test_a_teacher_without_a_layer(finished: FinishedRun, tmp_path: Path):
+    teacher = shutil.copytree(pebbles.directory("teacher"), tmp_path / "teacher")
+    weights = load_file(teacher / "model.safetensors")
+    kept = {name: tensor for name, tensor in weights.items() if "layers.1." not in name}
+    save_file(kept, teacher / "model.safetensors", metadata={"format": "pt"})
+    settings = changed(f"models.teacher={teacher}", f"run.directory={tmp_path / 'new'}")
+    naming = (str(teacher), "9 tensors missing: model.layers.1.input_layernorm.weight, ", "and 6 more")
+    refuse("distill", finished.config, *settings, naming=naming)
+    assert snapshot(tmp_path / "new") == {}
+    checked = rocktokens("check", finished.config, *settings)
+    assert checked.code == 2 and all(name in checked.stdout + checked.stderr for name in naming)
+    assert snapshot(tmp_path / "new") == {}
+
+
+# Checkpoints
+
+
+@pytest.mark.parametrize(
+    ("step", "command"),
+    [
+        (2, lambda run: ("evaluate", run, "--checkpoint", "2", *NEW_QUESTION)),
+        (4, lambda run: ("evaluate", run, *NEW_QUESTION)),
+        (4, lambda run: ("knockout", run, *NEW_QUESTION)),
+        (2, lambda run: ("trace", run / "config.toml", "--restart", *changed(f"run.directory={run}"))),
+        (0, lambda run: ("gradients", run, "--batches", "2")),
+        (4, lambda run: ("find", run, *changed("find.stage=context"))),
+        (4, lambda run: ("find", run, *changed("find.stage=context", "find.encoder=hidden"))),
+    ],
+    ids=["evaluate 2", "evaluate", "knockout", "trace", "gradients", "embeddings", "hidden"],
+)
+def test_damaged_weights(copy: Path, step: int, command: Callable[[Path], tuple[str, ...]]):
+    zero(copy / f"checkpoints/step-{step}/model.safetensors")
+    naming = (f"checkpoints/step-{step}/model.safetensors is not the file that", "restore it from a copy of the run")
+    refuse_untouched(copy, *command(copy), naming=naming)
+
+
+def test_damaged_weights_of_another_run(finished: FinishedRun, copy: Path, tmp_path: Path):
+    checkpoint = copy / "checkpoints/step-2"
+    zero(checkpoint / "model.safetensors")
+    naming = (f"{checkpoint}/model.safetensors is not the file that {copy}/manifest.json lists",)
+    refuse_untouched(finished.path, "evaluate", finished.path, "--checkpoint", checkpoint, naming=naming)
+    new = tmp_path / "new"
+    refuse("distill", finished.config, *changed(f"models.student={checkpoint}", f"run.directory={new}"), naming=naming)
+    assert snapshot(new) == {}
+
+
+def test_what_a_killed_process_left_of_a_checkpoint_is_no_model(copy: Path):
+    shutil.copytree(copy / "checkpoints/step-4", copy / "checkpoints/step-6")
+    naming = ("has no checkpoint of step 6", "[0, 2, 4]")
+    refuse_untouched(copy, "evaluate", copy, "--checkpoint", copy / "checkpoints/step-6", naming=naming)
+
+
+# Traces and rollouts
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        lambda run: ("find", run),
+        lambda run: ("find", run, "--compare", run),
+        lambda run: ("gradients", run, "--batches", "2"),
+        lambda run: ("knockout", run, *NEW_QUESTION),
+        lambda run: ("report", run, "-o", run / "page.html"),
+    ],
+    ids=["find", "compare", "gradients", "knockout", "report"],
+)
+def test_one_flipped_bit_in_a_trace_part(copy: Path, command: Callable[[Path], tuple[str, ...]]):
+    flip(copy / "traces/checkpoint=4/part-00001.parquet")
+    naming = ("traces/checkpoint=4/part-00001.parquet is not the file that", "`rocktokens trace --restart`")
+    refuse_untouched(copy, *command(copy), naming=naming)
+
+
+def test_a_changed_tokenizer(copy: Path):
+    path = copy / "tokenizer/tokenizer.json"
+    path.write_text(path.read_text(encoding="utf-8").replace('"7"', '"8"', 1), encoding="utf-8")
+    refuse_untouched(copy, "find", copy, naming=("tokenizer/tokenizer.json is not the file that",))
+
+
+# Records
+
+
+@pytest.mark.parametrize(
+    ("name", "commands"),
+    [
+        ("rocks.json", ("report", "knockout", "gradients")),
+        ("find.json", ("report",)),
+        ("evaluations.json", ("report", "evaluate")),
+    ],
+)
+def test_a_record_of_another_run(copy: Path, other: Path, name: str, commands: tuple[str, ...]):
+    shutil.copy(other / name, copy / name)
+    maker = {"evaluations.json": "evaluate"}.get(name, "find")
+    for command in commands:
+        options = ("-o", copy / "page.html") if command == "report" else ()
+        naming = (f"{name} is not the file that {copy}/manifest.json lists", f"`rocktokens {maker}` again")
+        refuse_untouched(copy, command, copy, *options, naming=naming)
+
+
+@pytest.mark.parametrize("name", ["rocks.json", "find.json", "evaluations.json", "gradients.json", "knockout.json"])
+def test_a_record_that_is_not_listed(copy: Path, other: Path, name: str):
+    RunDir(copy).drop([name])
+    (copy / name).write_bytes((other / "rocks.json").read_bytes())
+    maker = {"rocks.json": "find", "find.json": "find", "evaluations.json": "evaluate"}.get(name, name[:-5])
+    naming = (f"{name} is not listed in {copy}/manifest.json", f"run `rocktokens {maker}`")
+    refuse_untouched(copy, "report", copy, "-o", copy / "page.html", naming=naming)
+    if name == "rocks.json":
+        refuse_untouched(copy, "knockout", copy, naming=naming)
+        refuse_untouched(copy, "gradients", copy, naming=naming)
+
+
+def test_rocks_that_were_found_in_the_traces_of_another_run(copy: Path):
+    """Both the file and its entry in the manifest were copied."""
+    rocks = RockSet.load(copy / "rocks.json")
+    RunDir(copy).commit("rocks.json", replace(rocks, source={"manifest_sha256": "0" * 64}).save)
+    naming = ("rocks.json was made from traces that this run never had", "`rocktokens find`")
+    for command in (("report", copy, "-o", copy / "page.html"), ("knockout", copy), ("gradients", copy)):
+        refuse_untouched(copy, *command, naming=naming)
+    succeed("find", copy, *FEW_PROMPTS)
+    assert RockSet.load(copy / "rocks.json") == rocks
+
+
+def test_rocks_of_earlier_traces_of_this_run_are_said_to_be(copy: Path):
+    page = copy.parent / "page.html"
+    succeed("report", copy, "-o", page)
+    assert EARLIER_TRACES not in page.read_text(encoding="utf-8")
+    RunDir(copy).drop([f"traces/checkpoint={step}/part-00001.parquet" for step in (0, 2, 4)])
+    succeed("report", copy, "-o", page)
+    assert EARLIER_TRACES in page.read_text(encoding="utf-8")
+    succeed("knockout", copy, "--top", "1", *NEW_QUESTION)
+    warnings = json.loads((copy / "knockout.json").read_text(encoding="utf-8"))["warnings"]
+    assert any("found in other traces than the run has now" in warning for warning in warnings)
+    before = RunDir(copy).manifest()[SEARCHED]
+    succeed("find", copy)
+    assert RunDir(copy).manifest()[SEARCHED][:-1] == before
+
+
+def test_rocks_that_a_policy_names_must_be_as_their_run_lists_them(finished: FinishedRun, copy: Path, tmp_path: Path):
+    flip(copy / "rocks.json")
+    policy = ("policy.name=rocks", f"policy.rocks={copy / 'rocks.json'}", "policy.lam=0.0")
+    settings = changed(f"run.directory={tmp_path / 'new'}", *policy)
+    refuse("distill", finished.config, *settings, naming=(f"{copy}/rocks.json is not the file that",))
+    assert snapshot(tmp_path / "new") == {}
+
+
+# The config
+
+
+@pytest.mark.parametrize(
+    ("change", "naming"),
+    [
+        (lambda path: path.write_text(""), "config.toml is not the file that"),
+        (lambda path: path.write_text(path.read_text()[:200]), "config.toml is not the file that"),
+        (lambda path: path.unlink(), "config.toml is listed in the manifest but missing"),
+    ],
+    ids=["empty", "truncated", "missing"],
+)
+def test_a_config_that_is_not_the_one_of_the_run(copy: Path, change: Callable[[Path], object], naming: str):
+    change(copy / "config.toml")
+    for command in ("evaluate", "find", "knockout", "gradients"):
+        refuse_untouched(copy, command, copy, naming=(naming, "restore it from a copy of the run"))
+    refuse_untouched(copy, "report", copy, "-o", copy / "page.html", naming=(naming,))
+    refuse_untouched(copy, "trace", copy / "config.toml", "--restart", naming=(naming,))
+
+
+def test_a_config_that_is_not_listed(copy: Path):
+    text = (copy / "config.toml").read_text(encoding="utf-8")
+    RunDir(copy).drop(["config.toml"])
+    (copy / "config.toml").write_text(text, encoding="utf-8")
+    naming = (f"config.toml is not listed in {copy}/manifest.json", "remove it")
+    for command in ("evaluate", "find"):
+        refuse_untouched(copy, command, copy, naming=naming)
