@@ -84,7 +84,8 @@ def test_one_checkpoint_is_no_pair(store):
 
 def test_many_prompts_are_pooled_at_random_into_clusters_of_one_half(store, tables, monkeypatch):
     alone = gather(store, None, None, 0.6, 3)
-    monkeypatch.setattr(sums_module, "MAX_CLUSTERS", 4)
+    monkeypatch.setattr(sums_module, "MOST_PROMPTS", 5)
+    monkeypatch.setattr(sums_module, "POOLED_CLUSTERS", 4)
     pooled = gather(store, None, None, 0.6, 3)
     selection, measuring = naive_split(tables[9], 0.6, 3)
     clusters = dict(zip(pooled.clusters["prompt_id"].to_pylist(), pooled.clusters["cluster"].to_pylist(), strict=True))
@@ -106,8 +107,11 @@ def test_many_prompts_are_pooled_at_random_into_clusters_of_one_half(store, tabl
 
 
 def test_a_cluster_of_one_prompt_each_up_to_the_limit(store, monkeypatch):
-    monkeypatch.setattr(sums_module, "MAX_CLUSTERS", 15)
-    assert gather(store, None, None, None, 0).clusters["cluster"].to_pylist() == list(range(15))
+    monkeypatch.setattr(sums_module, "POOLED_CLUSTERS", 4)
+    for most, clusters in ((15, 15), (14, 4)):
+        monkeypatch.setattr(sums_module, "MOST_PROMPTS", most)
+        numbers = gather(store, None, None, None, 0).clusters["cluster"].to_pylist()
+        assert sorted(set(numbers)) == list(range(clusters))
 
 
 # Pairs

@@ -13,7 +13,7 @@
 What a search rests on, ``gather`` (docs/method.md, section 4.7):
 
 6. The prompts of the reference checkpoint are split, seeded, into a selection half and a measuring half.
-7. A cluster is one prompt; a half with more than 500 prompts pools them at random into 500 clusters. Prompts are what
+7. A cluster is one prompt; a half with more than 2,000 prompts pools them at random into 500 clusters. Prompts are what
    is independent, so clusters are what a bootstrap draws; pooled ones are independent too, and 500 of them keep the
    sums small at any number of rows.
 8. One group-by per checkpoint gives the sums of every (cluster, type) as sparse matrices, both halves at once. Only
@@ -50,8 +50,8 @@ BUCKETS_PER_BUCKET = 2.0**12
 """Powers of two, so that the edges of buckets are exact."""
 MAX_VALUES = 1 << 20
 """Values of one bucket that are sorted in memory; a fuller bucket is divided first."""
-MAX_CLUSTERS = 500
-"""Of one half: a bootstrap over this many gives standard errors to about 3 %."""
+MOST_PROMPTS, POOLED_CLUSTERS = 2000, 500
+"""Of one half, before it is pooled and after: a bootstrap over 500 gives standard errors to about 3 %."""
 SELECTION, HELD_OUT, NOT_SPLIT = "selection half", "held-out half", "selection half (no split)"
 
 
@@ -324,13 +324,14 @@ def _keys(store: TraceStore, checkpoint: int, clusters: pa.Table) -> np.ndarray:
 def _clusters(everyone: list[str], prompts: PromptSplit, seed: int) -> tuple[pa.Table, list[int]]:
     """Every prompt with the number of its cluster, and the bounds of the numbers of each half."""
     halves = [half for half in (prompts.selection, prompts.measuring) if half is not None] or [everyone]
-    bounds = [0, *accumulate(min(len(half), MAX_CLUSTERS) for half in halves)]
+    sizes = [len(half) if len(half) <= MOST_PROMPTS else POOLED_CLUSTERS for half in halves]
+    bounds = [0, *accumulate(sizes)]
     numbers = []
-    for first, half in zip(bounds, halves, strict=False):
+    for first, size, half in zip(bounds, sizes, halves, strict=False):
         order = np.arange(len(half))
-        if len(half) > MAX_CLUSTERS:
+        if size < len(half):
             order = np.random.Generator(np.random.PCG64([seed, len(half)])).permutation(len(half))
-        numbers.append(first + order % MAX_CLUSTERS)
+        numbers.append(first + order % size)
     table = {
         "prompt_id": pa.array([prompt for half in halves for prompt in half], pa.string()),
         "cluster": pa.array(np.concatenate(numbers), pa.int32()),
