@@ -109,6 +109,12 @@ class TokenScores:
         for name in STANDARD_COLUMNS:
             yield name, getattr(self, name)
 
+    def present(self) -> Iterator[tuple[str, Any]]:
+        """Names and arrays of all columns that are there, the standard ones first."""
+        for name in (*STANDARD_COLUMNS, *EXTRA_COLUMNS, CHOICE):
+            if getattr(self, name) is not None:
+                yield name, getattr(self, name)
+
 
 STANDARD_COLUMNS = tuple(column.name for column in fields(TokenScores) if column.default is not None)
 CHOICE = "kl_choice"

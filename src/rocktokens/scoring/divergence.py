@@ -296,7 +296,7 @@ class _Pair:
 
     def is_fused(self, h_s_TD: torch.Tensor, h_t_TE: torch.Tensor) -> bool:
         """Whether ``fused.py`` computes this."""
-        return not self.extras and fused.takes(h_s_TD, self.student, h_t_TE, self.teacher)
+        return not self.extras and self.classes is None and fused.takes(h_s_TD, self.student, h_t_TE, self.teacher)
 
     @torch.no_grad()
     def fused_table(self, h_s_ND: torch.Tensor, h_t_NE: torch.Tensor, token_ids_N: torch.Tensor) -> torch.Tensor:
