@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
@@ -115,12 +116,12 @@ class TokenClasses:
     def __hash__(self) -> int:
         return hash(self.sha256)
 
-    @property
+    @cached_property
     def groups(self) -> list[tuple[int, ...]]:
         """The ids of the classes that change anything, those of two or more, in ascending order."""
         return sorted(tuple(sorted(each.ids)) for each in self.classes if len(each.ids) > 1)
 
-    @property
+    @cached_property
     def sha256(self) -> str:
         """Hex SHA-256 of ``groups``: what the choice and the decision depend on."""
         return hashlib.sha256(json.dumps(self.groups, separators=(",", ":")).encode()).hexdigest()

@@ -31,7 +31,7 @@ from rocktokens.classes import TokenClasses
 from rocktokens.config import Divergence
 from rocktokens.errors import NonFiniteLossError, RocktokensError
 from rocktokens.models.head import LMHead, wide_matmul
-from rocktokens.scoring import fused
+from rocktokens.scoring import fused, fused_choice
 from rocktokens.scoring.checks import (
     ASYMMETRIC_REMEDY,
     FINITE_REMEDY,
@@ -118,7 +118,7 @@ def token_scores(
         table_CT = pair.fused_table(h_s_TD, h_t_TE, token_ids_T)
         if not defer_checks:
             pair.require_sound(table_CT, None, token_ids_T)
-        return TokenScores(*table_CT[: len(STANDARD_COLUMNS)].unbind())
+        return TokenScores(**dict(zip(pair.columns, _columns(table_CT), strict=True)))
     chunks = pair.chunks(h_s_TD, h_t_TE, token_ids_T, tokens_per_chunk)
     # map lets go of a chunk before it asks for the next: two of them are never in memory
     columns = _concatenate(list(map(attrgetter("columns"), chunks)), h_s_TD, len(pair.columns))
@@ -193,7 +193,7 @@ def weighted_kl(
         total, table_CN = pair.fused_sum(*arrays_T, weights_N, rows_N)
         if not defer_checks:
             pair.require_sound(table_CN, rows_N, token_ids_T)
-        columns = table_CN[: len(STANDARD_COLUMNS)].unbind()
+        columns = _columns(table_CN)
     else:
         rows_T = torch.arange(len(h_s_TD), device=device)
         h_s_ND, *arrays_N, names_N = (_kept(array_T, rows_N) for array_T in (*arrays_T, rows_T))
@@ -296,14 +296,21 @@ class _Pair:
 
     def is_fused(self, h_s_TD: torch.Tensor, h_t_TE: torch.Tensor) -> bool:
         """Whether ``fused.py`` computes this."""
-        return not self.extras and self.classes is None and fused.takes(h_s_TD, self.student, h_t_TE, self.teacher)
+        if self.classes is not None and (self.divergence != "reverse" or not fused_choice.takes(self.classes)):
+            return False
+        return not self.extras and fused.takes(h_s_TD, self.student, h_t_TE, self.teacher)
 
     @torch.no_grad()
     def fused_table(self, h_s_ND: torch.Tensor, h_t_NE: torch.Tensor, token_ids_N: torch.Tensor) -> torch.Tensor:
-        """The table (7, N) of ``fused.scored``."""
+        """The table of ``fused.scored``."""
         cast = self.cast_for(h_s_ND, h_t_NE)
         arrays = (h_s_ND, cast.student, h_t_NE, cast.teacher, token_ids_N)
-        return fused.scored(*arrays, self.divergence, self.temperature, round_logits=self.round_logits)
+        options = {"choice": self.fused_choice(h_s_ND.device), "round_logits": self.round_logits}
+        return fused.scored(*arrays, self.divergence, self.temperature, **options)
+
+    def fused_choice(self, device: torch.device) -> fused_choice.FusedChoice | None:
+        """The classes as the kernels take them."""
+        return None if self.classes is None else fused_choice.FusedChoice(self.classes, self.lam, device)
 
     def fused_sum(
         self,
@@ -319,7 +326,8 @@ class _Pair:
         head = (self.student.weight_VD, self.student.bias_V, cast.student)
         arrays = (h_s_TD, *head, h_t_TE, cast.teacher, token_ids_T, weights_N)
         settings = (self.divergence, self.temperature, self.term == "asymmetric")
-        return fused.weighted_sum(*arrays, *settings, rows_N=rows_N, round_logits=self.round_logits)
+        options = {"choice": self.fused_choice(h_s_TD.device), "round_logits": self.round_logits}
+        return fused.weighted_sum(*arrays, *settings, rows_N=rows_N, **options)
 
     def require_sound(self, table_CN: torch.Tensor, rows_N: torch.Tensor | None, token_ids_T: torch.Tensor) -> None:
         """Refuse what the torch path refuses; all of it is looked at together, so that the host waits once."""
@@ -491,6 +499,11 @@ def _whole(head: LMHead) -> LMHead:
 
 def _wide(x: torch.Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
+
+
+def _columns(table_CN: torch.Tensor) -> Columns:
+    """The columns of a fused table without what is minimised."""
+    return (*table_CN[: fused.TERM], *table_CN[fused.TERM + 1 :])
 
 
 def _concatenate(chunks: list[Columns], h_TD: torch.Tensor, count: int) -> list[torch.Tensor]:
