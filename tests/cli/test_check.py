@@ -279,6 +279,15 @@ def test_rocks_of_another_vocabulary_fail_but_the_probe_runs(pair, tmp_path):
     assert "does not exist" in check_policy(run_config(pair, *settings), byte_tokenizer()).remedy
 
 
+def test_classes_are_texts_of_one_token(pair):
+    def checked(classes: str) -> Finding:
+        return check_policy(run_config(pair, "policy.name=coarse", f"policy.classes={classes}"), byte_tokenizer())
+
+    assert checked('[["a", "b"]]').level == "ok"
+    assert "the text 'ab' of a class is 2 tokens, not one" in checked('[["ab", "c"]]').remedy
+    assert "token id 3 is in the classes twice" in checked("[[3, 4], [3, 5]]").remedy
+
+
 def test_the_run_directory(tmp_path):
     assert check_directory(tmp_path / "a" / "b").level == "ok"
     (tmp_path / "file").write_text("")

@@ -17,7 +17,7 @@ from rocktokens.classes import TokenClasses
 from rocktokens.config.base import Section
 from rocktokens.config.policies import IN_PYTHON, PolicyBase, PolicySection
 from rocktokens.config.sentences import validate
-from rocktokens.errors import ConfigError, TokenizerMismatchError
+from rocktokens.errors import ConfigError, RocktokensError, TokenizerMismatchError
 from rocktokens.policies import formulas
 from rocktokens.policies.base import WeightPolicy
 from rocktokens.policies.coarse import CoarsePolicy
@@ -162,14 +162,16 @@ def _classes(classes: str | list[list[int]] | list[list[str]] | TokenClasses, un
 
 
 def _listed_classes(classes: list[list[Any]], tokenizer: Any) -> TokenClasses:
-    if not any(isinstance(each, str) for group in classes for each in group):
-        return TokenClasses(classes)
-    if tokenizer is None:
+    has_texts = any(isinstance(each, str) for group in classes for each in group)
+    if has_texts and tokenizer is None:
         raise ConfigError(
             f"policy.classes = {classes!r} holds texts, and there is no tokenizer here to say which ids they are: give "
             "ids, a classes.json, or TokenClasses.from_texts"
         )
-    return TokenClasses.from_texts(tokenizer, classes)
+    try:
+        return TokenClasses.from_texts(tokenizer, classes) if has_texts else TokenClasses(classes)
+    except RocktokensError as error:
+        raise ConfigError(f"policy.classes = {classes!r} is not valid: {error}") from None
 
 
 def _rock_set(rocks: str | RockSet, tokenizer_sha256: str) -> RockSet:
