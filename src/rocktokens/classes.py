@@ -18,7 +18,7 @@ from rocktokens.errors import RocktokensError, TokenizerMismatchError
 from rocktokens.types import Record, Verdict, load_record, write_record
 
 CLASSES_SCHEMA_VERSION = 1
-MAKER = "`TokenClasses.save`"
+MAKER = "`TokenClasses.save(path)` in Python"
 
 
 @dataclass(frozen=True, slots=True)

@@ -235,6 +235,15 @@ def test_a_class_that_both_models_rule_out_counts_for_nothing():
     assert h_s.grad is not None and h_s.grad.isfinite().all()
 
 
+def test_scores_without_autograd_leave_nothing_behind_that_training_cannot_use():
+    pair, classes = example(seed=8), TokenClasses([[1, 2, 3], [20, 4]])
+    with torch.inference_mode():
+        alone = token_scores(*pair, classes=classes).kl_choice
+    loss, scores = weighted_kl(pair[0].requires_grad_(), *pair[1:], torch.ones(T), 1.0, classes=classes)
+    loss.backward()
+    assert torch.equal(scores.kl_choice, alone.clone())
+
+
 def test_autocast_does_not_narrow_the_choice():
     pair = example(dtype=torch.float32)
     plain = loss_and_gradients(pair, torch.float32, classes=CLASSES)
