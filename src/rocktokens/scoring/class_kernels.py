@@ -10,9 +10,11 @@
    is not the one of the loss.
 3. ``member_rows`` writes the members' columns of the gradient again, from what ``class_rows`` has kept of them.
 
-What passes between them for each row is ``split``: the logarithm of the choice times the normaliser, that of the
-normaliser, the mean log-ratio that is taken off, and the student's logit that all this is relative to. All of it is
-relative to the sampled token's logits (``row_kernels._reference``).
+What passes between them for each row is ``split``. From ``class_rows``: the logarithm of a scale; over that scale and
+before normalisation the choice as a sum of terms that are never negative, and as Σ p a with a = log-ratios less those
+of their classes; last the student's logit that all is relative to, the sampled token's (``row_kernels._reference``).
+From the kernels of whole rows, in between: the logarithm of the normaliser, and the mean log-ratio that the gradient
+takes off. That mean has Σ p a as it was rounded, so that it cancels to the last digit where the student is sure.
 """
 
 import triton
@@ -21,6 +23,7 @@ import triton.language as tl
 from rocktokens.scoring.row_kernels import (
     INFINITE,
     LOG2E,
+    SPLIT,
     _difference,
     _excess,
     _log_ratio,
@@ -32,14 +35,6 @@ from rocktokens.scoring.row_kernels import (
 
 PADDING = tl.constexpr(2**31 - 1)
 """In the place of a member, where a class has fewer than its row of the table holds: beyond any vocabulary."""
-
-
-@triton.jit
-def _log_sum(so_far, terms):
-    """The logarithm of e^so_far and of the sum of e^terms together; nothing is minus infinity."""
-    top = tl.maximum(so_far, tl.max(terms, 0))
-    top = tl.where(top > float("-inf"), top, 0.0)
-    return top + tl.log(tl.exp(so_far - top) + tl.sum(tl.exp(terms - top), 0))
 
 
 @triton.jit(do_not_specialize=["token_ids", "member_ids", "members", "n_members", "n_classes"])
@@ -58,8 +53,8 @@ def class_rows(
     teacher = (products_t + row * stride_t, IS_FILLED, bias_t, scale_t, cap_t)
     token_id = tl.minimum(tl.maximum(tl.load(token_ids + row), 0), V - 1)
     own_s, own_ratio, lacking = _reference(_logit(student, token_id, V), _logit(teacher, token_id, V))
-    split += 4 * row
-    log_choice = tl.load(split)
+    split += SPLIT * row
+    log_scale, choice, slope = tl.load(split), tl.load(split + 1), tl.load(split + 2)
     within = tl.arange(0, CLASSES)[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
     for first in range(0, n_classes, CLASSES):
         slots = first * SIZE + within
@@ -76,17 +71,25 @@ def class_rows(
         sum_difference = tl.sum(_difference(b + offset[:, None], e_s, e_t), 1)
         shift = _log_ratio(sum_difference, sum_s, sum_t) - offset
         a = b - shift[:, None]
-        inner = tl.sum(_excess(a, e_s / sum_s[:, None], e_t / sum_t[:, None]), 1)
+        p = e_s / sum_s[:, None]
         log_mass = (top_s - own_s) * inverse_temperature + tl.log(sum_s)
-        terms = tl.where((top_s > -INFINITE) & (inner > 0), log_mass + tl.log(inner), float("-inf"))
-        log_choice = _log_sum(log_choice, terms)
+        is_possible = top_s > -INFINITE
+        log_mass = tl.where(is_possible, log_mass, float("-inf"))
+        larger = tl.maximum(log_scale, tl.max(log_mass, 0))
+        rest, mass = tl.exp(log_scale - larger), tl.exp(log_mass - larger)
+        inner, inner_slope = tl.sum(_excess(a, p, e_t / sum_t[:, None]), 1), tl.sum(p * a, 1)
+        choice = choice * rest + tl.sum(tl.where(is_possible, mass * inner, 0.0), 0)
+        slope = slope * rest + tl.sum(tl.where(is_possible, mass * inner_slope, 0.0), 0)
+        log_scale = larger
         if members is not None:
             of_class = shift + ((pivot - own_ratio) - lacking) * inverse_temperature
             here = members + row * (2 * n_members) + slots
             tl.store(here, z_s, mask=is_slot)
             tl.store(here + n_members, of_class[:, None] + lam * a, mask=is_slot)
-    tl.store(split, log_choice)
-    tl.store(split + 3, own_s)
+    tl.store(split, log_scale)
+    tl.store(split + 1, choice)
+    tl.store(split + 2, slope)
+    tl.store(split + 5, own_s)
 
 
 @triton.jit(do_not_specialize=["member_ids", "n_members", "weights"])
@@ -96,8 +99,8 @@ def member_rows(
 ):  # fmt: skip
     """Write the members' columns of the gradient, from what ``class_rows`` has kept and the normalised ``split``."""
     row = tl.program_id(0).to(tl.int64)
-    split += 4 * row
-    log_z, centre, own_s = tl.load(split + 1), tl.load(split + 2), tl.load(split + 3)
+    split += SPLIT * row
+    log_z, centre, own_s = tl.load(split + 3), tl.load(split + 4), tl.load(split + 5)
     factor = tl.load(weights + row) * inverse_temperature
     if scale_s is not None:
         factor *= scale_s

@@ -262,7 +262,7 @@ class _Scorer:
         split, split_arguments = None, (None, None)
         if self.choice is not None:
             split = self.choice.read(heads, token_ids_n, self.inverse_temperature, gradient_nV is not None)
-            split_arguments = (split.rows_n4, self.choice.left_out)
+            split_arguments = (split.rows_nS, self.choice.left_out)
         rest = (*split_arguments, table_Cn, table_Cn.stride(0), z_s_nV.shape[1], self.inverse_temperature)
         settled_n = None
         if is_filled and self.is_reverse and all(head[2:] == (None, None, None) for head in heads):

@@ -1,7 +1,7 @@
 """The choice within classes of tokens on the fused path: which kernels run before and after those of whole rows.
 
 1. Classes are sorted into tables by size, rounded up to a power of two; the tables lie one behind the other.
-2. ``read`` launches ``class_rows`` for each table; the kernels of whole rows then take ``Split.rows_n4``.
+2. ``read`` launches ``class_rows`` for each table; the kernels of whole rows then take ``Split.rows_nS``.
 3. ``Split.write`` launches ``member_rows``, which puts the members' columns of the gradient right.
 
 A row costs two reads and one write of the members' columns, and 8 bytes of scratch per member.
@@ -19,6 +19,8 @@ from rocktokens.scoring.fused import sent
 
 LARGEST = 1024
 """Members of a class that a program can hold at once."""
+SPLIT = 8
+"""Numbers per row that pass between the kernels."""
 TILE, NUM_WARPS = 512, 4
 """Members that a program takes at once, at least one class of them, and the warps it has."""
 
@@ -42,7 +44,7 @@ class Split:
     """What is known of the choice in a few rows while their logits are read."""
 
     choice: "FusedChoice"
-    rows_n4: torch.Tensor
+    rows_nS: torch.Tensor
     """See ``class_kernels.py``."""
     members_n2M: torch.Tensor | None
     """Logits and log-ratios of the members, where their columns of a gradient will have to be written again."""
@@ -56,7 +58,7 @@ class Split:
             return
         member_rows: Any = class_kernels.member_rows
         member_rows[(len(gradient_nV),)](
-            self.rows_n4,
+            self.rows_nS,
             self.members_n2M,
             slots_M,
             len(slots_M),
@@ -89,8 +91,8 @@ class FusedChoice:
 
         z_nV = heads[0][0]
         n, n_slots = len(z_nV), len(self.slots_M)
-        rows_n4 = torch.full((n, 4), -torch.inf, dtype=torch.float32, device=z_nV.device)
-        members_n2M = rows_n4.new_empty(n, 2, n_slots) if with_gradient and self.left_out else None
+        rows_nS = torch.zeros(n, SPLIT, dtype=torch.float32, device=z_nV.device)
+        members_n2M = rows_nS.new_empty(n, 2, n_slots) if with_gradient and self.left_out else None
         class_rows: Any = class_kernels.class_rows
         for table in self.tables:
             class_rows[(n,)](
@@ -98,7 +100,7 @@ class FusedChoice:
                 token_ids_n,
                 self.slots_M[table.first :],
                 table.classes,
-                rows_n4,
+                rows_nS,
                 None if members_n2M is None else members_n2M[:, :, table.first :],
                 n_slots,
                 z_nV.shape[1],
@@ -109,7 +111,7 @@ class FusedChoice:
                 CLASSES=max(1, TILE // table.size),
                 num_warps=NUM_WARPS,
             )
-        return Split(self, rows_n4, members_n2M)
+        return Split(self, rows_nS, members_n2M)
 
 
 @lru_cache(maxsize=16)

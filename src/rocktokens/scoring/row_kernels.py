@@ -49,6 +49,8 @@ NEAR = tl.constexpr(0.5)
 """Log-ratios below this are taken by their series."""
 LIKELY = tl.constexpr(4.0)
 """A sampled token whose log-probability is above minus this does not cost others their digits."""
+SPLIT = tl.constexpr(8)
+"""Numbers per row of what ``class_kernels.py`` and the kernels here tell each other."""
 STAGES = tl.constexpr(3)
 """Blocks of a row that are on their way while one is computed."""
 
@@ -249,9 +251,13 @@ def _infinite_or(total, largest_ratio):
 
 @triton.jit
 def _choice(split, log_z):
-    """The choice in a row, now that its normaliser is known; notes that for ``member_rows``."""
-    tl.store(split + 1, log_z)
-    return tl.exp(tl.load(split) - log_z)
+    """The choice in a row, now that its normaliser is known, and the same as the gradient's mean has it.
+
+    Notes the normaliser for ``member_rows``.
+    """
+    tl.store(split + 3, log_z)
+    scale = tl.exp(tl.load(split) - log_z)
+    return scale * tl.load(split + 1), scale * tl.load(split + 2)
 
 
 # chunks begin anywhere in the arrays of N entries: how those are aligned must not make another kernel
@@ -306,9 +312,9 @@ def score_rows(  # noqa: PLR0912, PLR0915
     if split is not None:
         reference_s, reference_ratio, lacking = _reference(own_s, own_t)
         log_z = (top_s - reference_s) * inverse_temperature + log_s
-        choice = _choice(split + 4 * row, log_z)
-        centre = mean_b - left_out * choice
-        tl.store(split + 4 * row + 2, centre + ((pivot - reference_ratio) - lacking) * inverse_temperature)
+        choice, slope = _choice(split + SPLIT * row, log_z)
+        centre = mean_b - left_out * slope
+        tl.store(split + SPLIT * row + 4, centre + ((pivot - reference_ratio) - lacking) * inverse_temperature)
 
     zero = tl.zeros((BLOCK,), tl.float32)
     entropy_s, entropy_t, squares = zero, zero, zero
@@ -510,10 +516,10 @@ def reverse_rows(
     tl.store(out + 5 * n_rows, tl.sqrt(squares) / z * inverse_temperature)
     minimised = kl
     if split is not None:
-        choice = tl.minimum(_choice(split + 4 * row, log_z), kl)
-        minimised, mean_b = kl - left_out * choice, mean_b - left_out * choice
-        tl.store(split + 4 * row + 2, mean_b)
-        tl.store(out + 7 * n_rows, choice)
+        choice, slope = _choice(split + SPLIT * row, log_z)
+        minimised, mean_b = kl - left_out * tl.minimum(choice, kl), mean_b - left_out * slope
+        tl.store(split + SPLIT * row + 4, mean_b)
+        tl.store(out + 7 * n_rows, tl.minimum(choice, kl))
     tl.store(out + 6 * n_rows, minimised)
     if gradient is not None:  # the compiler must know before it reads  # noqa: SIM102
         if is_settled:
