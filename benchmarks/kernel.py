@@ -16,7 +16,8 @@
    entry; and entry by entry to what it costs to round the gradient of the logits to bf16, and then the entry.
 
 The tokens are sampled from the student, as in use. ``python benchmarks/kernel.py`` takes about three minutes on one
-H200; ``--curves`` adds the cost over positions and vocabulary.
+H200; ``--curves`` adds the cost over positions and vocabulary, ``--classes`` ours with 64 classes of 8 tokens, whose
+choice is left out, beside ours without.
 """
 
 import argparse
@@ -32,6 +33,7 @@ from typing import Any
 import torch
 
 from printing import machine, print_table, whole
+from rocktokens.classes import TokenClasses
 from rocktokens.models.head import LMHead
 from rocktokens.scoring import fused
 from rocktokens.scoring.divergence import token_scores, weighted_kl
@@ -48,6 +50,8 @@ SHARPER, UNSEEN = 2.4, 0.05
 """The student's head of an agreeing pair as a multiple of the other's; and likewise what the teacher does not see."""
 AGREEING = ", models that agree"
 ROUNDED = {"float32 logits": False, "bf16 logits": True}
+CLASSES, MEMBERS = 64, 8
+WITH_CLASSES = f", {CLASSES} classes of {MEMBERS}"
 HEADER = ["", "ms", "× floor", "in a row: ms", "in a row: × floor", "extra GiB", "less gradients"]
 
 
@@ -111,17 +115,26 @@ def frozen_weights(n: int) -> torch.Tensor:
     return weights_N
 
 
+def random_classes(width: int, classes: int = CLASSES, members: int = MEMBERS) -> TokenClasses:
+    """Of ids from all over the vocabulary, whose logits lie far apart in memory."""
+    ids = torch.randperm(width, generator=torch.Generator().manual_seed(3))[: classes * members]
+    return TokenClasses(ids.view(classes, members).tolist())
+
+
 # Turns: each makes one pass and returns the gradients
 
 
-def ours(problem: Problem, weights_N: torch.Tensor, round_logits: bool) -> Gradients:
+def ours(
+    problem: Problem, weights_N: torch.Tensor, round_logits: bool, classes: TokenClasses | None = None
+) -> Gradients:
     arrays = (*problem.states, problem.token_ids_N, weights_N)
-    loss, _ = weighted_kl(*arrays, float(len(weights_N)), round_logits=round_logits, defer_checks=True)
+    options = {"classes": classes, "round_logits": round_logits, "defer_checks": True}
+    loss, _ = weighted_kl(*arrays, float(len(weights_N)), **options)
     return torch.autograd.grad(loss, problem.leaves)
 
 
-def ours_forward(problem: Problem, round_logits: bool) -> Gradients:
-    token_scores(*problem.states, problem.token_ids_N, round_logits=round_logits)
+def ours_forward(problem: Problem, round_logits: bool, classes: TokenClasses | None = None) -> Gradients:
+    token_scores(*problem.states, problem.token_ids_N, classes=classes, round_logits=round_logits)
     return ()
 
 
@@ -192,6 +205,21 @@ def our_sides(problem: Problem) -> list[Side]:
             f"ours, {name}, forward only": (partial(ours_forward, problem, rounded), forward),
         }
         sides += [Side(label, lambda turn=turn: turn, flops) for label, (turn, flops) in turns.items()]
+    return sides
+
+
+def class_sides(problem: Problem) -> list[Side]:
+    """Ours with the choice within random classes left out."""
+    classes = random_classes(len(problem.w_s_VD))
+    both, forward = problem.flops(backward=True), problem.flops(backward=False)
+    sides = []
+    for name, rounded in ROUNDED.items():
+        turn = partial(ours, problem, problem.weights_N, rounded, classes)
+        forward_turn = partial(ours_forward, problem, rounded, classes)
+        sides += [
+            Side(f"ours, {name}{WITH_CLASSES}", lambda turn=turn: turn, both),
+            Side(f"ours, {name}, forward only{WITH_CLASSES}", lambda turn=forward_turn: turn, forward),
+        ]
     return sides
 
 
@@ -375,6 +403,17 @@ def print_verdicts(found: dict[str, Measured | str]) -> None:
         verdict("forward only, extra memory", forward.extra / GIB, 1, " GiB")
 
 
+def print_class_verdicts(found: dict[str, Measured | str]) -> None:
+    """What classes add to the same pass without them."""
+    for name, models, what in product(ROUNDED, ("", AGREEING), ("", ", forward only")):
+        plain, split = (found[f"ours, {name}{what}{classes}{models}"] for classes in ("", WITH_CLASSES))
+        assert isinstance(plain, Measured) and isinstance(split, Measured)
+        print(f"\n{name}{what}{WITH_CLASSES}{models}")
+        verdict("over none", 100 * (split.ms / plain.ms - 1), 3, " %")
+        verdict("over none, in a row", 100 * (split.row_ms / plain.row_ms - 1), 3, " %")
+        verdict("extra memory over none", (split.extra - plain.extra) / (1 << 20), 64, " MiB")
+
+
 def print_accuracy(problem: Problem, models: str) -> None:
     for name, rounded in ROUNDED.items():
         errors = accuracy(problem, rounded)
@@ -410,6 +449,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=7, help="of turns of each side")
     parser.add_argument("--rest", type=float, default=0.2, help="seconds")
     parser.add_argument("--no-peers", action="store_true")
+    parser.add_argument("--classes", action="store_true", help="with classes of tokens as well")
     parser.add_argument("--curves", action="store_true", help="the cost over positions and vocabulary as well")
     given = parser.parse_args()
     if given.teacher >= given.student:
@@ -427,6 +467,8 @@ def main() -> None:
     problem = make_problem(given.positions, given.vocabulary, given.student, given.teacher)
     agreeing = make_agreeing(problem)
     sides = our_sides(problem) + agreeing_sides(agreeing) + ([] if given.no_peers else peers(problem))
+    if given.classes:
+        sides += class_sides(problem) + [replace(s, name=s.name + AGREEING) for s in class_sides(agreeing)]
     found = measure(sides, given.rounds, given.rest)
     rate = Rate()
     rested(given.rest)
@@ -440,6 +482,8 @@ def main() -> None:
     rows = [m.row(name) if isinstance(m, Measured) else [name, m, *[""] * 5] for name, m in found.items()]
     print_table(HEADER, rows)
     print_verdicts(found)
+    if given.classes:
+        print_class_verdicts(found)
     print_accuracy(problem, "models that do not agree")
     print_accuracy(agreeing, "models that agree")
     if given.curves:

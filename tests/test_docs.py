@@ -46,7 +46,7 @@ _RECIPE = re.compile(r"\b(?P<name>(?:pebbles|smollm2)[\w-]*\.toml)\b")
 _MODULE = re.compile(r"(?<![\w/.])rocktokens(?!\.json)(?:\.[a-z_][a-z_0-9]*)+(?:\.[A-Za-z_]\w*)?")
 _PATH = re.compile(r"(?<![\w/.:-])(?P<path>(?:[a-z_0-9]+/)+[a-z_0-9]+\.py)\b")
 _CITATION = re.compile(
-    r"\bmethod(?:\.md,)? (?:section )?(?P<numbers>\d(?:\.\d)?(?:(?:, | and )\d(?:\.\d)?)*)(?![\d%])", re.I
+    r"\bmethod(?:\.md,)? (?:section )?(?P<numbers>\d+(?:\.\d)?(?:(?:, | and )\d+(?:\.\d)?)*)(?! ?[\d%])", re.I
 )
 
 
@@ -169,13 +169,13 @@ def words_of(file: Path) -> str:
 
 def cited_sections(text: str) -> list[str]:
     """Section numbers of docs/method.md that a text cites: "4.3" and "5" of "(method 4.3, 5)"."""
-    return [number for match in _CITATION.finditer(text) for number in re.findall(r"\d(?:\.\d)?", match["numbers"])]
+    return [number for match in _CITATION.finditer(text) for number in re.findall(r"\d+(?:\.\d)?", match["numbers"])]
 
 
 def method_sections() -> set[str]:
     text = (ROOT / "docs" / "method.md").read_text(encoding="utf-8")
     headings = (match["text"] for match in _HEADING.finditer(_FENCE.sub("", text)))
-    return {found[1] for heading in headings if (found := re.match(r"(\d(?:\.\d)?)\.? ", heading))}
+    return {found[1] for heading in headings if (found := re.match(r"(\d+(?:\.\d)?)\.? ", heading))}
 
 
 def page_id(page: Path) -> str:
@@ -311,4 +311,5 @@ def test_the_reader_of_citations_sees_them() -> None:
     assert cited_sections("docs/method.md, section 5; the method 4.6, 4.8 and 5; a method 30 % faster") == [
         "5", "4.6", "4.8", "5",
     ]  # fmt: skip
+    assert cited_sections("docs/method.md, section 10") == ["10"]
     assert "4.0" not in method_sections()

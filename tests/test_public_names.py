@@ -10,7 +10,7 @@ import rocktokens
 CONTRACT = (
     *("TraceWriter", "TraceStore", "find_rocks", "RockSet", "match_controls", "token_scores", "weighted_kl"),
     *("make_policy", "knockout_sweep", "gradient_shares", "load_config", "distill", "replay", "evaluate", "run_study"),
-    *("build_report", "RunView", "FindRecord"),
+    *("build_report", "RunView", "FindRecord", "TokenClasses"),
 )
 
 

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rocktokens.classes import TokenClasses as TokenClasses
     from rocktokens.config import load_config as load_config
     from rocktokens.evaluation.evaluate import evaluate as evaluate
     from rocktokens.gradients.parameter_space import gradient_shares as gradient_shares
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _NAMES_IN = {
+    "classes": ("TokenClasses",),
     "config": ("load_config",),
     "evaluation.evaluate": ("evaluate",),
     "gradients.parameter_space": ("gradient_shares",),

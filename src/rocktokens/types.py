@@ -102,15 +102,26 @@ class TokenScores:
     """1 where the student's likeliest token is among the teacher's 5 likeliest, else 0."""
     forward_kl: Any = None
     """Σ q (log q − log p), whatever ``kl`` holds."""
+    kl_choice: Any = None
+    """The part of ``kl`` that is a choice within classes of tokens (docs/method.md, section 10)."""
 
     def items(self) -> Iterator[tuple[str, Any]]:
         """Names and arrays of the six standard columns, in the order of the trace schema."""
         for name in STANDARD_COLUMNS:
             yield name, getattr(self, name)
 
+    def present(self) -> Iterator[tuple[str, Any]]:
+        """Names and arrays of all columns that are there, the standard ones first."""
+        for name in (*STANDARD_COLUMNS, *EXTRA_COLUMNS, CHOICE):
+            if getattr(self, name) is not None:
+                yield name, getattr(self, name)
+
 
 STANDARD_COLUMNS = tuple(column.name for column in fields(TokenScores) if column.default is not None)
-EXTRA_COLUMNS = tuple(column.name for column in fields(TokenScores) if column.default is None)
+CHOICE = "kl_choice"
+"""The column that comes with classes."""
+EXTRA_COLUMNS = tuple(column.name for column in fields(TokenScores) if column.default is None and column.name != CHOICE)
+"""The columns that are asked for by name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -274,9 +274,18 @@ def test_rocks_of_another_vocabulary_fail_but_the_probe_runs(pair, tmp_path):
     assert code == 2 and "the rocks were found with tokenizer 000000000000" in findings["policy"]["remedy"]
     assert "overlap" in findings
     replace(rocks, tokenizer_sha256=vocabulary_sha256(byte_tokenizer().get_vocab())).save(path)
-    assert check_policy(run_config(pair, *settings), vocabulary_sha256(byte_tokenizer().get_vocab())).level == "ok"
+    assert check_policy(run_config(pair, *settings), byte_tokenizer()).level == "ok"
     path.unlink()
-    assert "does not exist" in check_policy(run_config(pair, *settings), "").remedy
+    assert "does not exist" in check_policy(run_config(pair, *settings), byte_tokenizer()).remedy
+
+
+def test_classes_are_texts_of_one_token(pair):
+    def checked(classes: str) -> Finding:
+        return check_policy(run_config(pair, "policy.name=coarse", f"policy.classes={classes}"), byte_tokenizer())
+
+    assert checked('[["a", "b"]]').level == "ok"
+    assert "the text 'ab' of a class is 2 tokens, not one" in checked('[["ab", "c"]]').remedy
+    assert "token id 3 is in the classes twice" in checked("[[3, 4], [3, 5]]").remedy
 
 
 def test_the_run_directory(tmp_path):

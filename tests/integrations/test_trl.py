@@ -22,6 +22,7 @@ pytest.importorskip("trl", reason="the extra [trl] is not installed")
 import trl_case
 from trl import DistillationTrainer
 from trl_case import (
+    CLASSES,
     POLICIES,
     ROCKS,
     SHARED,
@@ -66,6 +67,8 @@ def test_weights_of_one_are_trl_bit_for_bit(tokenizer: Any, tmp_path: Path, accu
         ("soft", "all", 2),
         ("soft", "kept", 1),
         ("asymmetric", "all", 2),
+        ("coarse", "all", 2),
+        ("coarse product", "kept", 1),
         ("tip", "kept", 2),
         ("product", "all", 1),
     ],
@@ -86,7 +89,7 @@ def test_gradient_is_that_of_the_weighted_loss(
     trainer.train()
     assert largest_difference(seen.steps[0], naive(trainer._buffered_inputs, policy, denominator)) < 1e-5
     other = {"all": "kept", "kept": "all"}[denominator]
-    if name not in ("asymmetric",):
+    if name not in ("asymmetric", "coarse"):
         assert largest_difference(seen.steps[0], naive(trainer._buffered_inputs, policy, other)) > 1e-2
     if name in ("frozen", "soft"):
         for shift in (-1, 1):
@@ -141,6 +144,19 @@ def test_traces_hold_every_token_of_every_update(tokenizer: Any, tmp_path: Path)
     record = json.loads(line)
     assert record["head_rows_skipped"] == pytest.approx(float((rows["weight"] == 0).mean()))
     assert record["kl"] == pytest.approx(rows["kl"].mean())
+
+
+def test_the_log_has_the_decision_where_there_are_classes(tokenizer: Any, tmp_path: Path):
+    policy = {"name": "coarse", "classes": [list(group) for group in CLASSES.groups]}
+    folders = {"policy": policy, "trace_dir": tmp_path / "run"}
+    trainer = make_trainer(RockDistillationTrainer, tokenizer, tmp_path / "trl", 2, **folders)
+    trainer.train()
+    student, teacher = tiny_model(1, 16).double(), tiny_model(2, 24).double()
+    scores = [double_scores(student, teacher, micro)[0] for micro in trainer._buffered_inputs]
+    kl, choice = (torch.cat([getattr(part, name) for part in scores]).mean().item() for name in ("kl", "kl_choice"))
+    record = json.loads((tmp_path / "run" / "logs.jsonl").read_text())
+    assert record["kl"] == pytest.approx(kl, rel=1e-5) and choice > 0.1
+    assert record["kl_decision"] == pytest.approx(kl - choice, rel=1e-5)
 
 
 def test_rocks_found_online_are_frozen_and_probed(tokenizer: Any, tmp_path: Path):

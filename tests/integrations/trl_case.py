@@ -14,9 +14,10 @@ from safetensors.torch import save_file
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PrinterCallback, TrainerCallback
 from trl import DistillationConfig, DistillationTrainer
 
+from rocktokens.classes import TokenClasses
 from rocktokens.integrations.trl import RockDistillationTrainer
 from rocktokens.models import pebbles
-from rocktokens.policies import WeightPolicy, make_policy
+from rocktokens.policies import Coarse, WeightPolicy, make_policy
 from rocktokens.traces.store import TraceStore
 from rocktokens.types import TokenScores
 
@@ -24,6 +25,7 @@ PROMPTS = [f"Ann has {count} apples and buys {count + 3} more." for count in ran
 LENGTH = 10
 ROCKS = list(range(0, 1301, 3))
 """A third of the vocabulary: a random student writes them all the time."""
+CLASSES = TokenClasses([range(0, 500), range(500, 1300, 2)])
 
 
 def tiny_model(seed: int, width: int) -> LlamaForCausalLM:
@@ -93,7 +95,10 @@ def make_trainer(
 
 
 def double_scores(student: Any, teacher: Any, micro: dict[str, Any]) -> tuple[TokenScores, torch.Tensor, torch.Tensor]:
-    """Naive float64 scores of a micro-batch, with the tokens and the forward KL, differentiable in the student."""
+    """Naive float64 scores of a micro-batch, with the tokens and the forward KL, differentiable in the student.
+
+    The choice is that within ``CLASSES``.
+    """
     ids = torch.cat([micro["prompt_ids"], micro["completion_ids"]], dim=1)
     mask = torch.cat([micro["prompt_mask"], micro["completion_mask"]], dim=1)
     kept = micro["completion_mask"].bool()
@@ -108,7 +113,12 @@ def double_scores(student: Any, teacher: Any, micro: dict[str, Any]) -> tuple[To
     logp_s, logp_t = (log.gather(-1, tokens[:, None]).squeeze(-1) for log in (log_p, log_q))
     gradient = log_p.exp() * (log_p - log_q - kl[:, None])
     entropies = [-(log.exp() * log).sum(-1) for log in (log_p, log_q)]
-    return TokenScores(kl, logp_s, logp_t, *entropies, gradient.norm(dim=-1)), tokens, forward
+    choice = torch.zeros_like(kl)
+    for members in map(list, CLASSES.groups):
+        own, other = (log[:, members] - log[:, members].logsumexp(-1, keepdim=True) for log in (log_p, log_q))
+        choice = choice + log_p[:, members].exp().sum(-1) * (own.exp() * (own - other)).sum(-1)
+    columns = (kl, logp_s, logp_t, *entropies, gradient.norm(dim=-1))
+    return TokenScores(*columns, kl_choice=choice), tokens, forward
 
 
 def naive(
@@ -117,8 +127,8 @@ def naive(
     """The gradient of METHOD 7 on the completions of the first update, by autograd in float64."""
     student, teacher = tiny_model(1, 16).double(), tiny_model(2, 24).double()
     parts = [double_scores(student, teacher, micro) for micro in micros]
-    columns = zip(*([column for _, column in scores.items()] for scores, _, _ in parts), strict=True)
-    scores = TokenScores(*(torch.cat(column) for column in columns))
+    names = [name for name, _ in parts[0][0].present()]
+    scores = TokenScores(**{name: torch.cat([getattr(scores, name) for scores, _, _ in parts]) for name in names})
     tokens, forward = (torch.cat([part[index] for part in parts]) for index in (1, 2))
     lengths = torch.cat([micro["completion_mask"].sum(1) for micro in micros])
     rollouts = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
@@ -127,6 +137,8 @@ def naive(
     term = scores.kl
     if policy.term == "asymmetric":
         term = torch.where(scores.logp_teacher > scores.logp_student, scores.kl, forward)
+    if isinstance(policy.term, Coarse):
+        term = term - (1 - policy.term.lam) * scores.kl_choice
     loss = (weights * term).sum() / (weights.sum() if denominator == "kept" else len(weights))
     names, parameters = zip(*student.named_parameters(), strict=True)
     return dict(zip(names, torch.autograd.grad(loss, parameters), strict=True))
@@ -142,6 +154,10 @@ POLICIES = {
     "frozen": lambda: make_policy("rocks", rocks=ROCKS, lam=0.0),
     "soft": lambda: make_policy("rocks", rocks=ROCKS, lam=0.3),
     "asymmetric": lambda: make_policy("asymmetric"),
+    "coarse": lambda: make_policy("coarse", classes=CLASSES),
+    "coarse product": lambda: make_policy(
+        "product", policies=[{"name": "coarse", "classes": CLASSES, "lam": 0.3}, {"name": "tip", "rho": 0.4}]
+    ),
     "tip": lambda: make_policy("tip", rho=0.4),
     "product": lambda: make_policy(
         "product", policies=[{"name": "asymmetric"}, {"name": "prefix_importance"}, {"name": "rocks", "rocks": ROCKS}]

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
+from rocktokens.classes import TokenClass, TokenClasses
 from rocktokens.policies import WeightPolicy, make_policy
 from rocktokens.run_dir import derive_seed
 from rocktokens.splitmix import occurrence_uniforms
@@ -30,6 +31,7 @@ ROCKS = rock_set(3, 1, windows=RULE)
 CONTROLS = ControlSet(
     "", {}, {}, [3, 1], [2, 2], [ControlDraw([4, 0], [2, 2], 4, 0.0, 0.0), ControlDraw([2, 5], [2, 2], 4, 0.0, 0.0)]
 )
+CLASSES = TokenClasses([TokenClass((3, 1), safe=True), TokenClass((0, 5, 2), safe=True)])
 CASES: dict[str, dict[str, Any]] = {
     "uniform": {},
     "rocks": {"rocks": ROCKS, "lam": 0.25, "window": True},
@@ -51,6 +53,7 @@ CASES: dict[str, dict[str, Any]] = {
     "prefix_importance": {"w_max": 1.75},
     "entropy_mix": {"alpha": 0.5, "beta": 2.0},
     "asymmetric": {},
+    "coarse": {"classes": CLASSES, "lam": 0.25},
     "product": {"policies": [{"name": "tip"}, {"name": "rocks", "rocks": ROCKS, "lam": 0.25}]},
     "schedule": {"steps": [0, 5], "policies": [{"name": "first_n", "n": 1}, {"name": "selectkd"}]},
 }
@@ -66,6 +69,7 @@ LOCAL = [
     "first_n",
     "prefix_importance",
     "asymmetric",
+    "coarse",
     "schedule",
 ]
 """Policies whose weights on a response do not depend on the other ones."""
@@ -271,6 +275,7 @@ def _entropy_mix(rows: Rows, alpha: float, beta: float) -> list[float]:
 ORACLES = {
     "uniform": lambda rows: [1.0] * len(rows),
     "asymmetric": lambda rows: [1.0] * len(rows),
+    "coarse": lambda rows, classes, lam: [1.0] * len(rows),
     "rocks": _rocks,
     "type_control": lambda rows, controls, draw, lam: [
         lam if t in controls.draws[draw].ids else 1.0 for t in rows.token_ids

@@ -7,11 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 from policy_oracle import CONTROLS, RULE, Rows, make, rock_set, rows_of, weigh
+from transformers import AutoTokenizer
 
+from rocktokens.classes import TokenClass, TokenClasses
 from rocktokens.config import parse_config
 from rocktokens.errors import ConfigError, RocktokensError, TokenizerMismatchError
+from rocktokens.models import pebbles
 from rocktokens.policies import WeightPolicy, make_policy, policy_from_section
-from rocktokens.policies.base import UpdateTokens, like
+from rocktokens.policies.base import Coarse, UpdateTokens, like
 from rocktokens.policies.compose import ProductPolicy, ProtectedPolicy, SchedulePolicy
 
 ROWS = rows_of([4, 3], [3, 5, 0, 3, 7, 3, 1], {"entropy_student": [0.5, 1, 1.5, 0.25, 2, 0.75, 0.125]})
@@ -112,6 +115,88 @@ def test_a_schedule_minimises_one_divergence():
             ConfigError, match="asymmetric in part, and a run minimises one divergence: make all of them"
         ):
             make_policy("schedule", steps=steps, policies=policies)
+
+
+# Choice and decision
+
+TWINS = TokenClasses([[3, 5], [7, 1, 0]])
+COARSE = {"name": "coarse", "classes": TWINS, "lam": 0.25}
+
+
+def test_a_product_keeps_the_choice_and_multiplies_weights():
+    policy = make_policy("product", policies=[COARSE, {"name": "first_n", "n": 2}])
+    assert policy.term == policy.term_at(0) == Coarse(TWINS, 0.25)
+    assert weigh(policy, ROWS).tolist() == [1, 1, 0, 0, 1, 1, 0]
+
+
+@pytest.mark.parametrize(
+    "others", [[{"name": "asymmetric"}], [COARSE], [{"name": "coarse", "classes": [[1, 2]]}, {"name": "tip"}]]
+)
+def test_a_product_of_two_terms_is_refused(others):
+    with pytest.raises(ConfigError, match=r"hold .*coarse, and one loss is minimised: keep one of them"):
+        make_policy("product", policies=[COARSE, *others])
+
+
+def test_a_schedule_changes_how_much_of_the_choice_counts():
+    steps = {"steps": [2, 5, 7], "policies": [COARSE, {"name": "first_n", "n": 1}, COARSE | {"lam": 0.0}]}
+    for policy in (
+        make_policy("schedule", **steps),
+        make_policy("product", policies=[{"name": "uniform"}, {"name": "schedule", **steps}]),
+    ):
+        terms = [policy.term_at(step) for step in range(9)]
+        assert terms == [Coarse(TWINS, lam) for lam in (1, 1, 0.25, 0.25, 0.25, 1, 1, 0, 0)]
+        assert policy.term is not None
+
+
+def test_a_schedule_has_one_choice_to_leave_out():
+    other = {"name": "coarse", "classes": [[3, 7]]}
+    with pytest.raises(ConfigError, match=r"have different classes.*: give all coarse ones the same classes"):
+        make_policy("schedule", steps=[0, 3], policies=[COARSE, other])
+    with pytest.raises(ConfigError, match="asymmetric in part"):
+        make_policy("schedule", steps=[0, 3], policies=[COARSE, {"name": "asymmetric"}])
+
+
+def test_protected_types_are_in_no_class():
+    policy = make_policy(**COARSE, protect=TESTED)
+    assert policy.term == Coarse(TokenClasses([[7, 1, 0]]), 0.25)
+    inner = make_policy("product", policies=[COARSE, {"name": "uniform"}], protect=TESTED)
+    assert inner.term_at(4) == policy.term
+
+
+def test_classes_come_from_files_lists_or_records(tmp_path):
+    path = tmp_path / "classes.json"
+    ids = ((1, 2), (3, 4), (5, 6))
+    classes = [TokenClass(own, safe=safe) for own, safe in zip(ids, (True, None, False), strict=True)]
+    found = TokenClasses(classes, tokenizer_sha256="a" * 64)
+    found.save(path)
+    for given, more, groups in (
+        (str(path), {}, [(1, 2)]),
+        (str(path), {"untested": True}, [(1, 2), (3, 4)]),
+        (found, {}, [(1, 2), (3, 4)]),
+        ([[5, 6], [9]], {}, [(5, 6)]),
+    ):
+        policy = make_policy("coarse", classes=given, **more)
+        assert policy.term.classes.groups == groups and policy.term.lam == 0.0
+    section = section_of("policy.name=coarse", f"policy.classes={path}")
+    policy_from_section(section, "a" * 64)
+    with pytest.raises(TokenizerMismatchError, match="made with tokenizer aaaaaaaaaaaa, this model's is bbbbbbbbbbbb"):
+        policy_from_section(section, "b" * 64)
+
+
+def test_texts_need_the_tokenizer_and_a_config_needs_classes(tmp_path):
+    section = section_of("policy.name=coarse", 'policy.classes=[["a", "b"]]')
+    with pytest.raises(ConfigError, match=r"holds texts, and there is no tokenizer here.*TokenClasses\.from_texts"):
+        policy_from_section(section)
+    with pytest.raises(ConfigError, match="holds texts"):
+        make_policy("coarse", classes=[["a", "b"]])
+    tokenizer = AutoTokenizer.from_pretrained(pebbles.directory("student"))
+    twins = section_of("policy.name=coarse", 'policy.classes=[["###", "**"]]')
+    [group] = policy_from_section(twins, tokenizer=tokenizer).term.classes.groups
+    assert {tokenizer.decode([token_id]) for token_id in group} == {"###", "**"}
+    TokenClasses([[1, 2]]).save(tmp_path / "classes.json")
+    for classes in (f"{tmp_path}/classes.json", "[]", "[[7]]"):
+        with pytest.raises(ConfigError, match=r"has no class of two tokens that may be used.*or choose uniform"):
+            policy_from_section(section_of("policy.name=coarse", f"policy.classes={classes}"))
 
 
 # Protected types

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from policy_oracle import CASES, CONTROLS, EXAMPLE, ROCKS, make, rock_set, weigh
 
+from rocktokens.classes import TokenClasses
 from rocktokens.config import Config, PolicySection, RunSection, dump_config, dump_toml, parse_config, validate
 from rocktokens.config.policies import Category, files_of
 from rocktokens.errors import ConfigError
@@ -38,7 +39,7 @@ def test_categories_are_those_that_rocks_have():
 
 def as_toml(value, folder: Path):
     """A parameter as a file can hold it: sets become files."""
-    if isinstance(value, RockSet | ControlSet):
+    if isinstance(value, RockSet | ControlSet | TokenClasses):
         path = folder / f"{type(value).__name__}.json"
         value.save(path)
         return str(path)
@@ -63,6 +64,10 @@ paths = st.text(min_size=1, max_size=9)
 VALUES = {
     "rocks": paths | st.lists(st.integers(0, 2**40), max_size=4),
     "controls": paths,
+    "classes": paths
+    | st.lists(st.lists(st.integers(0, 2**40), max_size=3), max_size=3)
+    | st.lists(st.lists(paths, min_size=1, max_size=3), min_size=1, max_size=3),
+    "untested": st.booleans(),
     "protect": st.none() | paths,
     "denominator": st.sampled_from(["all", "kept"]),
     "categories": st.none() | st.lists(st.sampled_from(CATEGORIES), min_size=1, max_size=3),
@@ -156,6 +161,16 @@ def from_toml(name, params):
         ),
         ("rocks", {"rocks": [1], "window": 5}, "policy.window = 5 is not valid: Input should be a valid boolean"),
         ("type_control", {"controls": [1]}, "policy.controls = [1] is not valid: give the path of a controls.json"),
+        *(
+            (
+                "coarse",
+                {"classes": classes},
+                f"policy.classes = {classes!r} is not valid: give the path of a classes.json, or lists of texts, or "
+                "lists of token ids",
+            )
+            for classes in ([1, 2], [[1, "a"]], [[1.5]], [[True]], [[-1]], [[""]], "", 3, {"ids": [3]})
+        ),
+        ("coarse", {"lam": 0}, "policy.classes is missing: set it in the file or with --set policy.classes=…"),
         ("uniform", {"protect": [1]}, "policy.protect = [1] is not valid: give the path of a rocks.json"),
         ("tip", {"rho": 0}, "policy.rho = 0 is not valid: Input should be greater than 0"),
         ("tip", {"rho": 1.5}, "policy.rho = 1.5 is not valid: Input should be less than or equal to 1"),
@@ -298,4 +313,4 @@ def test_the_table_of_the_docs_has_every_parameter_default_and_need(name):
 def test_the_examples_of_the_docs_are_valid():
     blocks = [block.split("```")[0] for block in DOCS.split("```toml\n")[1:]]
     names = [parse_config(MINIMAL + block, name="docs/policies.md").policy.name for block in blocks]
-    assert names == ["rocks", "schedule", "rocks"]
+    assert names == ["rocks", "coarse", "schedule", "rocks"]

@@ -43,3 +43,16 @@ def heads(w_s, w_t, generator_seed=1):
     generator = torch.Generator().manual_seed(generator_seed)
     b_s, b_t = (torch.randn(len(w), generator=generator, dtype=torch.float64).to(w.dtype) for w in (w_s, w_t))
     return LMHead(w_s, b_s, scale=0.7, softcap=3.0), LMHead(w_t, b_t, scale=1.9, softcap=None)
+
+
+def oracle_coarse(z_s, z_t, divergence, temperature, classes):
+    """The divergence between the distributions in which each class is one outcome; differentiable."""
+    members = [v for ids in classes for v in ids]
+    others = [v for v in range(min(z_s.shape[-1], z_t.shape[-1])) if v not in members]
+
+    def summed(z):
+        log_p = torch.log_softmax(z[..., : len(members) + len(others)] / temperature, -1)
+        sums = [log_p[..., list(ids)].logsumexp(-1, keepdim=True) for ids in classes]
+        return torch.cat([log_p[..., others], *sums], -1)  # these are their own softmax
+
+    return oracle_divergence(summed(z_s), summed(z_t), divergence, 1.0)

@@ -6,6 +6,7 @@ from pair_oracle import T, example, heads
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
+from rocktokens.classes import TokenClasses
 from rocktokens.models.head import LMHead
 from rocktokens.scoring.divergence import token_scores, weighted_kl
 
@@ -17,20 +18,22 @@ def main() -> None:
     student, teacher = heads(w_s, w_t)
     weights = torch.linspace(0, 1, T, dtype=torch.float64)
 
-    whole = [x.clone().requires_grad_() for x in (h_s, student.weight_VD, student.bias_V)]
-    loss, _ = weighted_kl(whole[0], LMHead(*whole[1:], 0.7, 3.0), h_t, teacher, ids, weights, float(T))
-    loss.backward()
+    mesh, mine = init_device_mesh("cpu", (ranks,)), slice(rank, None, ranks)
+    for options in ({}, {"classes": TokenClasses([[3, 17], [0, 28, 9]]), "lam": 0.3}):
+        whole = [x.clone().requires_grad_() for x in (h_s, student.weight_VD, student.bias_V)]
+        loss, _ = weighted_kl(whole[0], LMHead(*whole[1:], 0.7, 3.0), h_t, teacher, ids, weights, float(T), **options)
+        loss.backward()
 
-    mesh = init_device_mesh("cpu", (ranks,))
-    shards = [distribute_tensor(x.detach(), mesh, [Shard(0)]).requires_grad_() for x in whole[1:]]
-    head, mine, own_h = LMHead(*shards, 0.7, 3.0), slice(rank, None, ranks), h_s.clone().requires_grad_()
-    part, scores = weighted_kl(own_h[mine], head, h_t[mine], teacher, ids[mine], weights[mine], float(T))
-    (part * ranks).backward()  # the average over ranks makes it the sum
+        shards = [distribute_tensor(x.detach(), mesh, [Shard(0)]).requires_grad_() for x in whole[1:]]
+        head, own_h = LMHead(*shards, 0.7, 3.0), h_s.clone().requires_grad_()
+        own = (own_h[mine], head, h_t[mine], teacher, ids[mine], weights[mine])
+        part, scores = weighted_kl(*own, float(T), **options)
+        (part * ranks).backward()  # the average over ranks makes it the sum
 
-    for shard, expected in zip(shards, whole[1:], strict=True):
-        assert isinstance(shard.grad, DTensor) and shard.grad.placements == (Shard(0),)
-        torch.testing.assert_close(shard.grad.full_tensor(), expected.grad, atol=1e-14, rtol=1e-12)
-    torch.testing.assert_close(own_h.grad[mine], ranks * whole[0].grad[mine], atol=1e-14, rtol=1e-12)
+        for shard, expected in zip(shards, whole[1:], strict=True):
+            assert isinstance(shard.grad, DTensor) and shard.grad.placements == (Shard(0),)
+            torch.testing.assert_close(shard.grad.full_tensor(), expected.grad, atol=1e-14, rtol=1e-12)
+        torch.testing.assert_close(own_h.grad[mine], ranks * whole[0].grad[mine], atol=1e-14, rtol=1e-12)
     alone = token_scores(h_s[mine], head, h_t[mine], distribute_tensor(w_t, mesh, [Shard(0)]), ids[mine])
     expected = token_scores(h_s, student, h_t, w_t, ids)
     for (_, ours), (_, theirs) in zip(alone.items(), expected.items(), strict=True):

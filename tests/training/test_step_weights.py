@@ -8,9 +8,12 @@ import pytest
 import torch
 from update_oracle import gradients, largest_difference, naive_gradients, per_rollout, watching
 
+from rocktokens.classes import TokenClasses
 from rocktokens.policies import WeightPolicy, make_policy
 from rocktokens.policies.base import UpdateTokens
+from rocktokens.policies.compose import ProductPolicy
 from rocktokens.scoring.score import score_rollouts
+from rocktokens.training.log import step_record
 from rocktokens.training.step import Weighing, accumulate_gradients, token_arrays, token_weights, update_student, weigh
 from rocktokens.types import EXTRA_COLUMNS, STANDARD_COLUMNS, RockSet, RockToken, TokenScores, TokenWeights
 
@@ -252,3 +255,59 @@ def test_the_asymmetric_term_is_what_training_minimises(open_session, rollouts):
     naive_loss, naive = naive_gradients(session, rollouts, ones, sum(map(len, ones)), asymmetric=True)
     assert loss == pytest.approx(naive_loss, abs=1e-6) and loss != pytest.approx(uniform[0], abs=1e-3)
     assert largest_difference(found, naive) <= 1e-6
+
+
+CLASSES = [[60, 61, 62], [64, 69], [200, 3]]
+
+
+def test_the_decision_is_what_training_minimises(open_session, rollouts):
+    session = open_session("policy.name=coarse", f"policy.classes={CLASSES}", "training.per_device_train_batch_size=3")
+    weights = weigh(session, rollouts, 0).weights
+    uniform = gradients(open_session(), rollouts, weights)
+    loss, found = gradients(session, rollouts, weights)
+    ones = [np.ones(len(rollout.token_ids)) for rollout in rollouts]
+    naive_loss, naive = naive_gradients(session, rollouts, ones, sum(map(len, ones)), classes=CLASSES)
+    assert loss == pytest.approx(naive_loss, abs=1e-6) and loss < uniform[0] - 1e-3
+    assert largest_difference(found, naive) <= 1e-6
+    for shift in (-1, 1):
+        shifted = [[(v + shift) % 256 for v in ids] for ids in CLASSES]
+        _, other = naive_gradients(session, rollouts, ones, sum(map(len, ones)), classes=shifted)
+        assert largest_difference(found, other) > 1e-5
+
+
+def test_a_schedule_turns_the_choice_off_and_the_log_has_the_decision(open_session, rollouts):
+    coarse = {"name": "coarse", "classes": TokenClasses(CLASSES)}
+    policy = make_policy("schedule", steps=[1, 2], policies=[coarse, coarse | {"lam": 0.25}])
+    plain = open_session()
+    uniform = gradients(plain, rollouts, weigh(plain, rollouts, 0).weights)[0]
+    for step, lam in enumerate((1.0, 0.0, 0.25)):
+        session = replace(open_session(), policy=policy)
+        update = update_student(session, rollouts, step)
+        scores = update.scores
+        assert update.loss == pytest.approx(np.mean(scores.kl - (1 - lam) * scores.kl_choice), abs=1e-6)
+        assert (update.loss == uniform) == (lam == 1.0)
+        record = step_record(step, rollouts, update, {"update": 1.0}, 1.0)
+        assert record["kl_decision"] == pytest.approx(np.mean(scores.kl - scores.kl_choice), rel=1e-5)
+        assert 1e-3 < record["kl_decision"] < record["kl"]
+    assert "kl_decision" not in step_record(0, rollouts, update_student(plain, rollouts, 0), {"update": 1.0}, 1.0)
+
+
+@pytest.mark.parametrize("needs", [(), ("kl",)])
+def test_rows_that_are_scored_without_gradient_have_their_choice(open_session, rollouts, needs):
+    coarse = make_policy("coarse", classes=TokenClasses(CLASSES))
+    policy = ProductPolicy([Watcher(needs=needs), coarse])
+    scores = update_student(replace(open_session(), policy=policy), rollouts, 0).scores
+    whole = update_student(replace(open_session(), policy=coarse), rollouts, 0).scores
+    scored_T = ~np.isnan(scores.kl)
+    assert scored_T.all() == bool(needs) and np.array_equal(scored_T, ~np.isnan(scores.kl_choice))
+    np.testing.assert_allclose(scores.kl_choice[scored_T], whole.kl_choice[scored_T], atol=1e-6)
+
+
+def test_lambda_one_of_a_choice_is_uniform_to_the_last_bit(open_session, rollouts):
+    students = []
+    for policy in (make_policy("uniform"), make_policy("coarse", classes=TokenClasses(CLASSES), lam=1.0)):
+        session = replace(open_session(), policy=policy)
+        for step in range(3):
+            update_student(session, rollouts, step)
+        students.append(session.student.state_dict())
+    assert all(torch.equal(students[0][name], students[1][name]) for name in students[0])

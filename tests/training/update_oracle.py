@@ -1,5 +1,7 @@
 """Random rollouts, the gradients training computes for them, and the same by a loop over single positions."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
@@ -47,8 +49,9 @@ def naive_gradients(
     denominator: float,
     *,
     asymmetric: bool = False,
+    classes: Sequence[Sequence[int]] = (),
 ) -> tuple[float, dict[str, torch.Tensor]]:
-    """One rollout and one position at a time, whole logits, float64."""
+    """One rollout and one position at a time, whole logits, float64; each class is one outcome."""
     student, teacher = session.student.double(), session.teacher.double()
     student.zero_grad()
     total = torch.zeros((), dtype=torch.float64)
@@ -59,11 +62,19 @@ def naive_gradients(
             a, b, token = *(log[len(rollout.prompt_ids) + t - 1] for log in (log_p, log_q)), int(rollout.token_ids[t])
             if asymmetric and not b[token] > a[token]:
                 a, b = b, a
+            a, b = (merged(log, classes) for log in (a, b))
             total = total + weight * (a.exp() * (a - b)).sum() / denominator
     total.backward()
     found = {name: parameter.grad.clone() for name, parameter in student.named_parameters()}
     session.student.float(), session.teacher.float()
     return total.item(), found
+
+
+def merged(log_p: torch.Tensor, classes: Sequence[Sequence[int]]) -> torch.Tensor:
+    """The log-probabilities of a distribution in which each class is one outcome."""
+    others = torch.ones(len(log_p), dtype=torch.bool)
+    others[[v for ids in classes for v in ids]] = False
+    return torch.cat([log_p[others], *(log_p[list(ids)].logsumexp(-1, keepdim=True) for ids in classes)])
 
 
 def largest_difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:

@@ -1,8 +1,8 @@
 """The weight of each token in the loss: one section per policy (docs/method.md, section 7; docs/policies.md).
 
 These sections are the one list of policies and their parameters: a TOML file and ``make_policy`` are both checked by
-them. Values are not converted: a number written as text is refused. A RockSet or ControlSet is taken where validation
-is told so (``IN_PYTHON``), which ``make_policy`` does: a file could not hold it.
+them. Values are not converted: a number written as text is refused. A RockSet, ControlSet or TokenClasses is taken
+where validation is told so (``IN_PYTHON``), which ``make_policy`` does: a file could not hold it.
 """
 
 from collections.abc import Iterable, Iterator
@@ -20,10 +20,11 @@ from pydantic import (
     model_validator,
 )
 
+from rocktokens.classes import TokenClasses
 from rocktokens.config.base import NamedSection, named_by_default
 from rocktokens.types import Category, ControlSet, Label, RockSet, Verdict
 
-S = TypeVar("S", RockSet, ControlSet)
+S = TypeVar("S", RockSet, ControlSet, TokenClasses)
 IN_PYTHON = {"in_python": True}
 """The context of a validation whose result is used at once and never written."""
 
@@ -33,9 +34,26 @@ def _rocks(value: Any, info: ValidationInfo) -> str | list[int] | RockSet:
     if (given := _path_or(RockSet, value, info)) is not None:
         return given
     ids: list[Any] = list(value) if isinstance(value, Iterable) and not isinstance(value, str | dict) else [value]
-    if not all(isinstance(each, int | np.integer) and not isinstance(each, bool) and each >= 0 for each in ids):
+    if not all(map(_is_id, ids)):
         raise ValueError("give the path of a rocks.json, or token ids, whole numbers of 0 or more")
     return [int(each) for each in ids]
+
+
+def _classes(value: Any, info: ValidationInfo) -> str | list[list[int]] | list[list[str]] | TokenClasses:
+    """Take a path, lists of texts or of token ids, or in Python TokenClasses."""
+    if (given := _path_or(TokenClasses, value, info)) is not None:
+        return given
+    is_lists = isinstance(value, list | tuple) and all(isinstance(group, list | tuple) for group in value)
+    members = [each for group in value for each in group] if is_lists else [None]
+    if all(map(_is_id, members)):
+        return [list(map(int, group)) for group in value]
+    if not all(isinstance(each, str) and each for each in members):
+        raise ValueError("give the path of a classes.json, or lists of texts, or lists of token ids")
+    return [list(group) for group in value]
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and int(value) >= 0
 
 
 def _file_of(kind: type[S], name: str) -> PlainValidator:
@@ -58,6 +76,7 @@ def _path_or(kind: type[S], value: Any, info: ValidationInfo) -> str | S | None:
 
 Rocks = Annotated[str | list[int] | RockSet, PlainValidator(_rocks)]
 RocksWithVerdicts = Annotated[str | RockSet, _file_of(RockSet, "rocks.json")]
+Classes = Annotated[str | list[list[int]] | list[list[str]] | TokenClasses, PlainValidator(_classes)]
 Controls = Annotated[str | ControlSet, _file_of(ControlSet, "controls.json")]
 Weight = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -266,6 +285,17 @@ class AsymmetricSection(PolicyBase):
     name: Literal["asymmetric"]
 
 
+class CoarseSection(PolicyBase):
+    """Weight 1; the choice within classes of interchangeable tokens counts ``lam``, the decision between them 1."""
+
+    name: Literal["coarse"]
+    classes: Classes = Field(description="a classes.json, or lists of texts that are one token each, or of token ids")
+    lam: Weight = Field(default=0.0, description="weight of the choice within classes; 0 leaves it out of the loss")
+    untested: bool = Field(
+        default=False, description="of a classes.json take classes that are neither safe nor unsafe too"
+    )
+
+
 class _Composed(PolicyBase):
     policies: list["PolicySection"] = Field(min_length=1)
 
@@ -330,6 +360,7 @@ PolicySection = Annotated[
     | PrefixImportanceSection
     | EntropyMixSection
     | AsymmetricSection
+    | CoarseSection
     | ProductSection
     | ScheduleSection,
     Field(discriminator="name"),
@@ -344,8 +375,8 @@ def sections_in(section: PolicyBase) -> Iterator[PolicyBase]:
         yield from sections_in(part)
 
 
-FILE_KEYS = ("rocks", "controls", "protect")
-"""Keys of a policy whose value may be a file; rocks may be a list of ids as well."""
+FILE_KEYS = ("rocks", "controls", "classes", "protect")
+"""Keys of a policy whose value may be a file; rocks and classes may be lists as well."""
 
 
 def files_of(section: PolicyBase, key: str = "policy") -> dict[str, str]:

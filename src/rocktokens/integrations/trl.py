@@ -4,7 +4,7 @@
    without gradient if it needs scores first), and the weights travel with the completions through TRL's batches.
 2. TRL computes hidden states, heads and scales. Its divergence per token, from its own kernel, is multiplied by the
    weights before it is summed; rows of weight 0 never reach a head. With weights of 1 that is TRL's own loss, bit for
-   bit.
+   bit. The term of a policy ``coarse`` is not in TRL's kernel: there our own ``weighted_kl`` takes its place.
 3. TRL divides by the tokens of the whole step, over all micro-batches and processes: our denominator ``all``. ``kept``
    divides by the sum of their weights instead.
 4. Scores for traces, and for policies that watch the run, come from the same hidden states.
@@ -28,7 +28,7 @@ from rocktokens.integrations.trl_run import CheckpointParts, TrlRun
 from rocktokens.integrations.trl_seams import HeadInputs, LossParts, PerTokenLoss, require_tested_trl, through_heads
 from rocktokens.integrations.trl_step import TrlStep, own_rollouts, weigh
 from rocktokens.models.fingerprints import vocabulary_sha256
-from rocktokens.policies import WeightPolicy, policy_from_section
+from rocktokens.policies import Coarse, WeightPolicy, policy_from_section
 from rocktokens.run_dir import derive_seed
 from rocktokens.training.session import DATA_PARALLEL
 from rocktokens.training.step import Denominator, concatenated, numpy_scores, require_weight
@@ -74,7 +74,7 @@ class RockDistillationTrainer(DistillationTrainer):
         super().__init__(*args, **kwargs)
         sha256 = vocabulary_sha256(self._tokenizer.get_vocab())
         if section is not None:
-            policy = policy_from_section(section, sha256, derive_seed(self.args.seed, "policy"))
+            policy = policy_from_section(section, sha256, derive_seed(self.args.seed, "policy"), self._tokenizer)
         self.policy = cast(WeightPolicy, policy)
         self.denominator: Denominator = denominator or (section.denominator if section else "all")
         observes = type(self.policy).observe is not WeightPolicy.observe
@@ -124,7 +124,7 @@ class RockDistillationTrainer(DistillationTrainer):
             return batch
         step, rank, ranks = self.state.global_step, self.accelerator.process_index, self.accelerator.num_processes
         rollouts = own_rollouts(batch, inputs, step, (step * ranks + rank) * len(inputs), self.eos_token_ids)
-        scores = self._scores_first(batch) if self.policy.needs else None
+        scores = self._scores_first(batch, step) if self.policy.needs else None
         self._update = weigh(self.policy, self.denominator, rollouts, scores, rank)
         require_weight(step, self._update.weights)
         return {**batch, **self._update.layout(batch["completion_mask"])}
@@ -163,8 +163,13 @@ class RockDistillationTrainer(DistillationTrainer):
         """This micro-batch's part of Σ w · divergence / D, and the entropy and number of the tokens that count."""
         weights_N = inputs["token_weights"].flatten()
         kept_N = heads.valid_N & (weights_N != 0)
+        term, terms = self.policy.term_at(update.step), self._terms(update, inputs, heads, kept_N)
+        if isinstance(term, Coarse) and term.lam != 1.0:
+            arrays = (kept_N, inputs["completion_ids"].flatten(), weights_N)
+            loss, entropy = heads.coarse_sum(*arrays, DIVERGENCES[self.beta], term)
+            return loss / heads.num_items, entropy, kept_N.sum()
         loss, entropy = 0.0, 0.0
-        for rows, beta in self._terms(update, inputs, heads, kept_N):
+        for rows, beta in terms:
             divergence_n, entropy_n = heads.divergence(rows, beta)
             left_out_n = ~kept_N[rows]
             loss = loss + (divergence_n * weights_N[rows]).masked_fill(left_out_n, 0).sum()
@@ -175,10 +180,11 @@ class RockDistillationTrainer(DistillationTrainer):
         self, update: TrlStep, inputs: Any, heads: HeadInputs, kept_N: torch.Tensor
     ) -> list[tuple[slice | torch.Tensor, float]]:
         """Which rows go through TRL's kernel, and with which ``beta``; scores are taken on the way where wanted."""
-        asymmetric = self.policy.term == "asymmetric"
+        term = self.policy.term_at(update.step)
+        asymmetric = term == "asymmetric"
         if asymmetric or (self._keeps_scores and not self.policy.needs):
             scored_N = inputs["token_scored"].flatten()
-            scores = heads.scores(scored_N, inputs["completion_ids"].flatten(), DIVERGENCES[self.beta])
+            scores = heads.scores(scored_N, inputs["completion_ids"].flatten(), DIVERGENCES[self.beta], term)
             update.record(inputs["token_index"].flatten()[scored_N], scores)
             if asymmetric:
                 toward_N = torch.zeros_like(kept_N)
@@ -186,7 +192,7 @@ class RockDistillationTrainer(DistillationTrainer):
                 return [(kept_N & toward_N, REVERSE), (kept_N & ~toward_N, FORWARD)]
         return [(heads.rows_of(kept_N), self.beta)]
 
-    def _scores_first(self, batch: dict[str, Any]) -> TokenScores:
+    def _scores_first(self, batch: dict[str, Any], step: int) -> TokenScores:
         """Every token of this process's completions, scored without gradient, micro-batch after micro-batch."""
         model: Any = self.model_wrapped
         student = self.accelerator.unwrap_model(model)
@@ -194,15 +200,16 @@ class RockDistillationTrainer(DistillationTrainer):
         model.eval()
         with torch.no_grad(), self.compute_loss_context_manager():
             for micro in stock.split_tensor_dict(batch, self.args.gradient_accumulation_steps):
-                call = (student, micro, None, partial(self._every_score, micro))
+                call = (student, micro, None, partial(self._every_score, micro, step))
                 scored.append(self._forward_redirection(model, student, self._at_heads, *call)[0])
         model.train()
         return concatenated(scored)
 
-    def _every_score(self, inputs: Any, heads: HeadInputs) -> LossParts:
+    def _every_score(self, inputs: Any, step: int, heads: HeadInputs) -> LossParts:
         """In the place of a loss: the scores of all tokens, with the columns the policy needs."""
         extras = [name for name in EXTRA_COLUMNS if name in self.policy.needs]
-        scores = heads.scores(heads.valid_N, inputs["completion_ids"].flatten(), DIVERGENCES[self.beta], extras)
+        settings = (DIVERGENCES[self.beta], self.policy.term_at(step), extras)
+        scores = heads.scores(heads.valid_N, inputs["completion_ids"].flatten(), *settings)
         nothing = torch.zeros(())
         return numpy_scores([scores]), nothing, nothing
 
@@ -214,6 +221,8 @@ class RockDistillationTrainer(DistillationTrainer):
         if self._keeps_scores:
             scores = update.scores()
             record |= {"head_rows_skipped": float(np.mean(np.isnan(scores.kl))), "kl": float(np.nanmean(scores.kl))}
+            if scores.kl_choice is not None:
+                record["kl_decision"] = float(np.nanmean(scores.kl - scores.kl_choice))
             record |= self.policy.observe(scores, update.token_ids, update.step)
             if self._run is not None:
                 self._run.append(update, scores, {"step": update.step, **record})

@@ -23,7 +23,8 @@ import torch
 from rocktokens.config import Divergence
 from rocktokens.errors import RocktokensError
 from rocktokens.models.head import LMHead
-from rocktokens.scoring.divergence import token_scores
+from rocktokens.policies import Coarse, Term, term_arguments
+from rocktokens.scoring.divergence import token_scores, weighted_kl
 from rocktokens.types import TokenScores
 
 TESTED = "1.16"
@@ -172,11 +173,30 @@ class HeadInputs:
         drops = bool((self.valid_N & ~kept_N).any())
         return kept_N if drops or _use_triton(self.h_s_ND.device) else slice(None)
 
+    def coarse_sum(
+        self,
+        rows_N: torch.Tensor,
+        token_ids_N: torch.Tensor,
+        weights_N: torch.Tensor,
+        divergence: Divergence,
+        term: Coarse,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Σ weight · (decision + λ · choice) of some rows, differentiable in the student, and their summed entropy."""
+        h_s_ND, h_t_NE = self.h_s_ND[rows_N], self.h_t_NE[rows_N]
+        arrays = (h_s_ND, self.student, h_t_NE, self.teacher, token_ids_N[rows_N], weights_N[rows_N])
+        total, scores = weighted_kl(*arrays, 1.0, divergence, self.temperature, **term_arguments(term))
+        return total, scores.entropy_student.sum()
+
     @torch.no_grad()
     def scores(
-        self, rows_N: torch.Tensor, token_ids_N: torch.Tensor, divergence: Divergence, extras: Collection[str] = ()
+        self,
+        rows_N: torch.Tensor,
+        token_ids_N: torch.Tensor,
+        divergence: Divergence,
+        term: Term | None = None,
+        extras: Collection[str] = (),
     ) -> TokenScores:
-        """Our scores of some rows, at TRL's temperature."""
+        """Our scores of some rows, at TRL's temperature; with the choice where the term has classes."""
         return token_scores(
             self.h_s_ND[rows_N].detach(),
             self.student,
@@ -186,6 +206,7 @@ class HeadInputs:
             divergence,
             self.temperature,
             extras=extras,
+            classes=term.classes if isinstance(term, Coarse) else None,
         )
 
 

@@ -17,9 +17,9 @@ import torch
 from accelerate.utils import gather_object
 
 from rocktokens.errors import TrainingStoppedError
-from rocktokens.policies import WeightPolicy
+from rocktokens.policies import Coarse, WeightPolicy
 from rocktokens.training.step import Denominator, concatenated, numpy_scores, token_arrays, token_weights
-from rocktokens.types import STANDARD_COLUMNS, Rollout, TokenScores, TokenWeights
+from rocktokens.types import CHOICE, STANDARD_COLUMNS, Rollout, TokenScores, TokenWeights
 
 
 @dataclass(slots=True)
@@ -44,7 +44,7 @@ class TrlStep:
     def record(self, index_N: torch.Tensor, scores: TokenScores) -> None:
         """Take in the scores of some of this process's tokens, given by their places among them."""
         index = index_N.cpu().numpy()
-        for name, column_N in numpy_scores([scores]).items():
+        for name, column_N in numpy_scores([scores]).present():
             getattr(self.own_scores, name)[index] = column_N
 
     def scores(self) -> TokenScores:
@@ -116,8 +116,9 @@ def weigh(
         )
     scored_T = (weights.weights != 0) | policy.probe(weights.weights, *token_arrays(everyone), step)
     own = slice(ends[rank], ends[rank + 1])
-    unscored = (np.full(own.stop - own.start, np.nan, dtype=np.float32) for _ in STANDARD_COLUMNS)
-    return TrlStep(step, everyone, weights, scored_T, own, scores or TokenScores(*unscored))
+    names = (*STANDARD_COLUMNS, *([CHOICE] if isinstance(policy.term_at(step), Coarse) else []))
+    unscored = {name: np.full(own.stop - own.start, np.nan, dtype=np.float32) for name in names}
+    return TrlStep(step, everyone, weights, scored_T, own, scores or TokenScores(**unscored))
 
 
 def _unpadded(ids: torch.Tensor, mask: torch.Tensor) -> np.ndarray:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from rocktokens.classes import TokenClasses
 from rocktokens.errors import RocktokensError
 
 
@@ -33,14 +34,27 @@ class UpdateTokens:
     """float64 columns of TokenScores, those the policy needs."""
 
 
+@dataclass(frozen=True, slots=True)
+class Coarse:
+    """A loss in which the choice within classes of tokens counts ``lam`` and the decision between them 1."""
+
+    classes: TokenClasses
+    lam: float
+
+
+Term = Literal["asymmetric"] | Coarse
+"""What is minimised in the place of the run's divergence."""
+
+
 class WeightPolicy(ABC):
     """The weight of every response token of an update; it knows nothing of the trainer."""
 
     name: str
     needs: frozenset[str] = frozenset()
     """TokenScores columns that must be known before weighing; none: weights are known before either model runs."""
-    term: Literal["asymmetric"] | None = None
-    """What is weighed: None, the run's divergence; asymmetric, reverse or forward KL, chosen at every token."""
+    term: Term | None = None
+    """What is weighed: None, the run's divergence; asymmetric, reverse or forward KL, chosen at every token;
+    ``Coarse``, the run's divergence with less of the choice within classes, or none."""
 
     @abstractmethod
     def weigh(self, tokens: UpdateTokens) -> np.ndarray:
@@ -67,6 +81,10 @@ class WeightPolicy(ABC):
             UpdateTokens(ids_T[order_T], positions[order_T], rollouts[order_T], int(step), columns)
         )
         return like(weights_T, token_ids_T)
+
+    def term_at(self, step: int) -> Term | None:
+        """What is weighed at a step of training."""
+        return self.term
 
     def probe(self, weights_T: Any, token_ids_T: Any, positions_T: Any, rollout_ids_T: Any, step: int) -> Any:
         """Rows of weight 0 to score all the same, without gradient: bool (T,) of the kind of ``weights_T``."""
@@ -96,6 +114,11 @@ class WeightPolicy(ABC):
         if not np.isfinite(values_T).all():
             raise RocktokensError(f"policy {self.name} needs the {name} of every token and some are not finite numbers")
         return values_T
+
+
+def term_arguments(term: Term | None) -> dict[str, Any]:
+    """What ``weighted_kl`` is told of a term."""
+    return {"classes": term.classes, "lam": term.lam} if isinstance(term, Coarse) else {"term": term}
 
 
 def as_numpy(array: Any) -> np.ndarray:

@@ -1,6 +1,7 @@
 """Policies made of policies: their product, one after the other, and one with protected types.
 
-A whole needs what any of its parts needs, and passes on what the trainer tells it and asks of it.
+A whole needs what any of its parts needs, and passes on what the trainer tells it and asks of it. It has the term of
+the one part that has any; a schedule may change how much of the choice within its classes counts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from rocktokens.errors import ConfigError
-from rocktokens.policies.base import UpdateTokens, WeightPolicy
+from rocktokens.policies.base import Coarse, Term, UpdateTokens, WeightPolicy
 
 
 class CompositePolicy(WeightPolicy):
@@ -19,7 +20,18 @@ class CompositePolicy(WeightPolicy):
     def __init__(self, parts: Sequence[WeightPolicy]) -> None:
         self.parts = list(parts)
         self.needs = frozenset().union(*(part.needs for part in self.parts))
-        self.term = next((part.term for part in self.parts if part.term), None)
+        self.term = self._whole_term([part.term for part in self.parts if part.term])
+
+    def _whole_term(self, terms: list[Term]) -> Term | None:
+        """The term of all parts that have one; two different ones are refused."""
+        if len(set(terms)) > 1 or sum(isinstance(term, Coarse) for term in terms) > 1:
+            names = " and ".join(sorted("coarse" if isinstance(term, Coarse) else term for term in terms))
+            raise ConfigError(f"policy.policies of a product hold {names}, and one loss is minimised: keep one of them")
+        return terms[0] if terms else None
+
+    def term_at(self, step: int) -> Term | None:
+        """The term of the active part that has one."""
+        return next((part.term_at(step) for part in self.active(step) if part.term), None)
 
     def active(self, step: int) -> Sequence[WeightPolicy]:
         """The parts that have a say at a step."""
@@ -69,14 +81,28 @@ class SchedulePolicy(CompositePolicy):
     name = "schedule"
 
     def __init__(self, parts: Sequence[WeightPolicy], steps: Sequence[int]) -> None:
-        super().__init__(parts)
         self.steps = list(steps)
-        terms = {part.term for part in self.parts} | ({None} if self.steps[0] > 0 else set())
-        if len(terms) > 1:
+        super().__init__(parts)
+
+    def _whole_term(self, terms: list[Term]) -> Term | None:
+        """Asymmetric throughout, or the classes that some parts have, whose choice counts 1 where no part says less."""
+        all_along = len(terms) == len(self.parts) and self.steps[0] == 0
+        if "asymmetric" in terms and not (all_along and set(terms) == {"asymmetric"}):
             raise ConfigError(
                 "policy.policies of a schedule are asymmetric in part, and a run minimises one divergence: "
                 "make all of them asymmetric from step 0, or none"
             )
+        classes = {term.classes for term in terms if isinstance(term, Coarse)}
+        if len(classes) > 1:
+            raise ConfigError(
+                "policy.policies of a schedule have different classes, and a run has one choice to leave out: give all "
+                "coarse ones the same classes"
+            )
+        return Coarse(classes.pop(), 1.0) if classes else next(iter(terms), None)
+
+    def term_at(self, step: int) -> Term | None:
+        """The term of the active part, or that of the schedule."""
+        return super().term_at(step) or self.term
 
     def active(self, step: int) -> Sequence[WeightPolicy]:
         """The last part whose step has come."""

@@ -9,11 +9,11 @@
 import inspect
 from collections.abc import Callable
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-from rocktokens.policies.base import UpdateTokens, WeightPolicy
+from rocktokens.policies.base import Term, UpdateTokens, WeightPolicy
 
 ROUNDING = 1e-9
 """Relative error of a mean in float64, with room to spare: 2^-52 times the tokens of a type."""
@@ -23,9 +23,7 @@ _ALWAYS_KNOWN = ("token_ids", "positions", "rollout_ids")
 class FormulaPolicy(WeightPolicy):
     """Weights by a function: arrays and keyword parameters in, weights (T,) out."""
 
-    def __init__(
-        self, formula: Callable[..., np.ndarray], term: Literal["asymmetric"] | None = None, **params: Any
-    ) -> None:
+    def __init__(self, formula: Callable[..., np.ndarray], term: Term | None = None, **params: Any) -> None:
         self.name, self.term = formula.__name__, term
         self._formula, self._params = formula, params
         self._arrays = [

@@ -1,7 +1,8 @@
 """From the name and the parameters of a policy to the policy.
 
 1. Parameters are checked by the policy's section (rocktokens.config.policies), wherever they come from.
-2. Files are read: a rocks.json or controls.json of another tokenizer is refused, and so is a config without any rocks.
+2. Files are read: a rocks.json, controls.json or classes.json of another tokenizer is refused, and so is a config
+   without any rocks or classes. Classes given as texts need the tokenizer itself.
 3. Random policies without a seed get the one that is given; the parts of a composed policy get one each.
 """
 
@@ -12,12 +13,14 @@ from typing import Any
 
 import numpy as np
 
+from rocktokens.classes import TokenClasses
 from rocktokens.config.base import Section
 from rocktokens.config.policies import IN_PYTHON, PolicyBase, PolicySection
 from rocktokens.config.sentences import validate
-from rocktokens.errors import ConfigError, TokenizerMismatchError
+from rocktokens.errors import ConfigError, RocktokensError, TokenizerMismatchError
 from rocktokens.policies import formulas
 from rocktokens.policies.base import WeightPolicy
+from rocktokens.policies.coarse import CoarsePolicy
 from rocktokens.policies.compose import ProductPolicy, ProtectedPolicy, SchedulePolicy
 from rocktokens.policies.controls import (
     LossControlPolicy,
@@ -53,11 +56,12 @@ POLICIES: dict[str, Callable[..., WeightPolicy]] = {
     "prefix_importance": partial(FormulaPolicy, formulas.prefix_importance),
     "entropy_mix": partial(FormulaPolicy, formulas.entropy_mix),
     "asymmetric": partial(FormulaPolicy, formulas.asymmetric, term="asymmetric"),
+    "coarse": CoarsePolicy,
     "product": ProductPolicy,
     "schedule": SchedulePolicy,
 }
-_KNOW_PILLARS = ("rocks", "online_rocks", "occurrence_control", "loss_control", "weight_control")
-"""Policies that leave protected types out of what they mark, count and log."""
+_KNOW_PILLARS = ("rocks", "online_rocks", "occurrence_control", "loss_control", "weight_control", "coarse")
+"""Policies that leave protected types out of what they mark, count and log, or out of their classes."""
 
 
 class _Call(Section):
@@ -67,7 +71,7 @@ class _Call(Section):
 def make_policy(name: str, **params: Any) -> WeightPolicy:
     """Build a policy by name, for example ``make_policy("rocks", rocks="runs/a/rocks.json", lam=0.0)``.
 
-    Rocks and controls may also be given as a RockSet, a ControlSet or token ids.
+    Rocks, controls and classes may also be given as a RockSet, a ControlSet, TokenClasses or token ids.
     """
     if "denominator" in params:
         raise ConfigError("make_policy: policy.denominator is no part of the weights: give it to the loss")
@@ -76,12 +80,15 @@ def make_policy(name: str, **params: Any) -> WeightPolicy:
     return _protected(section, _Given())
 
 
-def policy_from_section(section: PolicyBase, tokenizer_sha256: str = "", seed: int = 0) -> WeightPolicy:
+def policy_from_section(
+    section: PolicyBase, tokenizer_sha256: str = "", seed: int = 0, tokenizer: Any = None
+) -> WeightPolicy:
     """Build the policy of a config; ``seed`` is for random policies whose section has none.
 
-    Files made with another vocabulary than that of ``tokenizer_sha256`` are refused; "" checks nothing.
+    Files made with another vocabulary than that of ``tokenizer_sha256`` are refused; "" checks nothing. ``tokenizer``
+    is what turns classes that are given as texts into ids; without it they are refused.
     """
-    return _protected(section, _Given(tokenizer_sha256, seed, allows_no_rocks=False))
+    return _protected(section, _Given(tokenizer_sha256, seed, allows_nothing=False, tokenizer=tokenizer))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +98,9 @@ class _Given:
     tokenizer_sha256: str = ""
     seed: int = 0
     pillars: np.ndarray = field(default_factory=lambda: np.array([], dtype=np.int64))
-    allows_no_rocks: bool = True
+    allows_nothing: bool = True
+    """Whether a policy may have no rocks or classes to act on."""
+    tokenizer: Any = None
 
 
 def _protected(section: PolicyBase, given: _Given) -> WeightPolicy:
@@ -113,6 +122,8 @@ def _build(section: PolicyBase, given: _Given) -> WeightPolicy:
         params["rocks"] = _rocks(params["rocks"], given)
     if "controls" in params:
         params["controls"] = _control_set(params["controls"], given.tokenizer_sha256)
+    if "classes" in params:
+        params["classes"] = _classes(params["classes"], params.pop("untested"), given)
     if "seed" in params and params["seed"] is None:
         params["seed"] = given.seed
     if "policies" in params:
@@ -125,11 +136,42 @@ def _build(section: PolicyBase, given: _Given) -> WeightPolicy:
 
 def _rocks(rocks: str | list[int] | RockSet, given: _Given) -> list[int] | RockSet:
     found = rocks if isinstance(rocks, list) else _rock_set(rocks, given.tokenizer_sha256)
-    if not (found if isinstance(found, list) else found.tokens) and not given.allows_no_rocks:
+    if not (found if isinstance(found, list) else found.tokens) and not given.allows_nothing:
         raise ConfigError(
             f"policy.rocks = {rocks!r} names no rock, so every token would weigh 1: give rocks, or choose uniform"
         )
     return found
+
+
+def _classes(classes: str | list[list[int]] | list[list[str]] | TokenClasses, untested: bool, given: _Given) -> Any:
+    """Make classes of what a section has; of a file the safe ones alone, unless untested ones are wanted too."""
+    if isinstance(classes, list):
+        found = _listed_classes(classes, given.tokenizer)
+    else:
+        found = classes if isinstance(classes, TokenClasses) else TokenClasses.load(classes)
+        if given.tokenizer_sha256:
+            found.require_tokenizer(given.tokenizer_sha256)
+        takes_untested = untested or isinstance(classes, TokenClasses)
+        found = found.only((True, None) if takes_untested else (True,))
+    if not found.groups and not given.allows_nothing:
+        raise ConfigError(
+            f"policy.classes = {classes!r} has no class of two tokens that may be used, so nothing would be left out: "
+            "give classes, take untested ones too (policy.untested = true), or choose uniform"
+        )
+    return found
+
+
+def _listed_classes(classes: list[list[Any]], tokenizer: Any) -> TokenClasses:
+    has_texts = any(isinstance(each, str) for group in classes for each in group)
+    if has_texts and tokenizer is None:
+        raise ConfigError(
+            f"policy.classes = {classes!r} holds texts, and there is no tokenizer here to say which ids they are: give "
+            "ids, a classes.json, or TokenClasses.from_texts"
+        )
+    try:
+        return TokenClasses.from_texts(tokenizer, classes) if has_texts else TokenClasses(classes)
+    except RocktokensError as error:
+        raise ConfigError(f"policy.classes = {classes!r} is not valid: {error}") from None
 
 
 def _rock_set(rocks: str | RockSet, tokenizer_sha256: str) -> RockSet:

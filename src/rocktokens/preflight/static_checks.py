@@ -49,7 +49,7 @@ def check_static(
         check_batch(config),
         check_prompts(config, task, lengths, contexts),
         check_evaluation(config, contexts, student.tokenizer),
-        *([check_policy(config, vocabulary_sha256(student.tokenizer.get_vocab()))] if weighs else []),
+        *([check_policy(config, student.tokenizer)] if weighs else []),
         check_directory(directory),
         check_disk(disk_need(config, trainable), shutil.disk_usage(_existing_part(directory)).free),
     ]
@@ -198,11 +198,12 @@ def _lengths(config: Config, prompts: Sequence[Prompt], tokenizer: Any) -> dict[
     return {prompt.id: len(encode_prompt(tokenizer, prompt, template, sys.maxsize)) for prompt in prompts}
 
 
-def check_policy(config: Config, tokenizer_sha256: str) -> Finding:
+def check_policy(config: Config, tokenizer: Any) -> Finding:
     """Check whether the policy can be made: its files can be read and are of this vocabulary."""
 
     def make() -> Finding:
-        needs = sorted(policy_from_section(config.policy, tokenizer_sha256).needs)
+        sha256 = vocabulary_sha256(tokenizer.get_vocab())
+        needs = sorted(policy_from_section(config.policy, sha256, tokenizer=tokenizer).needs)
         value = f"{config.policy.name}, {'after scoring ' + ', '.join(needs) if needs else 'before scoring'}"
         return Finding("policy", "ok", value, measured={"needs": needs})
 

@@ -7,6 +7,8 @@
    hidden states and head in the same pass, chunk by chunk, instead of keeping logits for a backward pass.
 5. What is minimised at a position is its divergence, or with the term ``asymmetric`` the reverse KL where the teacher
    gives the sampled token more than the student does, and the forward KL elsewhere.
+6. With classes of tokens the choice within them is a column beside the divergence, and what is minimised is the rest,
+   the decision, and λ times the choice (``choice.py``).
 
 Where all is on a GPU, nothing is wider than float32, Triton is there and no extra column is asked for, ``fused.py``
 does the same in fewer passes; the host then waits for the device once a call, and once more only to look at weights
@@ -25,10 +27,11 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor, Partial
 
+from rocktokens.classes import TokenClasses
 from rocktokens.config import Divergence
 from rocktokens.errors import NonFiniteLossError, RocktokensError
 from rocktokens.models.head import LMHead, wide_matmul
-from rocktokens.scoring import fused
+from rocktokens.scoring import fused, fused_choice
 from rocktokens.scoring.checks import (
     ASYMMETRIC_REMEDY,
     FINITE_REMEDY,
@@ -38,8 +41,9 @@ from rocktokens.scoring.checks import (
     require_ids,
     require_logits,
 )
+from rocktokens.scoring.choice import choice, coarse, members
 from rocktokens.scoring.formulas import DIVERGENCES, EXTRAS, Scored, entropy, require_extras
-from rocktokens.types import STANDARD_COLUMNS, TokenScores
+from rocktokens.types import CHOICE, STANDARD_COLUMNS, TokenScores
 
 Head = torch.Tensor | LMHead
 Columns = tuple[torch.Tensor, ...]
@@ -57,7 +61,7 @@ class ScoredChunk:
     rows: slice
     """Which positions these are."""
     columns: Columns
-    """The standard columns (n,) of ``TokenScores`` in their order, then the extra ones asked for."""
+    """The columns (n,) of ``TokenScores``: the standard ones in their order, then what was asked for."""
     gradient_nV: torch.Tensor
     """The divergence's gradient with respect to the student's logits, over the columns that both heads have."""
     logits_nV: torch.Tensor
@@ -83,6 +87,7 @@ def token_scores(
     tokens_per_chunk: int = 1024,
     extras: Collection[str] = (),
     *,
+    classes: TokenClasses | None = None,
     round_logits: bool = False,
     defer_checks: bool = False,
 ) -> TokenScores:
@@ -99,6 +104,7 @@ def token_scores(
         tokens_per_chunk: Positions whose logits are in memory at once; the result does not depend on it. The fused path
             of a GPU goes by bytes instead (``fused.SCORING_BYTES``) and does not look at it.
         extras: Which of the optional columns to fill as well.
+        classes: Fill ``kl_choice`` as well, the part of ``kl`` that is a choice within these classes.
         round_logits: On a GPU, keep logits in the dtype of the models, not in float32 (without extras).
         defer_checks: On a GPU, do not wait to refuse what is not finite, nor ids outside the vocabulary: the caller
             knows the ids, and will give the scores to ``require_sound_scores``.
@@ -106,19 +112,17 @@ def token_scores(
     Returns:
         Columns of shape (T,). ``grad_norm`` is the norm of the divergence's gradient with respect to the logits.
     """
-    pair = _Pair.of(w_s_VD, w_t_VE, divergence, temperature, extras, round_logits=round_logits)
+    pair = _Pair.of(w_s_VD, w_t_VE, divergence, temperature, extras, classes=classes, round_logits=round_logits)
     if pair.is_fused(h_s_TD, h_t_TE):
         token_ids_T = pair.checked_ids(h_s_TD, h_t_TE, token_ids_T, deferred=True)
         table_CT = pair.fused_table(h_s_TD, h_t_TE, token_ids_T)
         if not defer_checks:
             pair.require_sound(table_CT, None, token_ids_T)
-        return TokenScores(*table_CT[: len(STANDARD_COLUMNS)].unbind())
-    arrays = (h_s_TD, w_s_VD, h_t_TE, w_t_VE, token_ids_T)
-    chunks = scored_chunks(*arrays, divergence, temperature, tokens_per_chunk, extras)
+        return TokenScores(**dict(zip(pair.columns, _columns(table_CT), strict=True)))
+    chunks = pair.chunks(h_s_TD, h_t_TE, token_ids_T, tokens_per_chunk)
     # map lets go of a chunk before it asks for the next: two of them are never in memory
-    names = (*STANDARD_COLUMNS, *pair.extras)
-    columns = _concatenate(list(map(attrgetter("columns"), chunks)), h_s_TD, len(names))
-    return TokenScores(**dict(zip(names, columns, strict=True)))
+    columns = _concatenate(list(map(attrgetter("columns"), chunks)), h_s_TD, len(pair.columns))
+    return TokenScores(**dict(zip(pair.columns, columns, strict=True)))
 
 
 def scored_chunks(
@@ -137,12 +141,7 @@ def scored_chunks(
     Takes what ``token_scores`` takes. A chunk is as large as its logits: let go of it before asking for the next.
     """
     pair = _Pair.of(w_s_VD, w_t_VE, divergence, temperature, extras)
-    token_ids_T = pair.checked_ids(h_s_TD, h_t_TE, token_ids_T)
-    with torch.no_grad():
-        pair = pair.cast_for(h_s_TD, h_t_TE)
-    rows_T = torch.arange(len(token_ids_T), device=token_ids_T.device)
-    for here in fused.slices(0, len(rows_T), tokens_per_chunk):
-        yield pair.scored_chunk(here, h_s_TD[here], h_t_TE[here], token_ids_T[here], rows_T[here])
+    yield from pair.chunks(h_s_TD, h_t_TE, token_ids_T, tokens_per_chunk)
 
 
 def weighted_kl(
@@ -158,6 +157,8 @@ def weighted_kl(
     tokens_per_chunk: int = 1024,
     term: Term | None = None,
     *,
+    classes: TokenClasses | None = None,
+    lam: float = 0.0,
     round_logits: bool = False,
     defer_checks: bool = False,
 ) -> tuple[torch.Tensor, TokenScores]:
@@ -170,6 +171,8 @@ def weighted_kl(
     - ``denominator``: of the whole update (all micro-batches, all ranks), so that its parts add up.
     - ``term``: None minimises ``divergence``; ``asymmetric`` the reverse KL where the teacher's probability of the
       sampled token is greater than the student's, the forward KL elsewhere. The scores stay those of ``divergence``.
+    - ``lam``: with ``classes``, how much of the choice within them is minimised beside the decision: 0 leaves it out, 1
+      is the loss without classes, bit for bit. The scores stay those of ``divergence``, with ``kl_choice``.
     - ``defer_checks``: where a divergence is not finite, the loss is not finite either, and the caller is about to read
       it. Ids on a GPU are not looked at either: the caller knows them.
 
@@ -177,7 +180,9 @@ def weighted_kl(
         The loss, and the scores, NaN at positions of weight 0. With every weight 0 the loss is 0 and its gradients are
         zeros, not missing.
     """
-    pair = _Pair.of(w_s_VD, w_t_VE, divergence, temperature, term=term, round_logits=round_logits)
+    pair = _Pair.of(
+        w_s_VD, w_t_VE, divergence, temperature, term=term, classes=classes, lam=lam, round_logits=round_logits
+    )
     is_fused, device = pair.is_fused(h_s_TD, h_t_TE), h_s_TD.device
     token_ids_T = pair.checked_ids(h_s_TD, h_t_TE, token_ids_T, deferred=is_fused)
     checked_T = _checked_weights(weights_T, denominator, h_s_TD)
@@ -188,14 +193,15 @@ def weighted_kl(
         total, table_CN = pair.fused_sum(*arrays_T, weights_N, rows_N)
         if not defer_checks:
             pair.require_sound(table_CN, rows_N, token_ids_T)
-        columns = table_CN[: len(STANDARD_COLUMNS)].unbind()
+        columns = _columns(table_CN)
     else:
         rows_T = torch.arange(len(h_s_TD), device=device)
         h_s_ND, *arrays_N, names_N = (_kept(array_T, rows_N) for array_T in (*arrays_T, rows_T))
         head, arrays_N = (pair.student.weight_VD, pair.student.bias_V), (*arrays_N, weights_N.to(device), names_N)
         total, *columns = _WeightedSum.apply(h_s_ND, *head, *arrays_N, pair, tokens_per_chunk)
     loss = total / denominator if len(weights_N) else total
-    return loss, TokenScores(*(_spread(column_N, rows_N, len(h_s_TD)) for column_N in columns))
+    spread = (_spread(column_N, rows_N, len(h_s_TD)) for column_N in columns)
+    return loss, TokenScores(**dict(zip(pair.columns, spread, strict=True)))
 
 
 @torch.no_grad()
@@ -232,6 +238,8 @@ class _Pair:
     extras: tuple[str, ...] = ()
     term: Term | None = None
     round_logits: bool = False
+    classes: TokenClasses | None = None
+    lam: float = 1.0
 
     @classmethod
     def of(
@@ -243,6 +251,8 @@ class _Pair:
         extras: Collection[str] = (),
         term: Term | None = None,
         round_logits: bool = False,
+        classes: TokenClasses | None = None,
+        lam: float = 1.0,
     ) -> "_Pair":
         if divergence not in DIVERGENCES:
             raise RocktokensError(f"divergence is {divergence!r}: use one of {', '.join(DIVERGENCES)}")
@@ -252,8 +262,16 @@ class _Pair:
             raise RocktokensError(f"term is {term!r}: use {', '.join(get_args(Term))} or None")
         heads = [_whole(head if isinstance(head, LMHead) else LMHead(head)) for head in (student, teacher)]
         width = min(head.width for head in heads)
-        settings = (divergence, temperature, require_extras(extras), term, round_logits)
+        if classes is not None:
+            classes.require_width(width)
+            _require_coarse(term, lam)
+        settings = (divergence, temperature, require_extras(extras), term, round_logits, classes, lam)
         return cls(heads[0].cut(width), heads[1].cut(width), *settings)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of the columns that ``score`` fills."""
+        return (*STANDARD_COLUMNS, *self.extras, *([] if self.classes is None else [CHOICE]))
 
     def cast_for(self, h_s_TD: torch.Tensor, h_t_TE: torch.Tensor) -> "_Pair":
         """Convert both weights once, not once a chunk."""
@@ -278,14 +296,21 @@ class _Pair:
 
     def is_fused(self, h_s_TD: torch.Tensor, h_t_TE: torch.Tensor) -> bool:
         """Whether ``fused.py`` computes this."""
+        if self.classes is not None and (self.divergence != "reverse" or not fused_choice.takes(self.classes)):
+            return False
         return not self.extras and fused.takes(h_s_TD, self.student, h_t_TE, self.teacher)
 
     @torch.no_grad()
     def fused_table(self, h_s_ND: torch.Tensor, h_t_NE: torch.Tensor, token_ids_N: torch.Tensor) -> torch.Tensor:
-        """The table (7, N) of ``fused.scored``."""
+        """The table of ``fused.scored``."""
         cast = self.cast_for(h_s_ND, h_t_NE)
         arrays = (h_s_ND, cast.student, h_t_NE, cast.teacher, token_ids_N)
-        return fused.scored(*arrays, self.divergence, self.temperature, round_logits=self.round_logits)
+        options = {"choice": self.fused_choice(h_s_ND.device), "round_logits": self.round_logits}
+        return fused.scored(*arrays, self.divergence, self.temperature, **options)
+
+    def fused_choice(self, device: torch.device) -> fused_choice.FusedChoice | None:
+        """The classes as the kernels take them."""
+        return None if self.classes is None else fused_choice.FusedChoice(self.classes, self.lam, device)
 
     def fused_sum(
         self,
@@ -301,7 +326,8 @@ class _Pair:
         head = (self.student.weight_VD, self.student.bias_V, cast.student)
         arrays = (h_s_TD, *head, h_t_TE, cast.teacher, token_ids_T, weights_N)
         settings = (self.divergence, self.temperature, self.term == "asymmetric")
-        return fused.weighted_sum(*arrays, *settings, rows_N=rows_N, round_logits=self.round_logits)
+        options = {"choice": self.fused_choice(h_s_TD.device), "round_logits": self.round_logits}
+        return fused.weighted_sum(*arrays, *settings, rows_N=rows_N, **options)
 
     def require_sound(self, table_CN: torch.Tensor, rows_N: torch.Tensor | None, token_ids_T: torch.Tensor) -> None:
         """Refuse what the torch path refuses; all of it is looked at together, so that the host waits once."""
@@ -312,11 +338,19 @@ class _Pair:
         require_ids(token_ids_T, self.student.width)
         refuse(broken_4N, _kept(torch.arange(len(token_ids_T), device=token_ids_T.device), rows_N))
 
-    @torch.no_grad()
-    def scored_chunk(self, here: slice, *arrays_n: torch.Tensor) -> ScoredChunk:
-        """The scores of a few positions, as a record."""
-        columns, (_, gradient_nV), logits_nV = self.score(*arrays_n)
-        return ScoredChunk(here, columns, gradient_nV, logits_nV, self.student)
+    def chunks(
+        self, h_s_TD: torch.Tensor, h_t_TE: torch.Tensor, token_ids_T: torch.Tensor, tokens_per_chunk: int
+    ) -> Iterator[ScoredChunk]:
+        """The scores of all positions, a few at a time, as records."""
+        token_ids_T = self.checked_ids(h_s_TD, h_t_TE, token_ids_T)
+        with torch.no_grad():
+            cast = self.cast_for(h_s_TD, h_t_TE)
+        rows_T = torch.arange(len(token_ids_T), device=token_ids_T.device)
+        for here in fused.slices(0, len(rows_T), tokens_per_chunk):
+            with torch.no_grad():
+                arrays_n = (h_s_TD[here], h_t_TE[here], token_ids_T[here], rows_T[here])
+                columns, (_, gradient_nV), logits_nV = cast.score(*arrays_n)
+            yield ScoredChunk(here, columns, gradient_nV, logits_nV, cast.student)
 
     def score(
         self, h_s_nD: torch.Tensor, h_t_nE: torch.Tensor, token_ids_n: torch.Tensor, rows_n: torch.Tensor
@@ -336,6 +370,12 @@ class _Pair:
         entropies = entropy(*distributions[:2]), entropy(*distributions[2:])
         extras = (EXTRAS[name](*distributions) for name in self.extras)
         columns = (scored[0], logp_s_n, logp_t_n, *entropies, scored[1].norm(dim=-1), *extras)
+        if self.classes is not None:
+            choice_n, slopes = choice(self.divergence, log_p, log_q, members(self.classes, log_p.device))
+            choice_n = torch.minimum(choice_n, scored[0])
+            columns = (*columns, choice_n)
+            if self.lam != 1.0:
+                scored = coarse(scored, choice_n, slopes, distributions[0], self.lam, 1.0 / self.temperature)
         if self.term == "asymmetric":
             scored = self._asymmetric(scored, distributions, logp_t_n > logp_s_n)
             require_finite_divergence(~scored[0].isfinite(), rows_n, ASYMMETRIC_REMEDY)
@@ -371,7 +411,7 @@ class _WeightedSum(torch.autograd.Function):
             _add_chunk(gradients, here, weights_N[here], pair, *(array_N[here] for array_N in arrays))
             for here in fused.slices(0, len(rows_N), tokens_per_chunk)
         ]
-        term_N, *columns = _concatenate(chunks, h_s_ND, 1 + len(STANDARD_COLUMNS))
+        term_N, *columns = _concatenate(chunks, h_s_ND, 1 + len(pair.columns))
         ctx.gradients = [None if g is None else (g, x.dtype) for g, x in zip(gradients, inputs, strict=True)]
         ctx.mark_non_differentiable(*columns)
         return ((term_N * weights_N).sum(), *columns)
@@ -404,6 +444,16 @@ def _add_chunk(
     if weight_grad is not None:
         weight_grad += _through_weight(gradient_nV.T, h_nD.to(weight_VD.dtype))
     return term_n, *columns
+
+
+def _require_coarse(term: Term | None, lam: float) -> None:
+    if term is not None:
+        raise RocktokensError(
+            f"term is {term!r} and classes are given, but choice and decision are parts of one divergence and "
+            f"{term} has two: leave out one of them"
+        )
+    if not 0 <= lam < math.inf:
+        raise RocktokensError(f"lam is {lam}: it must be 0, which leaves the choice out, or a positive number")
 
 
 def _through_weight(gradient_nV: torch.Tensor, weight_VD: torch.Tensor) -> torch.Tensor:
@@ -449,6 +499,11 @@ def _whole(head: LMHead) -> LMHead:
 
 def _wide(x: torch.Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
+
+
+def _columns(table_CN: torch.Tensor) -> Columns:
+    """The columns of a fused table without what is minimised."""
+    return (*table_CN[: fused.TERM], *table_CN[fused.TERM + 1 :])
 
 
 def _concatenate(chunks: list[Columns], h_TD: torch.Tensor, count: int) -> list[torch.Tensor]:

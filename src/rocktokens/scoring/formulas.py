@@ -8,6 +8,13 @@ With z the logits, p = softmax(z_student / τ), q = softmax(z_teacher / τ), nat
 
 Every function takes p, log p, q and log q, all (n, V); the gradients here are with respect to z / τ. Where "likeliest"
 tokens are counted, equal probabilities come in the order of their ids.
+
+Between the sums of classes of tokens, P_c = Σ p and Q_c = Σ q over the members, each divergence is less by its choice
+(docs/method.md, section 10), by the chain rule of the relative entropies that it is made of:
+
+    reverse  Σ_c P_c KL(p(·|c) ‖ q(·|c))
+    forward  Σ_c Q_c KL(q(·|c) ‖ p(·|c))
+    jsd      ½ Σ_c P_c KL(p(·|c) ‖ m(·|c)) + ½ Σ_c Q_c KL(q(·|c) ‖ m(·|c))
 """
 
 import math
@@ -53,6 +60,41 @@ DIVERGENCES: dict[Divergence, Callable[..., Scored]] = {"reverse": reverse, "for
 def entropy(p: torch.Tensor, log_p: torch.Tensor) -> torch.Tensor:
     """−Σ p log p (n,); where p is exactly 0, p log p is NaN and counts for nothing."""
     return -(p * log_p).nansum(dim=-1)
+
+
+# The choice (n, C) within classes of S members, and its slopes (n, C, S): p_v times its derivative by p_v. Functions
+# take log p and log q of the members, and log P and log Q (n, C, 1). The gradient of all choice is the slope less p_v
+# times the sum of all slopes; for tokens of no class the slope is 0.
+
+
+def reverse_choice(log_p: torch.Tensor, log_q: torch.Tensor, log_P: torch.Tensor, log_Q: torch.Tensor) -> Scored:
+    """What is left of the reverse KL within classes."""
+    p, a = log_p.exp(), _log_ratio(log_p, log_q) - _log_ratio(log_P, log_Q)
+    return _relative_entropy(p, _moved(log_q, log_Q, log_P), a), p * a
+
+
+def forward_choice(log_p: torch.Tensor, log_q: torch.Tensor, log_P: torch.Tensor, log_Q: torch.Tensor) -> Scored:
+    """What is left of the forward KL within classes."""
+    q, p_moved = log_q.exp(), _moved(log_p, log_P, log_Q)
+    a = _log_ratio(log_q, log_p) - _log_ratio(log_Q, log_P)
+    return _relative_entropy(q, p_moved, a), p_moved - q
+
+
+def jsd_choice(log_p: torch.Tensor, log_q: torch.Tensor, log_P: torch.Tensor, log_Q: torch.Tensor) -> Scored:
+    """What is left of the Jensen-Shannon divergence within classes."""
+    log_2m, log_2M = torch.logaddexp(log_p, log_q), torch.logaddexp(log_P, log_Q)
+    a_p = _log_ratio_to_mean(log_p, log_q) - _log_ratio_to_mean(log_P, log_Q)
+    a_q = _log_ratio_to_mean(log_q, log_p) - _log_ratio_to_mean(log_Q, log_P)
+    p, q = log_p.exp(), log_q.exp()
+    of_teacher = _relative_entropy(q, _moved(log_2m, log_2M, log_Q), a_q)
+    return (_relative_entropy(p, _moved(log_2m, log_2M, log_P), a_p) + of_teacher) / 2, p * a_p / 2
+
+
+CHOICES: dict[Divergence, Callable[..., Scored]] = {
+    "reverse": reverse_choice,
+    "forward": forward_choice,
+    "jsd": jsd_choice,
+}
 
 
 # The extra columns (n,)
@@ -108,6 +150,11 @@ def _relative_entropy(p: torch.Tensor, q: torch.Tensor, a: torch.Tensor) -> torc
     change = a.clamp_min(-1.0).neg_().expm1_().mul_(p)
     change += torch.sub(q, p, alpha=math.e).relu_()
     return change.addcmul_(p, a).sum(dim=-1)
+
+
+def _moved(log_x: torch.Tensor, log_X: torch.Tensor, log_Y: torch.Tensor) -> torch.Tensor:
+    """Members' shares of their class under one distribution, times the class's sum under another; 0 where x is."""
+    return (log_x - log_X + log_Y).exp().nan_to_num_(nan=0.0)
 
 
 def _centred(p: torch.Tensor, a: torch.Tensor) -> torch.Tensor:

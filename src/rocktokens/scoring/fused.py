@@ -7,6 +7,7 @@
    the student's logits, the room of a span is there anyway, and one product fills it with them.
 3. Chunks and spans are as large as ``SCRATCH_BYTES`` or ``SCORING_BYTES`` allows, and all share the same scratch.
 4. The backward pass only multiplies by the gradient of the sum, in place where the dtype allows.
+5. With classes of tokens, two small kernels more run before and after those of whole rows (``fused_choice.py``).
 
 Nothing here looks at a result: the caller decides when to wait for the GPU. ``divergence.py`` is the reference, and
 holds the checks and the public functions.
@@ -16,7 +17,7 @@ import math
 from collections.abc import Iterator
 from functools import cache
 from itertools import chain, islice
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -26,6 +27,9 @@ from rocktokens.config import Divergence
 from rocktokens.errors import RocktokensError
 from rocktokens.models.head import LMHead
 from rocktokens.types import STANDARD_COLUMNS
+
+if TYPE_CHECKING:
+    from rocktokens.scoring.fused_choice import FusedChoice
 
 SCRATCH_BYTES, SCORING_BYTES = 793 << 20, 1000 << 20
 """For logits and their gradient, and for logits alone. Of a bf16 head of 151,936 × 2560 the float32 ∂W takes 0.72 GiB
@@ -37,7 +41,8 @@ TILE = 256
 ALIGNED = 8
 """Columns in 16 bytes of half width: cuBLAS took five times as long at a width that is not a multiple of this."""
 OPERAND_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-N_COLUMNS = len(STANDARD_COLUMNS) + 1
+TERM = len(STANDARD_COLUMNS)
+"""The column of the table that holds what is minimised."""
 BLOCK, NUM_WARPS = 1024, 8
 """Columns that a program takes at once, and the warps it has; rows of logits are a multiple of ``BLOCK`` long."""
 LOADED_AT_ONCE = 16
@@ -69,18 +74,20 @@ def scored(
     divergence: Divergence,
     temperature: float,
     *,
+    choice: "FusedChoice | None" = None,
     round_logits: bool = False,
 ) -> torch.Tensor:
     """Score every position, without gradient.
 
     Both heads are equally wide, and states are multiplied in the dtype of their weights. An id outside the heads is not
     refused here. ``round_logits`` keeps logits in the operands' dtype: half the bytes where that is half as wide.
+    ``choice`` has the classes whose choice is wanted, of the reverse KL only.
 
     Returns:
-        (7, N) float32: the standard columns, then what is minimised. The entropy of a model whose logits are NaN,
-        infinite or all ruled out is NaN; a divergence may be infinite.
+        (7, N) float32: the standard columns, then what is minimised; (8, N) with classes, the choice last. The entropy
+        of a model whose logits are NaN, infinite or all ruled out is NaN; a divergence may be infinite.
     """
-    scorer = _Scorer(student, teacher, divergence, temperature, False, round_logits)
+    scorer = _Scorer(student, teacher, divergence, temperature, False, round_logits, choice)
     table_CN, *_ = scorer.run(h_s_ND, h_t_NE, token_ids_N)
     return table_CN
 
@@ -99,6 +106,7 @@ def weighted_sum(
     asymmetric: bool = False,
     *,
     rows_N: torch.Tensor | None = None,
+    choice: "FusedChoice | None" = None,
     round_logits: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute Σ weight · term, differentiable once in the student's states and head.
@@ -110,11 +118,12 @@ def weighted_sum(
     - ``asymmetric``: minimise the reverse KL at tokens the student underrates, the forward KL elsewhere, not
       ``divergence``.
     - ``rows_N``: the positions that have these weights, each once, beside the states; None if all of them have.
+    - ``choice``: the classes, and how much of the choice within them is minimised.
 
     Returns:
         The sum, and the table of ``scored`` for the positions that count.
     """
-    scorer = _Scorer(student, teacher, divergence, temperature, asymmetric, round_logits)
+    scorer = _Scorer(student, teacher, divergence, temperature, asymmetric, round_logits, choice)
     return _WeightedSum.apply(h_s_TD, weight_VD, bias_V, h_t_TE, token_ids_T, weights_N, rows_N, scorer)
 
 
@@ -162,8 +171,9 @@ class _Scorer:
         temperature: float,
         asymmetric: bool,
         round_logits: bool,
+        choice: "FusedChoice | None",
     ) -> None:
-        self.student, self.teacher = student, teacher
+        self.student, self.teacher, self.choice = student, teacher, choice
         self.settings = {"DIVERGENCE": divergence, "ASYMMETRIC": asymmetric}
         self.is_reverse = divergence == "reverse" and not asymmetric
         self.inverse_temperature = 1 / temperature
@@ -193,7 +203,7 @@ class _Scorer:
         weights_N: torch.Tensor | None = None,
         wanted: tuple[bool, bool, bool] = (False, False, False),
     ) -> tuple[torch.Tensor, torch.Tensor | None, Gradients]:
-        """The table (7, N), Σ weight · term, and those of its gradients with respect to h, W and b that are wanted.
+        """The table of ``scored``, Σ weight · term, and those of its gradients by h, W and b that are wanted.
 
         What the host does before the first product is queued the GPU waits for, so everything else here comes after it.
         """
@@ -203,7 +213,8 @@ class _Scorer:
             chunks = self._multiplied(scratch, h_s_ND, h_t_NE)
             ahead = list(islice(chunks, 1))
             scratch.fill()
-            table_CN = torch.empty(N_COLUMNS, len(h_s_ND), dtype=torch.float32, device=device)
+            n_columns = TERM + (1 if self.choice is None else 2)
+            table_CN = torch.empty(n_columns, len(h_s_ND), dtype=torch.float32, device=device)
             gradients = self.gradients_for(h_s_ND, wanted)
             weights_N = None if weights_N is None else sent(weights_N, device)
             for here, span in chain(ahead, chunks):
@@ -211,7 +222,7 @@ class _Scorer:
                 self.score(*scratch.of_chunk(here, span), token_ids_N[here], weights_n, table_CN[:, here])
                 if any(wanted) and here.stop == span.stop:
                     self._add(gradients, span, scratch.of_span(span), h_s_ND[span])
-            total = None if weights_N is None else (table_CN[-1] * weights_N).sum()
+            total = None if weights_N is None else (table_CN[TERM] * weights_N).sum()
         return table_CN, total, gradients
 
     def _multiplied(
@@ -248,7 +259,11 @@ class _Scorer:
             for z_nV, head in ((z_s_nV, self.student), (z_t_nV, self.teacher))
         ]
         stride_gradient = None if gradient_nV is None else gradient_nV.stride(0)
-        rest = (table_Cn, table_Cn.stride(0), z_s_nV.shape[1], self.inverse_temperature)
+        split, split_arguments = None, (None, None)
+        if self.choice is not None:
+            split = self.choice.read(heads, token_ids_n, self.inverse_temperature, gradient_nV is not None)
+            split_arguments = (split.rows_nS, self.choice.left_out)
+        rest = (*split_arguments, table_Cn, table_Cn.stride(0), z_s_nV.shape[1], self.inverse_temperature)
         settled_n = None
         if is_filled and self.is_reverse and all(head[2:] == (None, None, None) for head in heads):
             settled_n = torch.empty(len(z_s_nV), dtype=torch.int8, device=z_s_nV.device)
@@ -277,6 +292,8 @@ class _Scorer:
             BLOCK=BLOCK,
             num_warps=NUM_WARPS,
         )
+        if split is not None and gradient_nV is not None:
+            split.write(weights_n, gradient_nV, heads[0], self.inverse_temperature)
 
     def _add(self, gradients: Gradients, here: slice, gradient_RV: torch.Tensor, h_RD: torch.Tensor) -> None:
         """What a span contributes to the gradients of h, W and b."""

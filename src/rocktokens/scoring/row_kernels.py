@@ -17,6 +17,9 @@ times for jsd):
 that has little left to compute. Where one look loses digits it takes one more, about the mean. Rows that this does
 not settle it leaves to ``score_rows``.
 
+With classes of tokens both take what ``class_kernels.py`` has read of them, ``split``: they add the choice to the table
+and move the mean that is taken off in the gradient; the members' columns are then written again.
+
 Logits are z = cap · tanh(scale · (W h + b) / cap), made on the fly; everything is float32 whatever the products are.
 A NaN anywhere in a row, an infinite logit, or a row that rules out every token makes that model's entropy NaN.
 Triton: https://triton-lang.org
@@ -46,6 +49,8 @@ NEAR = tl.constexpr(0.5)
 """Log-ratios below this are taken by their series."""
 LIKELY = tl.constexpr(4.0)
 """A sampled token whose log-probability is above minus this does not cost others their digits."""
+SPLIT = tl.constexpr(8)
+"""Numbers per row of what ``class_kernels.py`` and the kernels here tell each other."""
 STAGES = tl.constexpr(3)
 """Blocks of a row that are on their way while one is computed."""
 
@@ -91,6 +96,17 @@ def _origin(top_s, top_t, pivot, inverse_temperature):
     top_t = tl.where(top_t > -INFINITE, top_t, float("nan"))
     offset = (pivot - (top_s - top_t)) - _rounded_off(top_s, top_t)
     return top_s, top_t, pivot, offset * inverse_temperature, inverse_temperature
+
+
+@triton.jit
+def _reference(own_s, own_t):
+    """What members of classes are relative to: the sampled token, or nothing where a model rules that out.
+
+    Of it the student's logit, its difference from the teacher's, and what that difference lacks.
+    """
+    is_possible = (own_s > -INFINITE) & (own_t > -INFINITE)
+    own_s, own_t = tl.where(is_possible, own_s, 0.0), tl.where(is_possible, own_t, 0.0)
+    return own_s, own_s - own_t, _rounded_off(own_s, own_t)
 
 
 @triton.jit
@@ -233,18 +249,30 @@ def _infinite_or(total, largest_ratio):
     return tl.where(tl.max(largest_ratio, 0) > INFINITE, float("inf"), tl.sum(total, 0))
 
 
+@triton.jit
+def _choice(split, log_z):
+    """The choice in a row, now that its normaliser is known, and the same as the gradient's mean has it.
+
+    Notes the normaliser for ``member_rows``.
+    """
+    tl.store(split + 3, log_z)
+    scale = tl.exp(tl.load(split) - log_z)
+    return scale * tl.load(split + 1), scale * tl.load(split + 2)
+
+
 # chunks begin anywhere in the arrays of N entries: how those are aligned must not make another kernel
 @triton.jit(do_not_specialize=["token_ids", "weights", "settled", "out", "n_rows"])
 def score_rows(  # noqa: PLR0912, PLR0915
     products_s, stride_s, bias_s, scale_s, cap_s,
     products_t, stride_t, bias_t, scale_t, cap_t,
-    token_ids, weights, gradient, stride_gradient, settled, out, n_rows, V, inverse_temperature,
+    token_ids, weights, gradient, stride_gradient, settled, split, left_out, out, n_rows, V, inverse_temperature,
     DIVERGENCE: tl.constexpr, ASYMMETRIC: tl.constexpr, IS_FILLED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Fill ``out``, whose columns are ``n_rows`` apart: those of ``TokenScores`` in order, then what is minimised.
 
     ``gradient`` may be None, or ``products_s`` itself; a bias, scale or cap that a head lacks is None. Rows that are
     ``settled`` are left alone. An id outside the row is taken for the nearest one inside: it is the caller's to refuse.
+    With ``split``, for the reverse KL only, what is minimised lacks ``left_out`` of the choice, which comes last.
     """
     row = tl.program_id(0).to(tl.int64)
     if settled is not None:  # the compiler must know before it reads  # noqa: SIM102
@@ -267,7 +295,7 @@ def score_rows(  # noqa: PLR0912, PLR0915
     if (not is_centred) & (tl.abs(mean_b) <= TOO_FAR):
         origin = _centred(origin, mean_b)
         sum_s, sum_t, mean_b, sum_difference, _, _ = _sums(student, teacher, origin, V, WITH_DIFFERENCE, BLOCK)
-    top_s, top_t, _, offset, _ = origin
+    top_s, top_t, pivot, offset, _ = origin
     log_s, log_t = tl.log(sum_s), tl.log(sum_t)
     shift = (_log_ratio(sum_difference, sum_s, sum_t) if WITH_DIFFERENCE else tl.log(tl.div_rn(sum_s, sum_t))) - offset
     logp_s = (own_s - top_s) * inverse_temperature - log_s
@@ -280,6 +308,13 @@ def score_rows(  # noqa: PLR0912, PLR0915
         factor = tl.load(weights + row) * inverse_temperature
         if scale_s is not None:
             factor *= scale_s
+
+    if split is not None:
+        reference_s, reference_ratio, lacking = _reference(own_s, own_t)
+        log_z = (top_s - reference_s) * inverse_temperature + log_s
+        choice, slope = _choice(split + SPLIT * row, log_z)
+        centre = mean_b - left_out * slope
+        tl.store(split + SPLIT * row + 4, centre + ((pivot - reference_ratio) - lacking) * inverse_temperature)
 
     zero = tl.zeros((BLOCK,), tl.float32)
     entropy_s, entropy_t, squares = zero, zero, zero
@@ -310,6 +345,8 @@ def score_rows(  # noqa: PLR0912, PLR0915
             term += _excess(signed, tl.where(is_forward, q, p), tl.where(is_forward, p, q))
             largest_of_term = tl.maximum(largest_of_term, signed)
             g = tl.where(is_forward, _difference(a, p, q), p * (b - mean_b))
+        if split is not None:
+            g = p * (b - centre)
         if gradient is not None:
             g *= factor
             if cap_s is not None:
@@ -328,7 +365,12 @@ def score_rows(  # noqa: PLR0912, PLR0915
     tl.store(out + 3 * n_rows, tl.sum(entropy_s, 0))
     tl.store(out + 4 * n_rows, tl.sum(entropy_t, 0))
     tl.store(out + 5 * n_rows, tl.sqrt(tl.sum(squares, 0)) * inverse_temperature)
-    tl.store(out + 6 * n_rows, _infinite_or(term, largest_of_term) if ASYMMETRIC else scored)
+    minimised = _infinite_or(term, largest_of_term) if ASYMMETRIC else scored
+    if split is not None:
+        choice = tl.minimum(choice, scored)
+        minimised -= left_out * choice
+        tl.store(out + 7 * n_rows, choice)
+    tl.store(out + 6 * n_rows, minimised)
 
 
 @triton.jit
@@ -422,7 +464,8 @@ def _write_gradient(row_s, row_t, gradient, origin, factor, inverse_temperature,
 @triton.jit(do_not_specialize=["token_ids", "weights", "settled", "out", "n_rows"])
 def reverse_rows(
     products_s, stride_s, products_t, stride_t,
-    token_ids, weights, gradient, stride_gradient, settled, out, n_rows, V, inverse_temperature, BLOCK: tl.constexpr,
+    token_ids, weights, gradient, stride_gradient, settled, split, left_out, out, n_rows, V, inverse_temperature,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """What ``score_rows`` does for the reverse KL of filled rows, and whether that has all its digits.
 
@@ -471,7 +514,13 @@ def reverse_rows(
     tl.store(out + 3 * n_rows, entropy_s)
     tl.store(out + 4 * n_rows, entropy_t)
     tl.store(out + 5 * n_rows, tl.sqrt(squares) / z * inverse_temperature)
-    tl.store(out + 6 * n_rows, kl)
+    minimised = kl
+    if split is not None:
+        choice, slope = _choice(split + SPLIT * row, log_z)
+        minimised, mean_b = kl - left_out * tl.minimum(choice, kl), mean_b - left_out * slope
+        tl.store(split + SPLIT * row + 4, mean_b)
+        tl.store(out + 7 * n_rows, tl.minimum(choice, kl))
+    tl.store(out + 6 * n_rows, minimised)
     if gradient is not None:  # the compiler must know before it reads  # noqa: SIM102
         if is_settled:
             factor = tl.load(weights + row) * inverse_temperature

@@ -82,6 +82,7 @@ def step_record(
     """Make the log line of one step; means are over the tokens that were scored, which is all that reached a head.
 
     ``weight_dropped_share`` is 1 − the mean weight: negative where a policy weighs tokens by more than 1 on average.
+    ``kl_decision`` is there where the policy has classes: the kl less the choice within them.
     ``share_<phase>`` is the phase's part of the step's seconds; writing a checkpoint counts to the step after it.
     """
     scores = update.scores
@@ -107,6 +108,8 @@ def step_record(
         **{f"seconds_{phase}": duration for phase, duration in seconds.items()},
         **{f"share_{phase}": seconds.get(phase, 0.0) / step_seconds for phase in PHASES},
     }
+    if scores.kl_choice is not None:
+        record["kl_decision"] = _mean(scores.kl - scores.kl_choice)
     if scoring_temperature == 1:
         sampled = np.concatenate([rollout.logprobs for rollout in rollouts])
         record["sampler_gap"] = _mean(np.abs(sampled - scores.logp_student))

@@ -4,8 +4,8 @@
    share the GPU. ``TeacherStates.wait`` joins the streams just before the loss; the host waits for neither. On a CPU
    the teacher's states are computed at once.
 2. The student's hidden states that predict each response token are picked from one forward.
-3. The loss is Σ w·kl / D over these tokens. D is the same number on every micro-batch and rank of the update; tokens of
-   weight 0 reach no head.
+3. The loss is Σ w·kl / D over these tokens, or has the policy's term in the place of kl. D is the same number on every
+   micro-batch and rank of the update; tokens of weight 0 reach no head.
 4. The scores of the trace, those of watched tokens of weight 0, and the top-16 overlap at a few positions come from the
    same forward.
 
@@ -23,8 +23,9 @@ from torch import nn
 
 from rocktokens.config import ScoringSection
 from rocktokens.models.head import LMHead, lm_head
+from rocktokens.policies import Coarse, Term, term_arguments
 from rocktokens.scoring.batch import RolloutBatch, response_states
-from rocktokens.scoring.divergence import Term, token_scores, top_overlap, weighted_kl
+from rocktokens.scoring.divergence import token_scores, top_overlap, weighted_kl
 from rocktokens.types import TokenScores
 
 OVERLAP_K = 16
@@ -93,8 +94,8 @@ class DistillationObjective(nn.Module):
         """Compute the loss and the scores of the batch's response tokens.
 
         The teacher's states are waited for when the student's are there. Weights are numpy, since DDP would move a
-        tensor to the GPU; denominator and term are those of ``weighted_kl``. Tokens ``watched_N`` have weight 0 and are
-        scored without gradient; the overlap is measured at ``overlap_P``.
+        tensor to the GPU; the denominator is that of ``weighted_kl``, the term the policy's. Tokens ``watched_N`` have
+        weight 0 and are scored without gradient; the overlap is measured at ``overlap_P``.
         """
         student_head, section = lm_head(self.student), self._section
         settings = (section.divergence, section.temperature, section.tokens_per_chunk)
@@ -109,7 +110,7 @@ class DistillationObjective(nn.Module):
             torch.as_tensor(weights_T),
             denominator,
             *settings,
-            term,
+            **term_arguments(term),
             round_logits=section.round_logits,
             defer_checks=True,
         )
@@ -119,8 +120,9 @@ class DistillationObjective(nn.Module):
 
         with torch.no_grad():
             if len(watched_N):
-                watched = token_scores(*states_at(watched_N), ids_T[watched_N], *settings)
-                for (_, column_T), (_, column_N) in zip(scores.items(), watched.items(), strict=True):
+                classes = term.classes if isinstance(term, Coarse) else None
+                watched = token_scores(*states_at(watched_N), ids_T[watched_N], *settings, classes=classes)
+                for (_, column_T), (_, column_N) in zip(scores.present(), watched.present(), strict=True):
                     column_T[watched_N] = column_N
             overlap_share_P, _ = top_overlap(*states_at(overlap_P), k=OVERLAP_K)
         return ObjectiveOutput(loss, scores, overlap_share_P)

@@ -104,7 +104,7 @@ def make_session(
     same_tokenizer(student.tokenizer, teacher.tokenizer)
     teacher.model.requires_grad_(False)
     sha256 = vocabulary_sha256(student.tokenizer.get_vocab())
-    policy = policy_from_section(config.policy, sha256, derive_seed(config.run.seed, "policy"))
+    policy = policy_from_section(config.policy, sha256, derive_seed(config.run.seed, "policy"), student.tokenizer)
     optimizer = make_optimizer(student.model, config.training)
     scheduler = make_scheduler(optimizer, config.training)
     if checkpoint is not None and state is not None:

@@ -29,7 +29,7 @@ from accelerate.utils import gather_object
 
 from rocktokens.errors import NonFiniteLossError, TrainingStoppedError
 from rocktokens.models.head import lm_head
-from rocktokens.policies import WeightPolicy
+from rocktokens.policies import Coarse, Term, WeightPolicy
 from rocktokens.run_dir import derive_seed
 from rocktokens.scoring.batch import collate, response_states
 from rocktokens.scoring.divergence import token_scores
@@ -152,19 +152,15 @@ def numpy_scores(parts: Sequence[TokenScores]) -> TokenScores:
 
     A GPU is waited for once, not once per column.
     """
-    names = _present(parts[0])
+    names = [name for name, _ in parts[0].present()]
     table_CT = torch.stack([torch.cat([getattr(part, name) for part in parts]).float() for name in names])
     return TokenScores(**dict(zip(names, table_CT.cpu().numpy(), strict=True)))
 
 
 def concatenated(parts: Sequence[TokenScores]) -> TokenScores:
     """Join numpy columns, one part after the other; extra columns if there are any."""
-    return TokenScores(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in _present(parts[0])})
-
-
-def _present(scores: TokenScores) -> list[str]:
-    names = [name for name, _ in scores.items()]
-    return names + [name for name in EXTRA_COLUMNS if getattr(scores, name) is not None]
+    names = [name for name, _ in parts[0].present()]
+    return TokenScores(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
 
 
 # Weights
@@ -174,7 +170,7 @@ def weigh(session: Session, rollouts: Sequence[Rollout], step: int) -> Weighing:
     """Weigh the tokens of an update, after a scoring pass where the policy needs one."""
     policy, denominator = session.policy, session.config.policy.denominator
     if policy.needs:
-        scores, teacher = _score_update(session, rollouts)
+        scores, teacher = _score_update(session, rollouts, policy.term_at(step))
         weights = token_weights(policy, scores, rollouts, denominator, step)
         return Weighing(weights, np.zeros(len(weights.weights), dtype=bool), scores, teacher)
     weights = token_weights(policy, None, rollouts, denominator, step)
@@ -205,11 +201,15 @@ def require_weight(step: int, weights: TokenWeights) -> None:
 
 
 @torch.no_grad()
-def _score_update(session: Session, rollouts: Sequence[Rollout]) -> tuple[TokenScores, list[TeacherStates]]:
+def _score_update(
+    session: Session, rollouts: Sequence[Rollout], term: Term | None
+) -> tuple[TokenScores, list[TeacherStates]]:
     """Numpy scores of every row of the update, and the teacher's states of this rank's micro-batches."""
     accelerator, section = session.accelerator, session.config.scoring
     extras = [name for name in EXTRA_COLUMNS if name in session.policy.needs]
+    classes = term.classes if isinstance(term, Coarse) else None
     heads = lm_head(session.student), lm_head(session.teacher)
+    settings = (section.divergence, section.temperature, section.tokens_per_chunk, extras)
     session.student.eval()
     parts: list[TokenScores] = []
     teachers: list[TeacherStates] = []
@@ -219,9 +219,7 @@ def _score_update(session: Session, rollouts: Sequence[Rollout]) -> tuple[TokenS
             teacher = teacher_states(session.teacher, batch, session.teacher_stream)
             h_s_TD = response_states(session.student, batch)
             states = (h_s_TD, heads[0], teacher.wait(), heads[1], batch.token_ids_T)
-            parts.append(
-                token_scores(*states, section.divergence, section.temperature, section.tokens_per_chunk, extras)
-            )
+            parts.append(token_scores(*states, *settings, classes=classes))
         teachers.append(teacher)
     return concatenated(gather_object([numpy_scores(parts)])), teachers
 
@@ -233,7 +231,7 @@ def accumulate_gradients(
     session: Session, rollouts: Sequence[Rollout], weighing: Weighing, step: int
 ) -> list[ObjectiveOutput]:
     """Leave the gradient of the whole update's loss on the parameters; the outputs are this rank's, detached."""
-    accelerator, seed = session.accelerator, session.config.run.seed
+    accelerator, seed, term = session.accelerator, session.config.run.seed, session.policy.term_at(step)
     overlap_P = overlap_positions(len(weighing.watched_T), derive_seed(seed, "overlap", step))
     torch.manual_seed(derive_seed(seed, "dropout", step, accelerator.process_index))
     session.objective.train()
@@ -241,7 +239,7 @@ def accumulate_gradients(
     for micro in _own_micro_batches(session, rollouts):
         known = weighing.teacher_states[len(outputs)] if weighing.teacher_states is not None else None
         with nullcontext() if micro.last else accelerator.no_sync(session.objective):
-            output = _forward(session, micro, weighing, known, overlap_P)
+            output = _forward(session, micro, weighing, term, known, overlap_P)
             accelerator.backward(output.loss * accelerator.num_processes)
         outputs.append(output._replace(loss=output.loss.detach()))
     return outputs
@@ -269,7 +267,12 @@ def _own_micro_batches(session: Session, rollouts: Sequence[Rollout]) -> Iterato
 
 
 def _forward(
-    session: Session, micro: MicroBatch, weighing: Weighing, known: TeacherStates | None, overlap_P: np.ndarray
+    session: Session,
+    micro: MicroBatch,
+    weighing: Weighing,
+    term: Term | None,
+    known: TeacherStates | None,
+    overlap_P: np.ndarray,
 ) -> ObjectiveOutput:
     """Teacher without gradient unless its states are known, student with, both under the same autocast."""
     device = session.accelerator.device
@@ -282,7 +285,7 @@ def _forward(
             known or teacher_states(session.teacher, batch, session.teacher_stream),
             weights.weights[here],
             weights.denominator,
-            session.policy.term,
+            term,
             sent(np.flatnonzero(weighing.watched_T[here]), device),
             sent(overlap_P, device),
         )
@@ -292,5 +295,5 @@ def _filled(scores: TokenScores, known: TokenScores | None) -> TokenScores:
     """The scores, those of ``known`` where there are none; its extra columns too."""
     if known is None:
         return scores
-    columns = {name: np.where(np.isnan(own_T), getattr(known, name), own_T) for name, own_T in scores.items()}
+    columns = {name: np.where(np.isnan(own_T), getattr(known, name), own_T) for name, own_T in scores.present()}
     return replace(known, **columns)
