@@ -416,7 +416,7 @@ def test_the_command_and_the_call_write_the_same_bytes_without_a_config(tmp_path
     run = RunDir(write_trace(tmp_path, learned))
     for has_config, zeros in ((False, 1), (True, 0)):
         if has_config:
-            run.config.write_text(f'[run]\ndirectory = "{run.path}"\n')
+            run.commit_text(run.config.name, f'[run]\ndirectory = "{run.path}"\n')
         find_run(run, *find_settings(run))
         find_rocks(TraceStore(run, threads=1)).save(tmp_path / "call.json")
         assert (tmp_path / "call.json").read_bytes() == run.rocks.read_bytes()

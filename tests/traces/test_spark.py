@@ -61,8 +61,9 @@ def run(tmp_path_factory, tables) -> Path:
 @pytest.mark.parametrize(
     "options",
     [
-        {"stage": "score", "joint": True, "seed": 3},
-        {"stage": "context", "k": 5, "eta": 0.1, "gamma": 0.2},
+        {"min_prompts": 1},
+        {"stage": "score", "require": "any", "min_prompts": 1, "joint": True, "seed": 3},
+        {"stage": "context", "require": "any", "min_prompts": 1, "k": 5, "eta": 0.1, "gamma": 0.2},
         {"stage": "context", "split": None, "exclude_top_freq": 2},
     ],
 )
