@@ -22,7 +22,14 @@ import numpy as np
 from scipy.sparse import csr_array
 
 from printing import machine, print_table
-from rocktokens.inference.bootstrap import bootstrap_counts, mean_interval, median_interval, ratio_intervals
+from rocktokens.inference.bootstrap import (
+    LEAST_FREEDOM,
+    LEAST_FREEDOM_OF_SHARES,
+    bootstrap_counts,
+    mean_interval,
+    median_interval,
+    ratio_intervals,
+)
 from rocktokens.rocks.movement import kept_share
 from rocktokens.rocks.selectors import Sample
 from rocktokens.rocks.sums import gather, occurrences, rollout_shares
@@ -44,6 +51,7 @@ class Ratio:
 
     numerator_C: np.ndarray
     denominator_C: np.ndarray | None = None
+    least_freedom: float = LEAST_FREEDOM
 
     def true_value(self, size: int) -> float:
         """That of the population; a sum is the one expected of so many prompts."""
@@ -122,9 +130,9 @@ def _ratios(sample: Sample, is_rock_U: np.ndarray) -> dict[str, Ratio]:
         for chosen in (is_rock_U, ~is_rock_U)
     )
     return {
-        "kl share": Ratio(rocks["kl"], rest["kl"]),
-        "gradient share": Ratio(rocks["grad_norm"], rest["grad_norm"]),
-        "token share": Ratio(rocks["freq"], rest["freq"]),
+        "kl share": Ratio(rocks["kl"], rest["kl"], LEAST_FREEDOM_OF_SHARES),
+        "gradient share": Ratio(rocks["grad_norm"], rest["grad_norm"], LEAST_FREEDOM_OF_SHARES),
+        "token share": Ratio(rocks["freq"], rest["freq"], LEAST_FREEDOM_OF_SHARES),
         "mean kl of rocks": Ratio(rocks["kl"], rocks["freq"]),
         "kl kept of rocks": Ratio(rocks["kl"], rocks["kl_before"]),
         "mean kl of all": Ratio(rocks["kl"] + rest["kl"], rocks["freq"] + rest["freq"]),
@@ -157,7 +165,8 @@ def _coverage(ratio: Ratio, drawn_NS: np.ndarray, counts_BN: np.ndarray) -> tupl
         with np.errstate(invalid="ignore", divide="ignore"):
             values_BS = values_BS / (counts_BN @ below_NS)
     percentile = _covered(np.nanquantile(values_BS, [0.025, 0.975], axis=0), true_value)
-    return percentile, _covered(ratio_intervals(above_NS, below_NS, counts_BN), true_value)
+    ends = ratio_intervals(above_NS, below_NS, counts_BN, least_freedom=ratio.least_freedom)
+    return percentile, _covered(ends, true_value)
 
 
 def _kept_coverage(

@@ -93,7 +93,9 @@ def log_and_error(above: list[float], below: list[float]) -> tuple[float, float]
     return math.log(sum(above) / sum(below)), error if error > 1e-9 else math.nan
 
 
-def naive_interval(above: list[float], below: list[float], counts_BC: np.ndarray, level: float) -> tuple[float, float]:
+def naive_interval(
+    above: list[float], below: list[float], counts_BC: np.ndarray, level: float, least_freedom: float = 1
+) -> tuple[float, float]:
     """Bootstrap-t on the log scale, no t closer to 0 than Student's with ¾ of the units that carry it, less one."""
     centre, error = log_and_error(above, below)
     terms = [n / sum(above) - d / sum(below) for n, d in zip(above, below, strict=True)]
@@ -104,7 +106,7 @@ def naive_interval(above: list[float], below: list[float], counts_BC: np.ndarray
         t_values.append((log_ratio - centre) / its_error)
     low, high = np.nanquantile(t_values, [(1 - level) / 2, (1 + level) / 2])
     carriers = sum(u**2 for u in terms) ** 2 / sum(u**4 for u in terms)
-    least, most = (student_t.ppf((1 + level) / 2, max(df, 1)) for df in (0.75 * (carriers - 1), 1))
+    least, most = (student_t.ppf((1 + level) / 2, max(df, least_freedom)) for df in (0.75 * (carriers - 1), 0))
     low, high = max(min(low, -least), -most), min(max(high, least), most)
     return math.exp(centre - high * error), math.exp(centre - low * error)
 
@@ -136,7 +138,7 @@ def test_ratios_and_sums_equal_a_loop(seed, level):
 def test_a_share_equals_a_loop_over_the_odds(seed):
     above, below = heavy_tailed(seed)
     counts_BC = bootstrap_counts(14, 60, seed)
-    low, high = naive_interval(above[:, 1].tolist(), below[:, 0].tolist(), counts_BC, 0.95)
+    low, high = naive_interval(above[:, 1].tolist(), below[:, 0].tolist(), counts_BC, 0.95, least_freedom=2)
     expected = low / (1 + low), high / (1 + high)
     assert share_interval(above[:, 1], below[:, 0], counts_BC) == pytest.approx(expected, rel=1e-9)
     other = share_interval(below[:, 0], above[:, 1], counts_BC)

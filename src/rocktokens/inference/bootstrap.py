@@ -11,11 +11,13 @@
    scale.
 4. kl is heavy-tailed: when few units carry the statistic, all replicates repeat these few and are too much alike. Their
    number is estimated as m = (Σ u²)²/Σ u⁴, and neither t quantile is taken closer to 0 than that of Student's t with
-   ¾ (m − 1) degrees of freedom (at least one), nor further from it than with one, which keeps every end finite. In
-   samples of 50, 100 and 192 of the demo's prompts plain bootstrap-t covered the kl share in 95, 88 and 90 % and the R
-   of the worst rock in 83, 90 and 91 %, BCa in 85, 83 and 88 % and in 61, 73 and 85 %. With the limit both reach 92 %
-   at each size (``benchmarks/coverage_find.py``). The factor ¾ was chosen among five on the same prompts: with 1 the R
-   of one rock covered 92.0 %, at the edge.
+   ¾ (m − 1) degrees of freedom, at least one (two for a share), nor further from it than with that least number, which
+   keeps every end finite. In samples of 50, 100 and 192 of the demo's prompts plain bootstrap-t covered the kl share in
+   95, 88 and 90 % and the R of the worst rock in 83, 90 and 91 %, BCa in 85, 83 and 88 % and in 61, 73 and 85 %. With
+   the limit both reach 92 % at each size (``benchmarks/coverage_find.py``). The factor ¾ was chosen among five on the
+   same prompts: with 1 the R of one rock covered 92.0 %, at the edge. With one degree of freedom a share covered 97 to
+   99 %, and its interval could run from 7 to 99.9 %; of 1, 1½, 2 and 3, two is the most that reached 92 % there and on
+   the prompts of another run.
 5. Replicates that leave N or D empty or have no spread are left out. A ratio to 0, or one that a single unit decides,
    has no interval; a sum of 0 has the interval from 0 to 0.
 6. Other statistics (medians) get the percentile interval of the replicates that define them.
@@ -38,6 +40,8 @@ BLOCKS_AT_ONCE = 16
 """Arrays of replicates that the interval of a ratio holds at the same time."""
 CARRIERS_COUNTED = 0.75
 """Of the units that seem to carry a statistic, less one: the degrees of freedom of its standard error."""
+LEAST_FREEDOM, LEAST_FREEDOM_OF_SHARES = 1.0, 2.0
+"""Degrees of freedom however few units carry a statistic."""
 NO_SPREAD = 1e-12
 """A variance below this share of the squares that it is the difference of is rounding."""
 
@@ -79,7 +83,11 @@ def quantile_interval(values_B: np.ndarray, level: float) -> Interval | None:
 
 
 def ratio_intervals(
-    numerator_CU: Any, denominator_CU: Any | None, counts_BC: np.ndarray, level: float = 0.95
+    numerator_CU: Any,
+    denominator_CU: Any | None,
+    counts_BC: np.ndarray,
+    level: float = 0.95,
+    least_freedom: float = LEAST_FREEDOM,
 ) -> np.ndarray:
     """Return float64 (2, U): the ends of the interval of each column's ratio of sums; NaN where it has none.
 
@@ -88,6 +96,7 @@ def ratio_intervals(
         denominator_CU: the same of the denominator; None for the sum of the numerator itself over as many clusters.
         counts_BC: how often each cluster is in each replicate (``bootstrap_counts``).
         level: nominal coverage.
+        least_freedom: degrees of freedom where hardly any cluster carries a ratio.
     """
     above_CU: Any = csc_array(numerator_CU, dtype=np.float64)
     below_CU: Any = None if denominator_CU is None else csc_array(denominator_CU, dtype=np.float64)
@@ -98,16 +107,21 @@ def ratio_intervals(
     for some in _column_blocks(np.flatnonzero((above_U > 0) & (below_U > 0)), len(counts_BC)):
         shares_CU = _scaled(above_CU[:, some], above_U[some])
         weights_CU = None if below_CU is None else _scaled(below_CU[:, some], below_U[some])
-        error_U, low_U, high_U = _log_spread(shares_CU, weights_CU, counts_BC, level)
+        error_U, low_U, high_U = _log_spread(shares_CU, weights_CU, counts_BC, level, least_freedom)
         ends[:, some] = above_U[some] / below_U[some] * np.exp([-high_U * error_U, -low_U * error_U])
     return ends
 
 
 def ratio_interval(
-    numerator_C: np.ndarray, denominator_C: np.ndarray, counts_BC: np.ndarray, level: float = 0.95
+    numerator_C: np.ndarray,
+    denominator_C: np.ndarray,
+    counts_BC: np.ndarray,
+    level: float = 0.95,
+    least_freedom: float = LEAST_FREEDOM,
 ) -> Interval | None:
     """Return the interval of one ratio of sums over clusters."""
-    return _interval(ratio_intervals(numerator_C[:, None], denominator_C[:, None], counts_BC, level)[:, 0])
+    sums = numerator_C[:, None], denominator_C[:, None]
+    return _interval(ratio_intervals(*sums, counts_BC, level, least_freedom)[:, 0])
 
 
 def share_interval(
@@ -116,7 +130,7 @@ def share_interval(
     """Return the interval of the share of a part in the whole, on the logit scale: that of part/rest, turned back."""
     if not rest_C.any() and part_C.any():
         return 1.0, 1.0
-    odds = ratio_interval(part_C, rest_C, counts_BC, level)
+    odds = ratio_interval(part_C, rest_C, counts_BC, level, LEAST_FREEDOM_OF_SHARES)
     return None if odds is None else (odds[0] / (1 + odds[0]), odds[1] / (1 + odds[1]))
 
 
@@ -130,7 +144,7 @@ def mean_interval(
     mean, weights_CU = float(sums_C.sum()) / weight, csc_array(weights_C[:, None] / weight)
     off_CU = csc_array((sums_C - mean * weights_C)[:, None] / weight)
     step_UB, error_UB = _replicate_spread(_drawn_sums(off_CU, weights_CU, counts_BC), len(counts_BC[0]))
-    error_U, low_U, high_U = _studentised(off_CU.toarray(), step_UB / error_UB, level)
+    error_U, low_U, high_U = _studentised(off_CU.toarray(), step_UB / error_UB, level, LEAST_FREEDOM)
     if np.count_nonzero(weights_C) < 2:
         return None
     return float(mean - high_U[0] * error_U[0]), float(mean - low_U[0] * error_U[0])
@@ -185,7 +199,7 @@ def _scaled(matrix_CU: Any, totals_U: np.ndarray) -> Any:
 
 
 def _log_spread(
-    shares_CU: Any, weights_CU: Any | None, counts_BC: np.ndarray, level: float
+    shares_CU: Any, weights_CU: Any | None, counts_BC: np.ndarray, level: float, least_freedom: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return standard errors of log ratios, and the low and the high quantile of t, all (U,)."""
     n_clusters = shares_CU.shape[0]
@@ -197,7 +211,7 @@ def _log_spread(
         sums = _drawn_sums(shares_CU - weights_CU, weights_CU, counts_BC)
     step_UB, error_UB = _replicate_spread(sums, n_clusters)
     times_UB = np.where(1 + step_UB > NO_SPREAD, 1 + step_UB, np.nan)  # the replicate's ratio over the estimate
-    error_U, low_U, high_U = _studentised(off_CU, np.log(times_UB) * times_UB / error_UB, level)
+    error_U, low_U, high_U = _studentised(off_CU, np.log(times_UB) * times_UB / error_UB, level, least_freedom)
     return np.where(alone_U, np.nan, error_U), low_U, high_U
 
 
@@ -227,14 +241,16 @@ def _replicate_spread(sums: list[np.ndarray], n_clusters: int) -> tuple[np.ndarr
     return step_UB, np.sqrt(variance_UB * n_clusters / max(n_clusters - 1, 1))
 
 
-def _studentised(off_CU: np.ndarray, t_UB: np.ndarray, level: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _studentised(
+    off_CU: np.ndarray, t_UB: np.ndarray, level: float, least_freedom: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the standard error of the estimate and the two quantiles of t, held within those of Student's t."""
     off_UC = np.ascontiguousarray(off_CU.T)
     squares_U, fourths_U = (off_UC**2).sum(axis=1), (off_UC**4).sum(axis=1)
     n_clusters, ends = off_UC.shape[1], interval_ends(level)
     carriers_U = np.divide(squares_U**2, fourths_U, out=np.full_like(squares_U, n_clusters), where=fourths_U > 0)
-    freedom_U = np.maximum(CARRIERS_COUNTED * (carriers_U - 1), 1)
-    least_U, most = student_t.ppf(ends[1], freedom_U), student_t.ppf(ends[1], 1)
+    freedom_U = np.maximum(CARRIERS_COUNTED * (carriers_U - 1), least_freedom)
+    least_U, most = student_t.ppf(ends[1], freedom_U), student_t.ppf(ends[1], least_freedom)
     low_U, high_U = _defined_quantiles(t_UB, ends)
     error_U = np.sqrt(squares_U * n_clusters / max(n_clusters - 1, 1))
     return error_U, np.fmax(np.fmin(low_U, -least_U), -most), np.fmin(np.fmax(high_U, least_U), most)
