@@ -211,6 +211,8 @@ def test_bans_of_other_labels_are_stale(copy: Path):
     assert pipeline.run(config_of(copy, f"knockout.labels={every}")).made == []
     [other, *_] = [label for label in labels if label not in labels[:2]]  # the first two were banned
     assert "knockout" in pipeline.run(config_of(copy, f'knockout.labels=["{other}"]')).made
+    absent = next(label for label in ("moving", "moved") if label not in labels)
+    assert "knockout" in pipeline.run(config_of(copy, f'knockout.labels=["{absent}"]')).skipped
 
 
 @pytest.mark.parametrize(

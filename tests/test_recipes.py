@@ -15,9 +15,9 @@ from rocktokens.studies.plan import plan_jobs
 ROOT = Path(__file__).parents[1]
 STUDIES = {name: recipe.text for name, recipe in recipes().items() if recipe.kind == "study"}
 SHIPPED = {name: recipe.text for name, recipe in recipes().items() if recipe.kind == "run"}
-NOT_ON_THE_LEADERBOARD = {"type_control", "loss_control", "weight_control", "product", "schedule"}
-"""The vocabulary is too small for the first; the next two answer a question of pebbles-paper; the others are made of
-several."""
+NOT_ON_THE_LEADERBOARD = {"type_control", "loss_control", "weight_control", "coarse", "product", "schedule"}
+"""The vocabulary is too small for the first; the next two answer a question of pebbles-paper; coarse needs classes,
+which no study finds yet; the others are made of several."""
 
 
 @pytest.mark.parametrize("name", SHIPPED)

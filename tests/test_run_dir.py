@@ -137,6 +137,24 @@ def test_a_kill_between_a_file_and_its_listing_leaves_what_is_listed(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "a", "manifest.json"]
 
 
+@pytest.mark.parametrize("fails_at", [1, 2, 3, 4])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+def test_a_commit_that_is_interrupted_anywhere_leaves_the_old_or_the_new_file(tmp_path, monkeypatch, fails_at, error):
+    run, whole, calls = RunDir(tmp_path), run_dir.fsync, iter(range(1, 100))
+    run.commit("a", text("old"))
+
+    def failing(path: Path) -> None:
+        whole(path)
+        if next(calls) == fails_at:
+            raise error
+
+    with monkeypatch.context() as patch, pytest.raises(error):
+        patch.setattr(run_dir, "fsync", failing)
+        run.commit("a", text("new"))
+    assert run.verified("a").read_text() == ("new" if fails_at == 4 else "old")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "a", "manifest.json"]
+
+
 def test_a_manifest_that_cannot_be_written_brings_the_old_file_back(tmp_path, monkeypatch):
     run = RunDir(tmp_path)
     run.commit("a", text("old"))

@@ -166,6 +166,9 @@ def _knockout(run: RunDir, config: Config, progress: Progress) -> bool | Skipped
         from rocktokens.knockout.knockout import is_current, knockout
     if not (rocks := RockSet.load(run.verified(run.rocks.name))).tokens:
         return Skipped(why_none(rocks))
+    wanted = config.knockout.labels
+    if wanted and not any(token.label is None or token.label in wanted for token in rocks.tokens):
+        return Skipped(f"no rock has one of the labels that knockout.labels asks for ({', '.join(wanted)})")
     checkpoint = config.trace.checkpoints[-1] if config.trace.checkpoints else "last"
     if _holds(lambda: is_current(run, config, checkpoint)):
         return False

@@ -169,6 +169,12 @@ class RunDir:
         if not entries:
             raise RunDirError(f"{self.path} has no checkpoint of step {step}: there are {self.checkpoints()}")
         self.verify_all([entry for entry in entries if optimizer or Path(entry.path).name != OPTIMIZER_FILE])
+        # A process killed while it dropped the optimizer's state may have left that.
+        known = {OPTIMIZER_FILE, *(Path(entry.path).name for entry in entries)}
+        for path in sorted(self.checkpoint(step).iterdir()):
+            if path.name not in known and (path.suffix == ".safetensors" or path.name == "adapter_config.json"):
+                manifest = self.path / "manifest.json"
+                raise RunDirError(f"{path} is not listed in {manifest}, so it is no part of that checkpoint: remove it")
         return self.checkpoint(step)
 
     def update_manifest(self, **changes: Any) -> None:
@@ -187,7 +193,7 @@ class RunDir:
         target = self.path / relative
         with self.lock(), _one_change:
             listed = self.manifest()["files"].get(relative) if target.exists() else None
-            with _kept(target, listed), self._change() as manifest:
+            with _kept(target, listed, lambda: self.manifest()["files"].get(relative)), self._change() as manifest:
                 write_atomically(target, write)
                 entry = FileEntry(relative, rows, file_sha256(target))
                 manifest["files"][relative] = {"rows": rows, "sha256": entry.sha256}
@@ -364,8 +370,10 @@ def _former(target: Path) -> Path:
 
 
 @contextmanager
-def _kept(target: Path, listed: dict[str, Any] | None) -> Iterator[None]:
-    """Keep the listed content of a file until the block has listed another; put it back where the block fails."""
+def _kept(
+    target: Path, listed: dict[str, Any] | None, listed_now: Callable[[], dict[str, Any] | None]
+) -> Iterator[None]:
+    """Keep the listed content of a file until the block has listed another; put it back where the block fails to."""
     former = _former(target)
     # A killed process may have left the listed content, and only that, under this name.
     if listed is not None and not (former.exists() and _has_sha256(former, listed["sha256"])):
@@ -378,8 +386,9 @@ def _kept(target: Path, listed: dict[str, Any] | None) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        with suppress(FileNotFoundError):
-            former.replace(target)
+        with suppress(FileNotFoundError, RunDirError):
+            if listed_now() == listed:  # else the new content is listed, and only what came after has failed
+                former.replace(target)
         raise
     finally:
         former.unlink(missing_ok=True)  # a replacement by another name of the same file leaves both

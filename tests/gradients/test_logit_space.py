@@ -18,6 +18,7 @@ from rocktokens.gradients.logit_summary import describe_groups
 from rocktokens.gradients.sketch import count_sketch
 from rocktokens.gradients.type_gradients import COLUMNS, describe_types, describe_whole, half_cosine
 from rocktokens.models.head import LMHead
+from rocktokens.scoring import divergence
 from rocktokens.scoring.divergence import scored_chunks, token_scores
 from rocktokens.scoring.score import score_rollouts
 from rocktokens.types import Rollout
@@ -336,15 +337,17 @@ def test_two_chunks_are_never_in_memory(take, monkeypatch):
     states = states_of(None)
     alive, most = weakref.WeakSet(), []
 
+    target = {"token_scores": "scoring.divergence._Pair.chunks", "add": "gradients.logit_space.scored_chunks"}[take]
+    chunks = divergence._Pair.chunks if take == "token_scores" else scored_chunks
+
     def watched(*arguments):
-        for chunk in scored_chunks(*arguments):
+        for chunk in chunks(*arguments):
             alive.add(chunk.gradient_nV)
             most.append(len(alive))
             yield chunk
             del chunk
 
-    module = "scoring.divergence" if take == "token_scores" else "gradients.logit_space"
-    monkeypatch.setattr(f"rocktokens.{module}.scored_chunks", watched)
+    monkeypatch.setattr(f"rocktokens.{target}", watched)
     if take == "token_scores":
         token_scores(*states, tokens_per_chunk=7)
     else:

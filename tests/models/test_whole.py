@@ -82,8 +82,13 @@ def test_what_a_model_shares_computes_or_ignores_need_not_be_there(tmp_path: Pat
     torch.testing.assert_close(loaded.model(IDS_RL).logits, model(IDS_RL).logits, atol=0, rtol=0)
     GPT2LMHeadModel(GPT2Config(vocab_size=260, n_embd=16, n_layer=1, n_head=2)).save_pretrained(tmp_path / "gpt2")
     byte_tokenizer().save_pretrained(tmp_path / "gpt2")
-    mask = {"transformer.h.0.attn.bias": torch.ones(1, 1, 4, 4)}
-    change(tmp_path / "gpt2/model.safetensors", lambda own: own.update(mask))
+    unused = (
+        "transformer.h.0.attn.bias",
+        "transformer.h.0.attn.masked_bias",
+        "v_head.summary.weight",
+        "vision_model.x",
+    )
+    change(tmp_path / "gpt2/model.safetensors", lambda own: own.update({name: torch.ones(3) for name in unused}))
     load_model(str(tmp_path / "gpt2"), device="cpu")
 
 

@@ -163,6 +163,14 @@ def test_protected_types_are_in_no_class():
     assert inner.term_at(4) == policy.term
 
 
+def test_a_config_whose_classes_are_all_protected_is_refused(tmp_path):
+    TESTED.save(tmp_path / "rocks.json")
+    given = ("policy.name=coarse", "policy.classes=[[3, 4]]")
+    assert policy_from_section(section_of(*given)).term == Coarse(TokenClasses([[3, 4]]), 0.0)
+    with pytest.raises(ConfigError, match="no class of two tokens that may be used and are not protected"):
+        policy_from_section(section_of(*given, f"policy.protect={tmp_path}/rocks.json"))
+
+
 def test_classes_come_from_files_lists_or_records(tmp_path):
     path = tmp_path / "classes.json"
     ids = ((1, 2), (3, 4), (5, 6))

@@ -139,6 +139,16 @@ def test_checkpoints_are_ordered_by_number_and_verified(saved):
     assert run.verified_checkpoint(100) == run.checkpoint(100)
 
 
+@pytest.mark.parametrize("name", ["adapter_config.json", "policy.safetensors"])
+def test_a_file_that_would_be_read_with_a_checkpoint_must_be_listed(saved, name):
+    run, _ = saved
+    (run.checkpoint(0) / "optimizer.safetensors").touch()  # left by a process that was killed while it dropped it
+    assert run.verified_checkpoint(0, optimizer=False) == run.checkpoint(0)
+    (run.checkpoint(0) / name).write_text("{}")
+    with pytest.raises(RunDirError, match=f"{name} is not listed in .*: remove it"):
+        run.verified_checkpoint(0, optimizer=False)
+
+
 def test_no_checkpoint_at_all(tmp_path: Path):
     assert RunDir(tmp_path).checkpoints() == []
 

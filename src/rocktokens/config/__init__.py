@@ -9,6 +9,7 @@ from rocktokens.config.base import WholeOrAuto as WholeOrAuto
 from rocktokens.config.files import apply_overrides as apply_overrides
 from rocktokens.config.files import dump_config as dump_config
 from rocktokens.config.files import dump_toml as dump_toml
+from rocktokens.config.files import forget_removed as forget_removed
 from rocktokens.config.files import has_config as has_config
 from rocktokens.config.files import load_config as load_config
 from rocktokens.config.files import parse_config as parse_config

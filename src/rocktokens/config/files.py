@@ -103,11 +103,16 @@ def dump_toml(record: dict[str, Any]) -> str:
 def _config(record: dict[str, Any], overrides: list[str] | None, name: str) -> Config:
     if "study" in record:
         raise ConfigError(f"{name} has a [study], which no single run has: use `rocktokens study`")
+    forget_removed(record)
+    apply_overrides(record, overrides or [])
+    return validate(Config, record, name)
+
+
+def forget_removed(record: dict[str, Any]) -> None:
+    """Take the keys out of a record that only earlier versions had."""
     for section, key in _REMOVED:
         if isinstance(table := record.get(section), dict):
             table.pop(key, None)
-    apply_overrides(record, overrides or [])
-    return validate(Config, record, name)
 
 
 def _parse_toml(text: str, name: str) -> dict[str, Any]:

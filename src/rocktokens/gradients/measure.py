@@ -119,6 +119,7 @@ def measure_gradients(
             parameter=parameter,
             claims=judge(trace, logit, parameter),
         )
+        held_out.store.note_searched()
         run.commit(run.gradients.name, record.save)
     return record
 

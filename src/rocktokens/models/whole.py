@@ -2,9 +2,12 @@
 
 1. transformers and PEFT are asked what they found. Tensors that a model computes itself or shares (buffers, tied heads)
    and those that its class declares to be ignorable do not count.
-2. What is missing, of another shape, or has no place in the model is refused in one sentence, the first few by name.
+2. Nor do those that no causal LM computes with: parts for images and sound, heads for values and scores, masks and
+   frequencies that older versions saved, scales of a quantised cache.
+3. What is missing, of another shape, or has no place in the model is refused in one sentence, the first few by name.
 """
 
+import re
 import warnings
 from collections.abc import Collection
 from pathlib import Path
@@ -17,6 +20,10 @@ from rocktokens.errors import RocktokensError
 if TYPE_CHECKING:
     from peft import PeftModel
 
+_UNUSED = re.compile(
+    r"(^|\.)(vision\w*|visual\w*|audio\w*|image\w*|multi_modal\w*|mm_\w*|v_head|value_head|score|classifier|mtp)\."
+    r"|\.(masked_bias|inv_freq|[kv]_scale)$|\.(attn|attention)\.bias$"
+)
 NAMED = 3
 """Tensors of a kind that a sentence names."""
 
@@ -29,7 +36,8 @@ def load_causal_lm(name: str | Path, what: str, **options: Any) -> PreTrainedMod
     # A tensor of another shape is reported as (name, shape in the file, shape in the model).
     mismatched = [f"{own[0]} {list(own[1])} for {list(own[2])}" for own in found["mismatched_keys"]]
     absent = set(found["missing_keys"]) - {own[0] for own in found["mismatched_keys"]}
-    _require_none(what, {"missing": absent, "unexpected": found["unexpected_keys"], "of another shape": mismatched})
+    unexpected = [own for own in found["unexpected_keys"] if not _UNUSED.search(own)]
+    _require_none(what, {"missing": absent, "unexpected": unexpected, "of another shape": mismatched})
     return model
 
 

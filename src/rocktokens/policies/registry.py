@@ -153,10 +153,11 @@ def _classes(classes: str | list[list[int]] | list[list[str]] | TokenClasses, un
             found.require_tokenizer(given.tokenizer_sha256)
         takes_untested = untested or isinstance(classes, TokenClasses)
         found = found.only((True, None) if takes_untested else (True,))
-    if not found.groups and not given.allows_nothing:
+    if not found.without(given.pillars).groups and not given.allows_nothing:
         raise ConfigError(
-            f"policy.classes = {classes!r} has no class of two tokens that may be used, so nothing would be left out: "
-            "give classes, take untested ones too (policy.untested = true), or choose uniform"
+            f"policy.classes = {classes!r} has no class of two tokens that may be used and are not protected, so "
+            "nothing would be left out: give classes, take untested ones too (policy.untested = true), or choose "
+            "uniform"
         )
     return found
 

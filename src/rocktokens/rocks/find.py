@@ -33,7 +33,7 @@ from rocktokens.rocks.selectors import selector_of
 from rocktokens.rocks.sums import HELD_OUT, NOT_SPLIT, occurrences, resolve_checkpoints, rollout_shares, type_sums
 from rocktokens.rocks.uncertainty import score_uncertainty, share_intervals
 from rocktokens.run_dir import RunDir, derive_seed
-from rocktokens.traces.store import SEARCHED, TraceStore
+from rocktokens.traces.store import TraceStore
 from rocktokens.types import ONE, RankedType, RockSet, RockToken
 from rocktokens.windows import WindowRule
 
@@ -160,8 +160,7 @@ def find_run(
         with progress.status("weighing the evidence"):
             rocks = rock_set(store, result)
             analysis = analyse(store, result, rocks)
-            searched = [own for own in run.manifest().get(SEARCHED, []) if own != store.manifest_sha256]
-            run.update_manifest(**{SEARCHED: [*searched, store.manifest_sha256]})
+            store.note_searched()
             run.commit("find.json", analysis.save)
             run.commit(run.rocks.name, rocks.save)
     return Found(rocks, analysis)

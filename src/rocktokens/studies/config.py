@@ -34,6 +34,7 @@ from rocktokens.config import (
     WordmathTask,
     apply_overrides,
     dump_toml,
+    forget_removed,
     read_toml,
     validate,
 )
@@ -187,6 +188,8 @@ def load_study(path: str | Path, overrides: list[str] | None = None) -> StudyCon
 def make_study(record: dict[str, Any], name: str = "study") -> StudyConfig:
     """Validate a record as a study; say in one sentence what does not fit together, which calls it ``name``."""
     _require_study(record, name)
+    if isinstance(base := record.get("base"), dict):
+        forget_removed(base)
     study = validate(StudyConfig, record, name)
     for arm in study.arm:
         _require_drawable(arm)

@@ -33,7 +33,7 @@ from rocktokens.types import ReplayRecord
 
 TOKENIZER = "tokenizer/tokenizer.json"
 SEARCHED = "searched"
-"""Entry of the manifest: ``manifest_sha256`` of the parts that the run's rocks were ever found in, oldest first."""
+"""Entry of the manifest: ``manifest_sha256`` of the parts that records of the run were ever made from, oldest first."""
 _CHECKPOINT = re.compile(r"traces/checkpoint=(\d+)/")
 
 
@@ -120,10 +120,15 @@ class TraceStore:
         entries = json.dumps([asdict(part) for part in self._parts], sort_keys=True)
         return hashlib.sha256(entries.encode()).hexdigest()
 
+    def note_searched(self) -> None:
+        """Note in the manifest that a record is made from these parts; needs the run's lock, as every change of it."""
+        before = [own for own in self.run.manifest().get(SEARCHED, []) if own != self.manifest_sha256]
+        self.run.update_manifest(**{SEARCHED: [*before, self.manifest_sha256]})
+
     def made(self, source: Mapping[str, Any], record: str) -> bool:
         """Whether a record of the run was made from these parts; refused where it was from those of another run.
 
-        False for parts that the run had before, as far as it noted what its rocks were found in.
+        False for parts that the run had before, as far as it noted what its records were made from.
         """
         found, searched = source.get("manifest_sha256"), self._manifest.get(SEARCHED)
         if found == self.manifest_sha256:

@@ -42,8 +42,8 @@ METHOD = (
     "kl: divergence of the student from the teacher over the whole vocabulary, in nats, at each sampled token. "
     "Gradients are those of the kl in the logits unless stated otherwise.",
     "One set of rollouts is scored at every checkpoint, so before and after are the same tokens.",
-    "R: occurrences of a type times its mean kl. CCR: share of its occurrences that are hard before and after "
-    "training, in contexts that recur. Rocks are the top K types by R · CCR.",
+    "R: occurrences of a type times its mean kl. Rocks are the top K types by a lower bound of R over prompts, without "
+    "those whose loss is surely still falling, unless the parameters below say otherwise.",
     "Rocks are selected on one half of the prompts and described on the other. Intervals are bootstraps over prompts.",
     "A ban makes a token impossible at every decoding step. The random numbers stay the same, so answers that do not "
     "contain the token do not change. Intervals of the effect are score intervals of paired proportions (Tango).",
