@@ -13,9 +13,10 @@ export TOKENIZERS_PARALLELISM ?= false
 demo: setup
 	$(BIN)/rocktokens demo
 
-# One thread a worker: the models of the tests are too small to gain from a second one.
+# One thread a worker: the models of the tests are too small to gain from a second one. In the order of the files: by
+# number of tests, those with few and long ones would come last, and one worker would wait for the other.
 test: lint $(SPARK) $(TRITON) chromium
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 lint: setup
 	$(BIN)/ruff check .
