@@ -112,7 +112,7 @@ def print_coverage(rows: list[Row]) -> None:
 
 
 def _row(name: str, size: int, percentile: float, ours: float | None, target: float | None) -> Row:
-    reached = None if target is None or ours is None else ours >= target
+    reached = None if target is None or ours is None else bool(ours >= target)
     return {
         "statistic": name,
         "prompts": size,

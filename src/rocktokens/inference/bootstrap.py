@@ -16,8 +16,8 @@
    95, 88 and 90 % and the R of the worst rock in 83, 90 and 91 %, BCa in 85, 83 and 88 % and in 61, 73 and 85 %. With
    the limit both reach 92 % at each size (``benchmarks/coverage_find.py``). The factor ¾ was chosen among five on the
    same prompts: with 1 the R of one rock covered 92.0 %, at the edge. With one degree of freedom a share covered 97 to
-   99 %, and its interval could run from 7 to 99.9 %; of 1, 1½, 2 and 3, two is the most that reached 92 % there and on
-   the prompts of another run.
+   99 %, and its interval could run from 7 to 99.9 %. With two it covers 97 to 99 % there, and 91.8 to 98.7 % on the
+   prompts of another run.
 5. Replicates that leave N or D empty or have no spread are left out. A ratio to 0, or one that a single unit decides,
    has no interval; a sum of 0 has the interval from 0 to 0.
 6. Other statistics (medians) get the percentile interval of the replicates that define them.
