@@ -66,7 +66,12 @@ def save_checkpoint(
     for leftover in (temporary, target):
         shutil.rmtree(leftover, ignore_errors=True)
     temporary.mkdir(parents=True)
-    if isinstance(student, PeftModel):  # "auto" would ask the Hub whether the vocabulary has grown
+    if isinstance(student, PeftModel):
+        adapters: list[Any] = [*student.peft_config.values()]
+        for adapter in adapters:
+            if isinstance(adapter.target_modules, set):  # which would be written in an order that depends on its past
+                adapter.target_modules = sorted(adapter.target_modules)
+        # "auto" would ask the Hub whether the vocabulary has grown
         student.save_pretrained(str(temporary), save_embedding_layers=False)
     else:
         student.save_pretrained(temporary)
