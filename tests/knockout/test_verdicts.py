@@ -17,7 +17,7 @@ Z2 = 3.841458820694124
 
 
 def differing(prompts: int, lost: int, gained: int = 0) -> np.ndarray:
-    """(1, N): so many prompts lost, so many gained, the others unchanged."""
+    """(1, N): these numbers of prompts lost and gained, the others unchanged."""
     return np.repeat([-1, 1, 0], [lost, gained, prompts - lost - gained])[None]
 
 
