@@ -5,23 +5,30 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 SPARK  := $(VENV)/.spark-installed
 TRITON := $(VENV)/.triton-installed
+SITE   := $(VENV)/.site-installed
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo test lint bench setup chromium clean
+.PHONY: demo test docs lint bench setup chromium clean
 demo: setup
 	$(BIN)/rocktokens demo
 
-# One thread a worker: the models of the tests are too small to gain from a second one. In the order of the files: by
-# number of tests, those with few and long ones would come last, and one worker would wait for the other.
-test: lint $(SPARK) $(TRITON) chromium
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+# One thread a worker: the models of the tests are too small to gain from a second one. One worker more than there are
+# cores: tests that wait, for a browser, Spark or a child, leave theirs idle. In the order of the files: by number of
+# tests, those with few and long ones would come last, and one worker would wait for the other.
+WORKERS := $(shell $(PYTHON) -c 'import os; print(min((os.cpu_count() or 1) + 1, 4))')
+test: lint $(SPARK) $(TRITON) $(SITE) chromium
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
+
+# A strict build is one of the tests too; this one stays, in build/site.
+docs: $(SITE)
+	@if test -e $(SITE); then NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet && echo "built build/site/index.html"; fi
 
 bench: setup
 	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
@@ -46,6 +53,10 @@ $(SPARK): $(STAMP)
 $(TRITON): $(STAMP)
 	@if $(BIN)/python -c 'import triton' 2> /dev/null || $(PIP) triton==3.9.0; then touch $@; \
 	else echo "The fused kernel is not tested: Triton could not be installed"; fi
+
+# What makes the site; without it, the test that builds it is skipped and says so.
+$(SITE): $(STAMP)
+	@if $(PIP) --editable '.[docs]'; then touch $@; else echo "The site is not built: its packages could not be installed"; fi
 
 # Debian's package, for the tests of report and explorer: any Chromium will do, and without one they are skipped.
 chromium:

@@ -130,6 +130,7 @@ def _ratios(sample: Sample, is_rock_U: np.ndarray) -> dict[str, Ratio]:
         for chosen in (is_rock_U, ~is_rock_U)
     )
     return {
+        **_choice_ratios(sample, is_rock_U),
         "kl share": Ratio(rocks["kl"], rest["kl"], LEAST_FREEDOM_OF_SHARES),
         "gradient share": Ratio(rocks["grad_norm"], rest["grad_norm"], LEAST_FREEDOM_OF_SHARES),
         "token share": Ratio(rocks["freq"], rest["freq"], LEAST_FREEDOM_OF_SHARES),
@@ -138,6 +139,17 @@ def _ratios(sample: Sample, is_rock_U: np.ndarray) -> dict[str, Ratio]:
         "mean kl of all": Ratio(rocks["kl"] + rest["kl"], rocks["freq"] + rest["freq"]),
         "mean kl of the rest": Ratio(rest["kl"], rest["freq"]),
     }
+
+
+def _choice_ratios(sample: Sample, is_rock_U: np.ndarray) -> dict[str, Ratio]:
+    """Of the choice within classes to the decision between them, where the traces have ``kl_choice``."""
+    if sample.kl_choice is None:
+        return {}
+    ratios = {}
+    for name, chosen in (("choice share", np.ones_like(is_rock_U)), ("choice of rocks, share", is_rock_U)):
+        choice_C, kl_C = (_by_prompt(sample, of, chosen) for of in ("kl_choice", "kl"))
+        ratios[name] = Ratio(choice_C, np.maximum(kl_C - choice_C, 0), LEAST_FREEDOM_OF_SHARES)
+    return ratios
 
 
 def _rock_rows(sample: Sample, is_rock_U: np.ndarray, drawn_NS: np.ndarray, counts_BN: np.ndarray) -> Iterator[Row]:

@@ -4,12 +4,15 @@
    are a trinomial distribution. Coverage of a true loss, the chance that a loss of the margin is called neutral and the
    chance of a call without an effect are sums over them, without simulation. Answers are lost only, or another 8 %
    change, as often either way. The percentile bootstrap over prompts stands beside, by simulation.
-2. The same at the worst of many rates of loss and gain: shown, and nothing is asked of it. There the interval, which is
-   asymptotic, falls short of both targets by a little.
-3. Four answers per prompt by simulation: the chance of a loss, and of a gain, has a beta distribution over prompts with
+2. A class of tokens is called not interchangeable if one of the bans within it is a pillar or a stumbling block,
+   without a correction for their number. How often that happens to members that are interchangeable is shown: exactly
+   for independent bans, and as the most it can be however they depend on each other, the sum of their chances.
+3. The same as 1 at the worst of many rates of loss and gain: shown, and nothing is asked of it. There the interval,
+   which is asymptotic, falls short of both targets by a little.
+4. Four answers per prompt by simulation: the chance of a loss, and of a gain, has a beta distribution over prompts with
    an intraclass correlation of 0, 0.2 or 0.5 (at 1 all answers of a prompt change together, which is the case above).
    Each row has the worst of the three. Beside it, with nothing asked, a design effect without the added prompt.
-4. Curtailed and sequential sweeps by simulation: 70 % of the answers are right, 80 % hold the banned token. A curtailed
+5. Curtailed and sequential sweeps by simulation: 70 % of the answers are right, 80 % hold the banned token. A curtailed
    verdict must be that of the whole sweep always; a sequential sweep must cover, keep α without an effect, and call a
    loss of the margin neutral no more often than allowed.
 
@@ -43,6 +46,7 @@ SAMPLES, DRAWS = 4000, 400
 SWEPT = 240
 """Bans of a simulated sweep."""
 RIGHT, AFFECTED = 0.7, 0.8
+CLASS_SIZES = (2, 4, 8, 16)
 WORST_DISCORDANCE, WORST_DIRECTIONS = 80, 41
 CALLS = ("pillar", "stumbling")
 PACKAGES = ("rocktokens", "numpy", "scipy")
@@ -104,7 +108,18 @@ def exact_rows(n_prompts: int, rng: np.random.Generator) -> Iterator[Row]:
                 neutral = tables.chance(is_neutral, *rates)
                 yield at_most("loss of the margin called neutral", how, n_prompts, neutral, percentile=percentile[1])
     yield at_most("called without an effect", setting(0.08), n_prompts, tables.chance(is_called, 0.04, 0.04))
+    yield from class_rows(tables, is_called)
     yield from worst_rows(tables, is_called)
+
+
+def class_rows(tables: Tables, is_called: np.ndarray) -> Iterator[Row]:
+    """How often members that are interchangeable are called something else, by size of their class."""
+    one = tables.chance(is_called, 0.04, 0.04)
+    for members in CLASS_SIZES:
+        bans = 2 if members == 2 else 2 * members  # of two, forcing one is banning the other
+        what = f"interchangeable class of {members:2} ({bans} bans) called not so"
+        yield make_row(what, f"{setting(0.08)}; independent bans", tables.n_prompts, 1 - (1 - one) ** bans, None, None)
+        yield make_row(what, f"{setting(0.08)}; any bans, at most", tables.n_prompts, min(bans * one, 1.0), None, None)
 
 
 def worst_rows(tables: Tables, is_called: np.ndarray) -> Iterator[Row]:

@@ -25,12 +25,25 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from playwright.sync_api import Browser, Page, sync_playwright
 from tokenizers import Tokenizer
 
 from printing import machine, print_table, whole
+from rocktokens.knockout.records import (
+    Ban,
+    BanChanges,
+    DetectableLoss,
+    EngineNoise,
+    FreeAnswers,
+    Knockout,
+    KnockoutSettings,
+    KnockoutSweep,
+    SweepCost,
+    VerdictCounts,
+)
 from rocktokens.models import pebbles
 from rocktokens.rocks.find import find_rocks
 from rocktokens.rollouts.store import write_rollouts
@@ -39,7 +52,7 @@ from rocktokens.tasks.wordmath import Problem, make_problem, write_solution
 from rocktokens.traces.schema import trace_table
 from rocktokens.traces.store import TraceStore
 from rocktokens.traces.writer import TraceWriter
-from rocktokens.types import RockSet, Rollout, TokenScores
+from rocktokens.types import ReplayRecord, RockSet, Rollout, TokenScores
 
 PACKAGES = ("rocktokens", "starlette", "uvicorn", "duckdb", "numpy", "playwright")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -224,10 +237,10 @@ def write_run(path: Path, n_tokens: int) -> str:
     task = {"name": "wordmath", "split": "train", "max_steps": MAX_STEPS}
     with run.lock():
         write_rollouts(run, f"rollouts/probe/checkpoint={CHECKPOINTS[-1]}.parquet", rollouts)
-        run.update_manifest(replay={"task": task, "num_prompts": len(rollouts), "seed": SEED})
+        run.update_manifest(replay=_replay(task, len(rollouts)).to_manifest())
         rocks = find_rocks(TraceStore(run), k=ROCKS, stage="score")
-        rocks.save(run.rocks)
-        run.commit_text("knockout.json", json.dumps(_knockouts(rocks)))
+        run.commit("rocks.json", rocks.save)
+        run.commit("knockout.json", _knockouts(rocks).save)
     rows = len(CHECKPOINTS) * sum(len(own.token_ids) for own in rollouts)
     return f"{len(rollouts):,} rollouts, {rows:,} rows at {len(CHECKPOINTS)} checkpoints, top {TOP_K} of both models"
 
@@ -267,13 +280,47 @@ def _scored(rollouts: list[Rollout], rng: np.random.Generator) -> tuple[TokenSco
     return scores, None, dict.fromkeys(("student_top", "teacher_top"), (ids_TK, logp_TK))
 
 
-def _knockouts(rocks: RockSet) -> dict[str, object]:
+def _replay(task: dict[str, Any], n_prompts: int) -> ReplayRecord:
+    """What ``rocktokens trace`` would have recorded, as far as it matters for grading answers."""
+    students: dict[int, str] = dict.fromkeys(CHECKPOINTS, "")
+    return ReplayRecord(
+        students, "last", n_prompts, 1, ROLLOUTS_PER_PART, "", "float32", SEED, task, {}, {}, top_k=TOP_K
+    )
+
+
+def _knockouts(rocks: RockSet) -> KnockoutSweep:
     """A record of bans that changed nothing, for the filter on banned types."""
-    effect = {"verdict": "neutral", "delta": 0.0, "interval": [-0.01, 0.01], "q": 1.0}
-    changes = {"n_rollouts": 0, "lost": [], "gained": []}
-    bans = [{"ids": [own.id], "name": own.text, "role": "tested", "category": own.category} for own in rocks.tokens]
-    records = [{"ban": ban, "changes": changes, **effect} for ban in bans[::2]]
-    return {"schema_version": 1, "settings": {}, "knockouts": records}
+    nothing, none = (0.0, 0.0), VerdictCounts(method={}, paper={}, corrected=None)
+    changes = BanChanges(0, 0, None, None, None, None, [], [], [])
+    bans = [Ban((own.id,), own.text, "tested", own.category) for own in rocks.tokens[::2]]
+    return KnockoutSweep(
+        tokenizer_sha256="",
+        settings=KnockoutSettings(
+            n_prompts=1,
+            task="wordmath",
+            temperature=1.0,
+            max_new_tokens=160,
+            seed=SEED,
+            num_samples=1,
+            mode="exact",
+            matched=0,
+            never=0,
+            tolerance=0.25,
+            alpha=0.05,
+            epsilon=0.01,
+            margin=0.03,
+        ),
+        baseline=FreeAnswers(0.75, nothing, n_prompts=1, num_samples=1, mean_length=60.0, truncated_share=0.0),
+        noise=EngineNoise(rollouts=0, tokens=0, differing=0, flips=0, delta=0.0, interval=nothing),
+        cost=SweepCost(0, 0, 0, 0, 0, 0.0),
+        counts={"tested": none, "matched": none, "never": none},
+        detectable=DetectableLoss(single=0.1, corrected=0.1),
+        correlations=[],
+        warnings=[],
+        knockouts=[
+            Knockout(ban, 0.0, nothing, 1.0, 1.0, "neutral", "neutral", 0.1, nothing, 1, None, changes) for ban in bans
+        ],
+    )
 
 
 if __name__ == "__main__":

@@ -217,7 +217,7 @@ def our_replay(
     config = Config.model_validate(
         {
             "run": {"directory": str(run.path)},
-            "models": {"dtype": shape.dtype, "device": shape.device},
+            "models": {"student": "none", "teacher": "none", "dtype": shape.dtype, "device": shape.device},
             "scoring": {"tokens_per_batch": TOKENS_PER_BATCH},
         }
     )

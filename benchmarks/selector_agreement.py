@@ -4,7 +4,8 @@
    thresholds, contexts, ranking. The first K types of both halves are compared (Jaccard), and so is the share of the
    *other* half's kl that they hold (held-out coverage).
 2. Where rocks are known, recall is the share of them among the first K, or of K where there are more of them. The
-   pebbles' task plants its choices: which marker, closer, heading, delimiter, line break and box.
+   pebbles' task plants its choices: which marker, closer, heading, delimiter, line break and box. Runs of other tasks
+   have none, though some of these texts may be in their vocabularies.
 3. The rule by which the default is judged was written before any of these numbers: another selector replaces it if, at
    every K on every run, its halves agree at least as well and its held-out coverage is at most 1 point lower, and at
    half of them or more its Jaccard index is higher by 0.05.
@@ -22,6 +23,7 @@ import numpy as np
 
 from context_defaults import swapped
 from printing import machine, print_table
+from rocktokens.config import load_config
 from rocktokens.rocks.cutoff import coverage, jaccard
 from rocktokens.rocks.encoders import Encoder, embedding_encoder, traced_embeddings
 from rocktokens.rocks.persistence import find_thresholds, persistent_occurrences
@@ -80,7 +82,8 @@ def report(run: Path, ks: Sequence[int], splits: int) -> None:
         sums = gather(store, None, None, 0.5, seed)
         pairs.append([search(store, side, encoder, max(ks)) for side in (sums, swapped(sums))])
     token_ids = gather(store, None, None, None, 0).selection.token_ids
-    planted = np.flatnonzero(np.isin(store.token_texts(token_ids), PLANTED))
+    has_planted = load_config(store.run.verified("config.toml")).task.name == "wordmath"
+    planted = np.flatnonzero(np.isin(store.token_texts(token_ids), PLANTED if has_planted else []))
     steps = ", ".join(map(str, store.checkpoints))
     print(f"\n# {run}: checkpoints {steps}, {len(token_ids):,} types, {splits} halvings of the prompts\n")
     for k in ks:

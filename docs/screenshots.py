@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.request import urlopen
 
 from playwright.sync_api import Browser, FloatRect, Page, ViewportSize, sync_playwright
 
@@ -27,7 +28,7 @@ from rocktokens.report.views.strips import interesting_rollouts
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 IMAGES = Path(__file__).parent / "images"
-EXPLORER, REPORT = (1360, 850), (1180, 1100)
+EXPLORER, REPORT = (1360, 850), (1280, 1240)
 """Width and height: of the window, and of the largest picture."""
 MARGIN = 20
 SCALES = (2, 1.5, 1)
@@ -47,7 +48,11 @@ def main() -> None:
         sys.exit("there is no Chromium to make pictures with: install Debian's package chromium")
     arguments.out.mkdir(parents=True, exist_ok=True)
     run = RunView.open(arguments.run)
-    with tempfile.TemporaryDirectory() as folder, explorer(arguments.run) as url, sync_playwright() as playwright:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        explorer(arguments.run.parent) as url,
+        sync_playwright() as playwright,
+    ):
         report = Path(folder, "report.html")
         report.write_text(report_html([run]), encoding="utf-8")
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--hide-scrollbars"])
@@ -60,43 +65,61 @@ def main() -> None:
 
 
 def report_pictures(url: str) -> dict[str, Prepare]:
-    """By name: the answers, the table of rocks, the forest plot, and a rollout with a token chosen."""
+    """By name: the first screen, a rock highlighted in the funnel, one in the forest plot, a token of a rollout."""
+    funnel, forest = (f"[data-plot=run-1-figure-{name}] .plot-body" for name in ("funnel", "knockout"))
 
     def top(page: Page) -> FloatRect:
         page.goto(url)
-        return _cut(page, "body", ".answers > div, nav")
+        return _cut(page, "body", ".next, nav")
 
-    def rocks(page: Page) -> FloatRect:
-        page.goto(url)
-        return _cut(page, "#run-1-rocks", "tr")
+    def touched(chart: str, section: str, parts: str, *keys: str) -> Prepare:
+        def prepare(page: Page) -> FloatRect:
+            page.goto(url)
+            page.locator(chart).focus()
+            for key in keys:
+                page.keyboard.press(key)
+            return _cut(page, section, parts)
 
-    def forest(page: Page) -> FloatRect:
-        page.goto(url)
-        return _cut(page, "#run-1-knockout", "p, img")
+        return prepare
 
     def strip(page: Page) -> FloatRect:
         page.goto(url)
         page.locator(".rollout").first.locator(".strip-rock").nth(2).click()
         return _cut(page, "#run-1-strips", ".strip-controls, .rollout")
 
-    return {"report-answers": top, "report-rocks": rocks, "report-forest": forest, "report-strip": strip}
+    return {
+        "report-answers": top,
+        "report-rocks": touched(funnel, "#run-1-rocks", "figure, .beside .table-block", "End", "Enter"),
+        "report-forest": touched(forest, "#run-1-knockout", "figure", *["ArrowDown"] * 6, "Enter"),
+        "report-strip": strip,
+    }
 
 
 def explorer_pictures(url: str, run: RunView) -> dict[str, Prepare]:
-    """By name: a rollout with a token chosen, by day and by night, the rocks, two checkpoints, and a ban."""
-    rich, rollout, ban = "sort=-n_rocks", interesting_rollouts(run, 1)[0], _telling_ban(run)
+    """By name: every view of the run, a rollout by night too; curves with those of two arms of the run's study."""
+    rich, rollout, ban = "view=rollouts&sort=-n_rocks", interesting_rollouts(run, 1)[0], _telling_ban(run)
+    with urlopen(f"{url}api/runs") as response:
+        numbers = {own["name"]: own["number"] for own in json.load(response)["runs"]}
+    arms = [str(number) for name, number in numbers.items() if name.startswith(f"{run.name}/study/arms/")]
     choices = {
-        "explorer-rollouts": (rich, "#token-type .occurrences"),
-        "explorer-dark": (f"{rich}&measure=entropy_teacher&theme=dark", "#token-type .occurrences"),
-        "explorer-rocks": ("view=rocks", ""),
-        "explorer-compare": (f"view=compare&rollout={rollout}", "#compare-panels .facts"),
-        "explorer-knockout": (f"view=knockout&ban={ban}", ""),
+        "explorer-runs": ("view=home", "#home td", ""),
+        "explorer-rollouts": (rich, "#rollout .strip-token", "#token-type .occurrences"),
+        "explorer-dark": (
+            f"{rich}&measure=entropy_teacher&theme=dark",
+            "#rollout .strip-token",
+            "#token-type .occurrences",
+        ),
+        "explorer-rocks": ("view=rocks", "#rocks td", ""),
+        "explorer-classes": ("view=classes", "#classes td", ""),
+        "explorer-compare": (f"view=compare&rollout={rollout}", "#strip-b .strip-token", "#compare-panels .facts"),
+        "explorer-knockout": (f"view=knockout&ban={ban}", ".aligned", ""),
+        "explorer-live": (f"view=live&with={','.join(arms[-2:])}", "#curves svg", ""),
     }
 
-    def prepare(choice: str, about_token: str) -> Prepare:
+    def prepare(choice: str, shown: str, about_token: str) -> Prepare:
         def open_at(page: Page) -> FloatRect:
-            page.goto(f"{url}#{choice}")
-            page.locator("main .strip-token, main .aligned, main .data").first.wait_for()
+            page.goto(f"{url}#run={numbers[run.name]}&{choice}")
+            page.locator(shown).first.wait_for()
             if about_token:
                 for _ in range(3):
                     page.keyboard.press("n")
@@ -144,9 +167,9 @@ def _picture(browser: Browser, window: tuple[int, int], prepare: Prepare, scale:
 
 
 @contextmanager
-def explorer(run: Path) -> Iterator[str]:
-    """The link of an explorer of the run."""
-    command = [sys.executable, "-m", "rocktokens.cli.main", "explore", str(run), "--no-browser", "--json"]
+def explorer(runs: Path) -> Iterator[str]:
+    """The link of an explorer of the runs below a folder."""
+    command = [sys.executable, "-m", "rocktokens.cli.main", "explore", str(runs), "--no-browser", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:

@@ -1,29 +1,26 @@
 """A script as two processes of one gloo group."""
 
-import os
 import random
 import socket
-import subprocess
-import sys
+from collections.abc import Iterable
 from pathlib import Path
 
+from warm_process import start_script
 
-def run_two_ranks(*arguments: str, cwd: Path | None = None, **environment: str) -> None:
-    """Run python with these arguments as ranks 0 and 1; both must end well."""
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, *arguments],
-            env={**os.environ, **shared, **environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=cwd,
-        )
-        for rank in range(2)
-    ]
-    for process in processes:
-        _, errors = process.communicate(timeout=120)
-        assert process.returncode == 0, errors
+PATIENCE = 300
+"""Seconds a rank is given."""
+
+
+def run_two_ranks(script: Path, arguments: Iterable[str], logs: Path, **environment: str) -> None:
+    """Run ``python SCRIPT ARGUMENTS…`` as ranks 0 and 1; both must end well. What they print goes into ``logs``."""
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", **environment}
+    places = [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)]
+    files = [logs / f"rank-{rank}.log" for rank in range(2)]
+    line = list(arguments)
+    processes = [start_script(script, line, log, place) for log, place in zip(files, places, strict=True)]
+    for process, log in zip(processes, files, strict=True):
+        process.join(PATIENCE)
+        assert process.exitcode == 0, log.read_text(encoding="utf-8")
 
 
 def free_port() -> int:

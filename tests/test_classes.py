@@ -1,6 +1,7 @@
 """Classes of tokens: what they may hold, their file, and their identity."""
 
 import json
+from itertools import combinations, product
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocktokens import TokenClasses
-from rocktokens.classes import TokenClass
+from rocktokens.classes import State, TokenClass, link_classes
 from rocktokens.errors import RocktokensError, TokenizerMismatchError
 
 VOCABULARY = {"###": 0, "**": 1, "So": 2, "Hence": 3}
@@ -124,6 +125,34 @@ def test_safe_ones_alone_or_with_untested_ones():
     assert [each.ids for each in TESTED.only((True,))] == [(0, 1)]
     assert [each.ids for each in TESTED.only((True, None))] == [(0, 1), (2, 3)]
     assert TESTED.only((True,)).tokenizer_sha256 == "a" * 64
+    assert TESTED.unrefuted == TESTED.only((True, None))
+
+
+def test_links_leave_with_their_ids_and_those_of_no_class_stay():
+    """A test starts from the links: what was left out by hand would come back with them."""
+    links = [[0, 1, 0.9], [1, 2, 0.8], [2, 3, 0.7], [4, 5, 0.6], [3, 8, 0.5], [8, 9, 0.4]]
+    found = TokenClasses(TESTED.classes, source={"links": links, "n_prompts": 8})
+    assert found.unrefuted.source == {"links": [*links[:3], *links[4:]], "n_prompts": 8}
+    assert found.without([2]).source["links"] == [links[0], *links[3:]]
+    assert found.without([]).source == found.source and found.source["links"] == links
+    for junk in (5, [7], [[[1], 2, 0.5]]):
+        assert TokenClasses(TESTED.classes, source={"links": junk}).unrefuted.source == {"links": junk}
+
+
+@pytest.mark.parametrize(
+    ("known", "state"),
+    [
+        ({"safe": True, "verdict": "pillar"}, "interchangeable"),
+        ({"safe": False, "banned": ("neutral", "pillar")}, "not interchangeable"),
+        ({"banned": ("neutral", "untested")}, "undecided"),
+        ({"forced": ("undecided", "neutral")}, "undecided"),
+        ({"verdict": "neutral"}, "undecided"),
+        ({"banned": ("untested", "untested")}, "untested"),
+        ({}, "untested"),
+    ],
+)
+def test_the_state_of_a_class_is_what_bans_have_shown(known: dict, state: State):
+    assert TokenClass((0, 1), **known).state == state
 
 
 def test_without_some_ids_a_class_is_another_one():
@@ -137,3 +166,57 @@ def test_ids_beyond_the_logits_are_refused():
     with pytest.raises(RocktokensError, match="token id 5 of the classes is outside the 5 logits"):
         TESTED.require_width(5)
     TokenClasses([]).require_width(0)
+
+
+# Linkage
+
+
+def naive_linkage(links: dict[tuple[int, int], float], max_members: int) -> list[tuple[int, ...]]:
+    """Join the two classes whose weakest link is the strongest, looking at all of them again every time."""
+    known = {tuple(sorted(pair)): strength for pair, strength in links.items()}
+    classes = [(each,) for each in sorted({each for pair in links for each in pair})]
+    while True:
+        joined = {}
+        for a, b in combinations(sorted(classes), 2):
+            strengths = [known.get(tuple(sorted(pair))) for pair in product(a, b)]
+            if None not in strengths and len(a) + len(b) <= max_members:
+                joined[-min(strengths), a[0], b[0]] = (a, b)
+        if not joined:
+            return [ids for ids in sorted(classes) if len(ids) > 1]
+        a, b = joined[min(joined)]
+        classes = [ids for ids in classes if ids not in (a, b)] + [tuple(sorted(a + b))]
+
+
+pairs = st.tuples(st.integers(0, 7), st.integers(0, 7)).filter(lambda pair: pair[0] != pair[1])
+
+
+@given(
+    links=st.dictionaries(pairs.map(lambda pair: tuple(sorted(pair))), st.integers(0, 6), max_size=22),
+    turned=st.booleans(),
+    max_members=st.integers(2, 5),
+)
+def test_linkage_is_that_of_looking_at_all_classes_every_time(links, turned, max_members):
+    given_links = {pair[::-1] if turned else pair: strength / 6 for pair, strength in links.items()}
+    assert link_classes(given_links, max_members) == naive_linkage(given_links, max_members)
+
+
+def test_every_two_members_of_a_class_are_linked():
+    """1 and 3 are both twins of 2, but not of each other: the stronger link wins."""
+    assert link_classes({(1, 2): 0.4, (2, 3): 0.5}) == [(2, 3)]
+    assert link_classes({(1, 2): 0.4, (2, 3): 0.5, (3, 1): 0.1}) == [(1, 2, 3)]
+    assert link_classes({}) == []
+
+
+def test_a_class_has_sixteen_members_at_most():
+    [first, second] = link_classes(dict.fromkeys(combinations(range(18), 2), 1.0))
+    assert (len(first), len(second)) == (16, 2)
+
+
+def test_two_classes_are_as_close_as_their_farthest_members():
+    links = {(1, 2): 0.9, (3, 4): 0.8, (2, 3): 0.7, (2, 4): 0.2, (1, 3): 0.2, (1, 4): 0.2, (1, 5): 0.5, (2, 5): 0.6}
+    assert link_classes(links) == [(1, 2, 5), (3, 4)]
+    del links[2, 5]
+    assert link_classes(links) == [(1, 2, 3, 4)]
+    assert link_classes(links, max_members=3) == [(1, 2), (3, 4)]
+    del links[2, 4]
+    assert link_classes(links) == [(1, 2), (3, 4)]

@@ -32,9 +32,10 @@ from rocktokens.config import (
     validate,
 )
 from rocktokens.config.policies import RocksSection, UniformSection
+from rocktokens.config.sentences import OTHER_NAMES, dotted_keys
 from rocktokens.errors import ConfigError
 
-MINIMAL = '[run]\ndirectory = "runs/a"\n'
+MINIMAL = '[run]\ndirectory = "runs/a"\n[models]\nstudent = "pebbles-student"\nteacher = "pebbles-teacher"\n'
 
 positive = st.floats(0, exclude_min=True, allow_infinity=False, allow_nan=False)
 counts = st.integers(1, 2**31)
@@ -270,6 +271,22 @@ def test_an_override_below_a_value_is_refused():
         (["run.learning_rate=1"], "run.learning_rate is not a known key: did you mean training.learning_rate?"),
         (["task.max_step=1"], "task.max_step is not a known key: did you mean task.max_steps?"),
         (["evaluation.task.splits=x"], "did you mean evaluation.task.split?"),
+        (["training.lr=1"], "training.lr is not a known key: did you mean training.learning_rate?"),
+        (["run.lr=1"], "run.lr is not a known key: did you mean training.learning_rate?"),
+        (["training.batch_size=1"], "did you mean training.per_device_train_batch_size?"),
+        (["run.batch_size=1"], "did you mean rollouts.batch_size or training.per_device_train_batch_size?"),
+        (["rollouts.max_new_tokens=1"], "did you mean rollouts.max_completion_length?"),
+        (["training.max_length=1"], "did you mean rollouts.max_completion_length?"),
+        (["training.steps=1"], "did you mean training.max_steps?"),
+        (["training.epochs=1"], "did you mean training.num_train_epochs?"),
+        (["rollouts.num_samples=1"], "did you mean rollouts.num_generations?"),
+        (["find.num_samples=1"], "rollouts.num_generations"),
+        (["model.student=a"], "model is not a known key: did you mean models?"),
+        (["models.student_model=a"], "did you mean models.student?"),
+        (["scoring.beta=1"], "did you mean scoring.divergence?"),
+        (["training.KL=1"], "did you mean scoring.divergence?"),
+        (["training.top_k=1"], "training.top_k is not a known key: did you mean trace.top_k?"),
+        (["find.num_prompts=1"], "evaluation.num_prompts, knockout.num_prompts or trace.num_prompts?"),
         (["run.zzzzqqqq=1"], "run.zzzzqqqq is not a known key"),
         (["run.seed=-1"], "run.seed = -1 is not valid: Input should be greater than or equal to 0"),
         (["rollouts.temperature=hot"], "rollouts.temperature = 'hot' is not valid"),
@@ -302,13 +319,35 @@ def test_a_config_without_a_run_names_the_key_to_set():
         parse_config("")
 
 
+@pytest.mark.parametrize("models", ["", '[models]\ndevice = "cpu"\n', '[models]\nteacher = "a"\n'])
+def test_a_config_without_models_names_the_command_that_writes_one(models):
+    with pytest.raises(ConfigError, match=r"models\.student is missing: set it .*or run `rocktokens init`"):
+        parse_config(f'[run]\ndirectory = "runs/a"\n{models}')
+
+
+def test_the_student_is_the_first_of_the_checkpoints_where_these_are_listed():
+    text = '[run]\ndirectory = "runs/a"\n[models]\nteacher = "t"\n[trace]\ncheckpoints = ["one", "two"]\n'
+    assert parse_config(text).models.student == "one"
+    assert parse_config(text, ["models.student=own"]).models.student == "own"
+    with pytest.raises(ConfigError, match=r"models\.student is missing"):
+        parse_config(text, ["trace.checkpoints=[]"])
+
+
+def test_other_names_are_of_keys_that_exist():
+    known = set(dotted_keys(Config))
+    assert set(OTHER_NAMES) <= known
+
+
 def test_broken_toml_and_missing_files_are_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"run\.toml is not valid TOML"):
         parse_config("[run", name="run.toml")
     with pytest.raises(ConfigError, match="does not exist: give the path of a TOML file"):
         load_config(tmp_path / "none.toml")
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match=r"is a folder: give the path of a TOML file$"):
         load_config(tmp_path)
+    (tmp_path / "latin.toml").write_bytes(b"\xff")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_config(tmp_path / "latin.toml")
 
 
 def test_a_config_cannot_be_changed_after_reading():
@@ -318,7 +357,7 @@ def test_a_config_cannot_be_changed_after_reading():
 
 
 def test_a_key_that_was_removed_is_left_out_of_files_and_refused_as_an_override(tmp_path):
-    text = dump_config(parse_config('[run]\ndirectory = "runs/a"\n'))
+    text = dump_config(parse_config(MINIMAL))
     before = text.replace("[knockout]\n", "[knockout]\nresamples = 10000\n")
     assert before != text
     (tmp_path / "config.toml").write_text(before)

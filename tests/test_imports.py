@@ -30,7 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "gradients": MODELS | {"traces", "inference", "rocks", "training.checkpoint", "training.optim"},
     "evaluation": BASE | {"tasks", "models", "rollouts", "inference"},
     "knockout": BASE | {"tasks", "models", "rollouts", "traces", "inference", "rocks", "evaluation"},
-    "preflight": MODELS | {"policies", "training.session"},
+    "preflight": MODELS | {"policies", "training.session", "training.length"},
     "studies": MODELS
     | {"traces", "training", "replay", "rocks", "knockout", "evaluation", "inference", "policies", "preflight"},
     "report": BASE
@@ -63,6 +63,7 @@ LIGHT_MODULES = (
     "rocktokens.traces.writer",
     "rocktokens.traces.store",
     "rocktokens.rocks.find",
+    "rocktokens.rocks.classes",
     "rocktokens.rocks.controls",
     "rocktokens.report.views.rollout_list",
     "rocktokens.gradients.claims",

@@ -17,6 +17,7 @@ from rocktokens.config import Config, load_config
 from rocktokens.report.charts import save
 from rocktokens.report.views.run_view import RunView
 from rocktokens.run_dir import RunDir
+from rocktokens.traces.store import TraceStore
 from rocktokens.training import loop
 from rocktokens.types import RockSet
 
@@ -101,6 +102,24 @@ def test_what_is_gone_or_spoilt_is_made_again_as_it_was(copy: Path, spoil: Calla
 def test_other_settings_make_a_stage_and_what_depends_on_it_stale(copy: Path, setting: str, made: list[str]):
     assert pipeline.run(config_of(copy, setting)).made == made
     assert pipeline.run(config_of(copy, setting)).made == []
+
+
+def test_a_run_that_is_made_longer_is_trained_further_and_measured_again(copy: Path):
+    before, longer = snapshot(copy), "training.max_steps=6"
+    stages = pipeline.STAGES
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr(pipeline, "STAGES", (*stages[:1], pipeline.Stage("trace", "", lambda *_: 1 / 0)))
+        pipeline.run(config_of(copy, longer))
+    assert pipeline.run(config_of(copy, longer)).made == ALL[1:]
+    after = snapshot(copy)
+    trained = [path for path in before if path.startswith(("checkpoints/", "rollouts/training/", "traces/training/"))]
+    assert all(after[path] == before[path] for path in trained), "what was trained stays"
+    assert TraceStore(copy).checkpoints == [0, 2, 4, 6]
+    assert RockSet.load(copy / "rocks.json").criterion["reference"] == 6
+    require_sound(copy)
+    assert pipeline.run(config_of(copy, longer)).made == []
+    shown = rocktokens("run", copy.with_suffix(".toml"), *changed(*SETTINGS))
+    assert shown.code == 2 and "training.max_steps = 4, but the run has made 6 steps" in shown.stderr
 
 
 def test_gradients_at_another_checkpoint_are_measured_again(copy: Path):
@@ -220,6 +239,8 @@ def test_bans_of_other_labels_are_stale(copy: Path):
     [
         ("training.learning_rate=0.5", ("training.learning_rate = 0.5",)),
         ("trace.num_prompts=3", ("num_prompts = 8", "--restart")),
+        ("training.max_steps=3", ("training.max_steps = 3", "has made 4 steps", "another run.directory")),
+        ("training.num_train_epochs=2", ("training.num_train_epochs = 2", "'wordmath'", "training.max_steps")),
     ],
 )
 def test_a_stage_refuses_what_its_command_refuses(whole: Path, setting: str, naming: tuple[str, ...]):

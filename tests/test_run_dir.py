@@ -137,6 +137,92 @@ def test_a_kill_between_a_file_and_its_listing_leaves_what_is_listed(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "a", "manifest.json"]
 
 
+def test_a_first_file_that_a_kill_left_unlisted_is_not_there_and_any_other_is_refused(tmp_path):
+    run = RunDir(tmp_path)
+    ended = subprocess.run([sys.executable, "-c", KILLED_BEFORE_LISTING, str(tmp_path)], check=False)
+    assert (ended.returncode, (tmp_path / "a").read_text()) == (9, "new, and longer")
+    (tmp_path / "b").write_text("from elsewhere")
+    assert (run.holds_unlisted("a"), run.holds_unlisted("b"), run.holds_unlisted("c")) == (False, True, False)
+    with pytest.raises(RunDirError, match=r"/a does not exist"):
+        run.verified("a")
+    with pytest.raises(RunDirError, match=r"/b is not listed in"):
+        run.verified("b")
+    run.commit("a", text("newest"))
+    assert run.verified("a").read_text() == "newest"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "a", "b", "manifest.json"]
+
+
+def test_a_first_file_that_is_listed_while_it_is_looked_for_is_no_stranger(tmp_path, monkeypatch):
+    run, lists = RunDir(tmp_path), RunDir.lists
+
+    def lists_late(self: RunDir, relative: str) -> bool:
+        found = lists(self, relative)
+        self.commit(relative, text("new"))
+        return found
+
+    monkeypatch.setattr(RunDir, "lists", lists_late)
+    assert not run.holds_unlisted("a")
+
+
+def test_a_first_file_that_cannot_be_listed_is_taken_back(tmp_path, monkeypatch):
+    whole = run_dir.write_atomically
+
+    def full(target: Path, write) -> None:
+        if target.name == "manifest.json":
+            raise OSError("disk full")
+        whole(target, write)
+
+    monkeypatch.setattr(run_dir, "write_atomically", full)
+    (tmp_path / "b").write_text("from elsewhere")
+    for name in ("a", "b"):
+        with pytest.raises(OSError, match="disk full"):
+            RunDir(tmp_path).commit(name, text("new"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "b"]
+
+
+def test_what_a_reader_was_given_outlives_the_commit_that_replaces_it(tmp_path, monkeypatch):
+    """However long a writer takes to list what it wrote, a reader waits for nothing and loses nothing."""
+    run, whole, given = RunDir(tmp_path), run_dir.write_atomically, []
+    run.commit("a", text("old"))
+
+    def between(target: Path, write) -> None:
+        if target == tmp_path / "manifest.json":
+            given.extend(run.verified("a") for _ in range(2))
+        whole(target, write)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_dir, "write_atomically", between)
+        run.commit("a", text("new"))
+    assert given[0] == given[1] and (given[0].name, given[0].read_text()) == ("a", "old")
+    assert run.verified("a") == tmp_path / "a" and (tmp_path / "a").read_text() == "new"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "a", "manifest.json"]
+
+
+def test_former_content_that_goes_while_it_is_read_is_looked_for_again(tmp_path, monkeypatch):
+    """A writer lists what it wrote after a reader has read the manifest, and before that reader has its copy."""
+    run, whole, copy, once = RunDir(tmp_path), run_dir.write_atomically, run_dir.shutil.copyfile, iter([None])
+    run.commit("a", text("never copied"))
+    given = []
+
+    def between(target: Path, write) -> None:
+        if target != tmp_path / "manifest.json" or next(once, "again") is not None:
+            return whole(target, write)
+
+        def late(source: Path, destination: Path) -> None:
+            whole(target, write)
+            Path(source).unlink()
+            copy(source, destination)
+
+        patch.setattr(run_dir.shutil, "copyfile", late)
+        given.append(run.verified("a"))
+        return None
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_dir, "write_atomically", between)
+        run.commit("a", text("new"))
+    assert given == [tmp_path / "a"] and given[0].read_text() == "new"
+
+
 @pytest.mark.parametrize("fails_at", [1, 2, 3, 4])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
 def test_a_commit_that_is_interrupted_anywhere_leaves_the_old_or_the_new_file(tmp_path, monkeypatch, fails_at, error):
@@ -200,11 +286,21 @@ def test_readers_beside_a_writer_never_see_what_is_not_listed(tmp_path):
     with ThreadPoolExecutor(1) as pool:
         writing = pool.submit(write)
         while not writing.done():
-            try:
-                assert RunDir(tmp_path).verified("a").read_text() in contents
-            except FileNotFoundError:
-                continue  # what was handed out has been replaced since
+            assert RunDir(tmp_path).verified("a").read_text() in contents
         writing.result()
+
+
+@pytest.mark.parametrize("change", [lambda run: run.commit("a", text("new")), lambda run: run.drop(["a"])])
+def test_a_file_that_was_replaced_since_it_was_looked_up_is_not_called_damaged(tmp_path, change):
+    """A reader that opened the run before, such as the explorer, has to open it again; nothing is to be restored."""
+    run = RunDir(tmp_path)
+    entry = run.commit("a", text("old"))
+    run.commit("ab", text("another"))
+    change(run)
+    with pytest.raises(
+        RunDirError, match=r"/a was replaced by another command after this one .*: start this one again"
+    ):
+        run.verify(entry)
 
 
 def test_a_file_is_hashed_once_and_again_when_it_changes(tmp_path, monkeypatch):
@@ -277,6 +373,24 @@ def test_a_path_that_was_given_is_verified_where_a_run_lists_it(tmp_path):
         as_listed(tmp_path / "run/a")
     (tmp_path / "run/manifest.json").write_text('{"manifest_version": 3, "name": "an extension of a browser"}')
     assert as_listed(tmp_path / "run/a") == tmp_path / "run/a"
+
+
+def test_what_a_command_would_write_must_be_listed_where_there_is_a_run(tmp_path):
+    """Elsewhere the name is free; what a killed writer left before listing it does not exist."""
+    run = RunDir(tmp_path / "run")
+    run.commit("a", text("one"))
+    for folder in (tmp_path, run.path):
+        (folder / "classes.json").write_text("by hand")
+    assert as_listed(tmp_path / "classes.json") == tmp_path / "classes.json"
+    with pytest.raises(
+        RunDirError, match=r"classes\.json is not listed in .*, so it is no file of this run: remove it"
+    ):
+        as_listed(run.classes)
+    (run.path / ".classes.json.former").touch()
+    with pytest.raises(RunDirError, match=r"classes\.json does not exist"):
+        as_listed(run.classes)
+    run.commit("classes.json", text("made"))
+    assert as_listed(run.classes) == run.classes
 
 
 # Manifest

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rocktokens.replay.replay import replay as replay
     from rocktokens.report.build import build_report as build_report
     from rocktokens.report.views.run_view import RunView as RunView
+    from rocktokens.rocks.classes import find_classes as find_classes
     from rocktokens.rocks.controls import match_controls as match_controls
     from rocktokens.rocks.find import find_rocks as find_rocks
     from rocktokens.rocks.persistence import paired_occurrences as paired_occurrences
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from rocktokens.traces.writer import TraceWriter as TraceWriter
     from rocktokens.training.loop import distill as distill
     from rocktokens.types import ControlSet as ControlSet
+    from rocktokens.types import Message as Message
     from rocktokens.types import Prompt as Prompt
     from rocktokens.types import RockSet as RockSet
     from rocktokens.types import Rollout as Rollout
@@ -51,6 +53,7 @@ _NAMES_IN = {
     "replay.replay": ("replay",),
     "report.build": ("build_report",),
     "report.views.run_view": ("RunView",),
+    "rocks.classes": ("find_classes",),
     "rocks.controls": ("match_controls",),
     "rocks.find": ("find_rocks",),
     "rocks.persistence": ("paired_occurrences",),
@@ -60,7 +63,7 @@ _NAMES_IN = {
     "traces.store": ("TraceStore",),
     "traces.writer": ("TraceWriter",),
     "training.loop": ("distill",),
-    "types": ("ControlSet", "Prompt", "RockSet", "Rollout", "TokenScores"),
+    "types": ("ControlSet", "Message", "Prompt", "RockSet", "Rollout", "TokenScores"),
 }
 _HOME_OF = {name: f"{__name__}.{module}" for module, names in _NAMES_IN.items() for name in names}
 __all__ = [*_HOME_OF, "__version__"]  # noqa: PLE0604  # pyright: ignore[reportUnsupportedDunderAll]

@@ -4,21 +4,30 @@
    class of one id changes nothing.
 2. classes.json keeps with every class what bans have shown of it, and names the tokenizer it belongs to.
 3. Classes with the same members are equal, and have one hash, whatever their order and whatever is known of them.
+4. ``link_classes`` makes classes of pairs that were found to be interchangeable.
 """
 
 import hashlib
+import heapq
 import json
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self, get_args
 
 from rocktokens.errors import RocktokensError, TokenizerMismatchError
 from rocktokens.types import Record, Verdict, load_record, write_record
 
 CLASSES_SCHEMA_VERSION = 1
-MAKER = "`TokenClasses.save(path)` in Python"
+MAKER = "`rocktokens find --classes`"
+MAX_MEMBERS = 16
+State = Literal["interchangeable", "not interchangeable", "undecided", "untested"]
+"""What bans have shown of a class. Undecided: too few prompts, or none, show it either way."""
+STATES: tuple[State, ...] = get_args(State)
+Links = Mapping[tuple[int, int], float]
+"""Strengths by pair of ids that are linked, each pair once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +44,13 @@ class TokenClass(Record):
     """Of the whole class banned everywhere: a pillar's decision matters."""
     safe: bool | None = None
     """Whether the members are interchangeable; None where too few prompts, or none, have shown it."""
+
+    @property
+    def state(self) -> State:
+        """What bans have shown: ``safe`` in a word, undecided apart from untested."""
+        if self.safe is not None:
+            return "interchangeable" if self.safe else "not interchangeable"
+        return "undecided" if {*self.banned, *self.forced, self.verdict} - {"untested"} else "untested"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +114,12 @@ class TokenClasses:
 
     def save(self, path: str | Path) -> None:
         """Write classes.json, byte for byte the same for the same content."""
+        write_record(path, self.to_record())
+
+    def to_record(self) -> dict[str, Any]:
+        """Return what classes.json holds."""
         content = (self.tokenizer_sha256, self.source, self.criterion, self.classes)
-        write_record(path, asdict(_ClassesRecord(CLASSES_SCHEMA_VERSION, *content)))
+        return asdict(_ClassesRecord(CLASSES_SCHEMA_VERSION, *content))
 
     def __len__(self) -> int:
         return len(self.classes)
@@ -130,6 +150,11 @@ class TokenClasses:
         """The classes whose ``safe`` is one of these."""
         return self._of(each for each in self.classes if each.safe in safe)
 
+    @property
+    def unrefuted(self) -> Self:
+        """The classes that no ban has shown to be unsafe: what counts as choice."""
+        return self.only((True, None))
+
     def without(self, ids: Iterable[int]) -> Self:
         """The classes less some ids; what bans have shown of a class that loses members is no longer known."""
         left_out = set(map(_as_id, ids))
@@ -156,8 +181,49 @@ class TokenClasses:
             )
 
     def _of(self, classes: Iterable[TokenClass]) -> Self:
-        about = {"tokenizer_sha256": self.tokenizer_sha256, "source": self.source, "criterion": self.criterion}
-        return type(self)(classes, **about)
+        """Make other classes of these, found and tested as they were; links of ids that leave go with them.
+
+        Links of ids that were in no class stay: bans refuted them, and may be tried again with more prompts.
+        """
+        left = type(self)(classes, tokenizer_sha256=self.tokenizer_sha256, source=self.source, criterion=self.criterion)
+        gone = {v for each in self for v in each.ids} - {v for each in left for v in each.ids}
+        with suppress(KeyError, TypeError):  # what are no links is refused where they are read
+            links = [link for link in self.source["links"] if gone.isdisjoint(link[:2])]
+            left.source = {**self.source, "links": links}
+        return left
+
+
+def link_classes(links: Links, max_members: int = MAX_MEMBERS) -> list[tuple[int, ...]]:
+    """Cluster ids by complete linkage, strongest link first; the classes of two or more, in ascending order.
+
+    Args:
+        links: strength by pair of ids, in either order; pairs that are not in it are not linked.
+        max_members: two classes that have more together are not merged.
+    """
+    if max_members < 2:
+        raise RocktokensError(f"max_members = {max_members} is not valid: give at least 2")
+    # A class goes by its smallest id.
+    members: dict[int, tuple[int, ...]] = {token_id: (token_id,) for pair in links for token_id in pair}
+    weakest: dict[int, dict[int, float]] = {token_id: {} for token_id in members}
+    for (a, b), strength in links.items():
+        weakest[a][b] = weakest[b][a] = strength
+    queue = [(-strength, min(pair), max(pair)) for pair, strength in links.items()]
+    heapq.heapify(queue)
+    while queue:
+        strength, a, b = heapq.heappop(queue)
+        is_current = weakest.get(a, {}).get(b) == -strength
+        if not is_current or len(members[a]) + len(members[b]) > max_members:
+            continue
+        members[a] = tuple(sorted(members[a] + members.pop(b)))
+        own, other = weakest.pop(a), weakest.pop(b)
+        weakest[a] = {c: min(own[c], other[c]) for c in own.keys() & other.keys()}
+        for c in (own.keys() | other.keys()) - {a, b}:
+            weakest[c].pop(a, None)
+            weakest[c].pop(b, None)
+            if c in weakest[a]:
+                weakest[c][a] = weakest[a][c]
+                heapq.heappush(queue, (-weakest[a][c], min(a, c), max(a, c)))
+    return sorted(ids for ids in members.values() if len(ids) > 1)
 
 
 def _as_id(value: Any) -> int:

@@ -3,7 +3,9 @@
 1. Distil, on-policy, every token traced; replay one probe set through the checkpoints and find the rocks.
 2. Who owns the gradient? Do the rocks matter, if each of them is banned, and placebos too?
 3. How good are teacher and student, and did accuracy suffer on the way?
-4. What if the rocks are not trained at all? A short study: all tokens, all but the rocks, all but as many others.
+4. What if the rocks are not trained at all, or only the choice within classes of interchangeable tokens is left out?
+   A short study: all tokens, all but the rocks, all but as many others, all but the choice. The classes are candidates
+   found in the replay; no ban has tested them.
 5. All of it on one page, report.html.
 
 Every stage leaves its files in the run directory; a second call makes only what is missing.
@@ -16,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rocktokens.classes import TokenClasses
 from rocktokens.config import Config
 from rocktokens.display.rocks import why_none
 from rocktokens.errors import RocktokensError
@@ -27,7 +30,7 @@ from rocktokens.pipeline import Skipped, Stage, run
 from rocktokens.progress import SILENT, Progress
 from rocktokens.recipes import shipped
 from rocktokens.run_dir import RunDir
-from rocktokens.studies.config import StudyConfig, make_study
+from rocktokens.studies.config import CLASSES, StudyConfig, make_study
 from rocktokens.studies.records import StudyResult
 from rocktokens.types import RockSet
 
@@ -68,6 +71,8 @@ class DemoResult:
     """Every type with its kl before and after training."""
     gradients: GradientsRecord
     knockout: KnockoutSweep
+    classes: TokenClasses
+    """Those that the study used."""
     study: StudyResult
     report: str
 
@@ -82,6 +87,7 @@ class DemoResult:
             "rocks": {"summary": self.rocks.summary, "top": [token.text for token in self.rocks.tokens]},
             "gradients": {"claims": [claim.to_record() for claim in self.gradients.claims]},
             "knockout": {name: asdict(sweep)[name] for name in ("baseline", "counts", "noise")},
+            "classes": [list(own.texts) for own in self.classes],
             "study": self.study.to_record(),
             "report": self.report,
         }
@@ -102,6 +108,7 @@ def run_demo(config: Config, progress: Progress = SILENT) -> DemoResult:
             f"{made.report}"
         )
     movement, types = measure_movement(directory, rocks)
+    study = RunDir(directory.path / "study")
     return DemoResult(
         directory=made.directory,
         evaluations=evaluate(directory, config, EVALUATED),
@@ -110,7 +117,8 @@ def run_demo(config: Config, progress: Progress = SILENT) -> DemoResult:
         types=types,
         gradients=GradientsRecord.load(directory.verified(directory.gradients.name)),
         knockout=KnockoutSweep.load(directory.verified(directory.knockout.name)),
-        study=StudyResult.load(RunDir(directory.path / "study").verified("study.json")),
+        classes=TokenClasses.load(study.classes) if study.lists(study.classes.name) else TokenClasses([]),
+        study=StudyResult.load(study.verified("study.json")),
         report=made.report,
     )
 
@@ -127,15 +135,35 @@ def _study(directory: RunDir, config: Config, progress: Progress) -> bool | Skip
     with progress.status("loading"):
         from rocktokens.report.charts.figures import draw_stale
         from rocktokens.studies.study import run_study
-    study = bypass_study(config, directory)
+    study = bypass_study(config, directory, _has_classes(directory, progress))
     own = RunDir(study.study.directory)
     before = own.files()
     run_study(study, progress, draw_stale)
     return own.files() != before
 
 
-def bypass_study(config: Config, directory: RunDir) -> StudyConfig:
-    """Make the demo's study: no larger than the demo itself, with its rocks, on seeds that did not select them."""
+def _has_classes(directory: RunDir, progress: Progress) -> bool:
+    """Give the candidates for classes to the study, once; False where there are none.
+
+    The study keeps those it began with: bans may judge those of the run later.
+    """
+    study = RunDir(directory.path / "study")
+    if study.lists(study.classes.name):
+        return True
+    if directory.lists(directory.classes.name):
+        found = TokenClasses.load(directory.verified(directory.classes.name))
+        if found.unrefuted.groups:
+            study.commit(study.classes.name, found.save)
+            return True
+    progress.note("no classes of interchangeable tokens: the study goes without the arm that leaves out their choice")
+    return False
+
+
+def bypass_study(config: Config, directory: RunDir, has_classes: bool) -> StudyConfig:
+    """Make the demo's study: no larger than the demo itself, with its rocks, on seeds that did not select them.
+
+    With ``has_classes``, its folder has a classes.json; else no arm uses classes.
+    """
     record = tomllib.loads(shipped("demo-study"))
     base = config.model_dump(mode="json", exclude_none=True, exclude={"run", "policy"})
     for section, limits in record["base"].items():
@@ -147,6 +175,10 @@ def bypass_study(config: Config, directory: RunDir) -> StudyConfig:
         "seeds": [config.run.seed + 1 + index for index in range(STUDY_SEEDS)],
         "evaluate_every": base["training"]["max_steps"],
     }
+    if has_classes:
+        record["study"]["classes"] = str(directory.path / "study" / directory.classes.name)
+    else:
+        record["arm"] = [arm for arm in record["arm"] if arm["policy"].get("classes") != CLASSES]
     return make_study(record, "demo")
 
 

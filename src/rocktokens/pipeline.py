@@ -1,14 +1,16 @@
-"""A run from its config to its report: distill → trace → find → gradients → knockout → report.
+"""A run from its config to its report: distill → trace → classes → find → gradients → knockout → report.
 
 1. Each stage looks at what it left in the run. Its record says what it was made with and from: settings, the hash of
    the traces, the criterion of the rocks. Where all of that is as it is now, and the figures show it, there is nothing
    to do.
 2. What is missing or stale is made by the stage's own library call: it resumes what was interrupted, and refuses what
-   its command would refuse, such as a training config that changed. A stage that has nothing to work on, because there
-   are no rocks or too few prompts, is skipped.
+   its command would refuse, such as a training config that changed. A run that was made longer is trained further, and
+   replayed from the start. A stage that has nothing to work on, because there are no rocks, too few prompts or no
+   answers to grade against, is skipped.
 3. The page is written again whenever something it shows may have changed.
 
-With ``trace.checkpoints`` there is nothing to train: the run begins with the replay.
+With ``trace.checkpoints`` there is nothing to train: the run begins with the replay. Without ``trace.top_k`` there is
+nothing to find classes in.
 """
 
 import hashlib
@@ -17,14 +19,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 from rocktokens import __version__
-from rocktokens.config import Config
+from rocktokens.classes import TokenClasses
+from rocktokens.config import Config, why_not_graded
 from rocktokens.display.rocks import why_none
 from rocktokens.errors import RocktokensError
 from rocktokens.progress import SILENT, Progress
 from rocktokens.run_dir import RunDir, derive_seed
 from rocktokens.types import RockSet
 
-PAGE = "report.html"
 SOURCES = "report_sources"
 """Entry of the manifest: a hash over what the page was made from."""
 
@@ -64,7 +66,7 @@ class PipelineResult:
 def run(config: Config, progress: Progress = SILENT, also: Sequence[Stage] = ()) -> PipelineResult:
     """Make whatever of a run is missing or stale, and the page that shows it; ``also`` are stages before the page."""
     directory = RunDir(config.run.directory)
-    own = STAGES[1:] if config.trace.checkpoints else STAGES
+    own = [stage for stage in STAGES if stage.name not in _left_out(config)]
     made: list[str] = []
     kept: list[str] = []
     skipped: dict[str, str] = {}
@@ -79,7 +81,13 @@ def run(config: Config, progress: Progress = SILENT, also: Sequence[Stage] = ())
         else:
             kept.append(stage.name)
             progress.note("up to date")
-    return PipelineResult(str(directory.path), made, kept, skipped, str(directory.path / PAGE))
+    return PipelineResult(str(directory.path), made, kept, skipped, str(directory.report))
+
+
+def _left_out(config: Config) -> set[str]:
+    """Name the stages a config has no use for: it gives other students, or classes, or keeps no tokens to link."""
+    left_out = {"distill"} if config.trace.checkpoints else set()
+    return left_out if config.trace.top_k and config.trace.classes is None else {*left_out, "classes"}
 
 
 def _distill(_run: RunDir, config: Config, progress: Progress) -> bool:
@@ -90,11 +98,44 @@ def _distill(_run: RunDir, config: Config, progress: Progress) -> bool:
 
 def _trace(_run: RunDir, config: Config, progress: Progress) -> bool:
     with progress.status("loading"):
-        from rocktokens.replay.replay import is_replayed, replay
-    if is_replayed(config):
+        from rocktokens.replay.replay import is_outgrown, is_replayed, replay
+    restart = is_outgrown(config)
+    if not restart and is_replayed(config):
         return False
-    replay(config, progress=progress)
+    replay(config, restart=restart, progress=progress)
     return True
+
+
+def _classes(run: RunDir, config: Config, progress: Progress) -> bool:
+    """Link interchangeable tokens, and score the choice among them at the last checkpoint."""
+    with progress.status("loading"):
+        from rocktokens.replay.replay import is_replayed, replay
+        from rocktokens.rocks.classes import find_run_classes
+    is_linked = _holds(lambda: _is_linked(run, config))
+    if not is_linked:
+        find_run_classes(run, config.find, progress=progress)
+    classes = TokenClasses.load(run.verified(run.classes.name))
+    if not classes.unrefuted.groups:
+        if classes.groups:
+            progress.note("bans refuted every class: what the traces have of the choice is of earlier classes")
+        return not is_linked
+    with_classes = config.trace.model_copy(update={"classes": str(run.classes)})
+    split = config.model_copy(update={"trace": with_classes})
+    if is_replayed(split):
+        return not is_linked
+    replay(split, progress=progress)
+    return True
+
+
+def _is_linked(run: RunDir, config: Config) -> bool:
+    """Return whether classes.json is of the traces that are there and of this config, or was written by hand."""
+    from rocktokens.traces.store import TraceStore
+
+    store, classes = TraceStore(run), TokenClasses.load(run.verified(run.classes.name))
+    if "manifest_sha256" not in classes.source:
+        return True
+    wanted = {"reference": store.checkpoints[-1], **config.find.model_dump(include={"min_freq", "min_prompts"})}
+    return classes.source["manifest_sha256"] == store.manifest_sha256 and wanted.items() <= classes.criterion.items()
 
 
 def _find(run: RunDir, config: Config, progress: Progress) -> bool:
@@ -110,7 +151,7 @@ def _find(run: RunDir, config: Config, progress: Progress) -> bool:
 
 
 def _is_found(run: RunDir, config: Config) -> bool:
-    """Return whether rocks.json and find.json are of this criterion and of the traces that are there."""
+    """Return whether rocks.json and find.json are of this criterion, of the traces that are there and their classes."""
     from rocktokens.rocks.records import FindRecord
     from rocktokens.rocks.search import Criterion
     from rocktokens.rocks.sums import resolve_checkpoints
@@ -123,6 +164,8 @@ def _is_found(run: RunDir, config: Config) -> bool:
     )
     criterion = json.loads(json.dumps(asdict(wanted)))
     rocks, found = RockSet.load(run.verified("rocks.json")), FindRecord.load(run.verified("find.json"))
+    if store.classes_sha256(reference) != (found.choice and found.choice.classes_sha256):
+        return False
     return all(
         record.criterion == criterion and record.source.get("manifest_sha256") == store.manifest_sha256
         for record in (rocks, found)
@@ -169,25 +212,30 @@ def _knockout(run: RunDir, config: Config, progress: Progress) -> bool | Skipped
     wanted = config.knockout.labels
     if wanted and not any(token.label is None or token.label in wanted for token in rocks.tokens):
         return Skipped(f"no rock has one of the labels that knockout.labels asks for ({', '.join(wanted)})")
-    checkpoint = config.trace.checkpoints[-1] if config.trace.checkpoints else "last"
-    if _holds(lambda: is_current(run, config, checkpoint)):
+    if reason := why_not_graded(config):
+        return Skipped(reason)
+    if _holds(lambda: is_current(run, config)):
         return False
-    knockout(run, config, checkpoint=checkpoint, progress=progress)
+    knockout(run, config, progress=progress)
     return True
 
 
 def _report(run: RunDir, _config: Config, progress: Progress) -> bool:
     """Write the page, unless it is there and nothing else of the run has changed since."""
-    from rocktokens.report.build import build_report
+    from rocktokens.report.build import build_run_report
 
     runs = [run, *([RunDir(run.path / "study")] if (run.path / "study").exists() else [])]
-    shown = [asdict(entry) for own in runs for entry in own.files() if not entry.path.startswith((PAGE, "figures/"))]
+    shown = [
+        asdict(entry)
+        for own in runs
+        for entry in own.files()
+        if not entry.path.startswith((run.report.name, "figures/"))
+    ]
     sources = hashlib.sha256(json.dumps([__version__, *shown], sort_keys=True).encode()).hexdigest()
-    if run.manifest().get(SOURCES) == sources and _holds(lambda: bool(run.verified(PAGE))):
+    if run.manifest().get(SOURCES) == sources and _holds(lambda: bool(run.verified(run.report.name))):
         return False
     with run.lock():
-        build_report([run.path], run.path / PAGE, progress=progress)
-        run.adopt([PAGE])
+        build_run_report(run, progress=progress)
         run.update_manifest(**{SOURCES: sources})
     return True
 
@@ -203,6 +251,7 @@ def _holds(is_current: Callable[[], bool]) -> bool:
 STAGES = (
     Stage("distill", "distil on-policy", _distill),
     Stage("trace", "replay through the checkpoints", _trace),
+    Stage("classes", "tell the choice from the decision", _classes),
     Stage("find", "find the rocks", _find),
     Stage("gradients", "see where the gradient goes", _gradients),
     Stage("knockout", "ban the rocks", _knockout),

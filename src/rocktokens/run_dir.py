@@ -4,13 +4,14 @@
 2. Only then is it listed, with its row count and SHA-256, in ``manifest.json``, which is itself replaced atomically.
 3. A file that the manifest does not list does not exist; whatever a killed process left behind is overwritten.
 4. A file that replaces a listed one leaves that one beside it until the new one is listed: at any moment, whoever is
-   killed, the content that the manifest lists can be read.
+   killed, the content that the manifest lists can be read. A reader gets a copy of it, since its writer removes it.
 5. Whoever reads a listed file asks for it here (``verified``, ``verify_all``): on first read in a process its bytes
    must have the SHA-256 that the manifest lists. What has been verified is remembered until the file changes.
 6. The process that writes holds an advisory lock on ``.lock``, which the kernel releases when it dies, however it dies.
    All writers of one process share it.
 """
 
+import atexit
 import fcntl
 import hashlib
 import json
@@ -18,6 +19,7 @@ import os
 import platform
 import re
 import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,6 +27,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -39,8 +42,10 @@ OPTIMIZER_FILE = "optimizer.safetensors"
 MAKERS = {
     "rocks.json": "rocktokens find",
     "find.json": "rocktokens find",
+    "classes.json": "rocktokens find --classes",
     "gradients.json": "rocktokens gradients",
     "knockout.json": "rocktokens knockout",
+    "knockout-classes.json": "rocktokens knockout --classes",
     "evaluations.json": "rocktokens evaluate",
     "study.json": "rocktokens study",
     "traces/checkpoint=": "rocktokens trace --restart",
@@ -76,6 +81,7 @@ _STEP = re.compile(r"step-(\d+)")
 _verified: set[tuple[str, tuple[int, ...]]] = set()
 """SHA-256 and identity of the files that this process has found to be as listed."""
 _one_change = threading.RLock()
+_copying = threading.Lock()
 
 
 class RunDir:
@@ -87,12 +93,18 @@ class RunDir:
         """The config the run was started with, defaults written out."""
         self.rocks = self.path / "rocks.json"
         """The rocks found."""
+        self.classes = self.path / "classes.json"
+        """Classes of interchangeable tokens: candidates, and what bans have shown of them."""
         self.evaluations = self.path / "evaluations.json"
         """Accuracies measured so far."""
         self.knockout = self.path / "knockout.json"
         """What bans did to accuracy, in the last sweep."""
+        self.knockout_classes = self.path / "knockout-classes.json"
+        """What bans within classes of tokens did."""
         self.gradients = self.path / "gradients.json"
         """Where the gradient goes, in logit and in parameter space."""
+        self.report = self.path / "report.html"
+        """The page with the answers."""
         self.logs = self.path / "logs.jsonl"
         """One JSON object per training step."""
 
@@ -109,6 +121,8 @@ class RunDir:
             manifest = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return {"manifest_version": MANIFEST_VERSION, "files": {}}
+        except NotADirectoryError:
+            raise self._no_folder() from None
         except ValueError as error:
             raise RunDirError(f"{path} is not valid JSON ({error}): restore it from a copy of the run") from None
         if not isinstance(manifest, dict):
@@ -144,12 +158,21 @@ class RunDir:
         """Whether a file is part of the run."""
         return relative in self.manifest()["files"]
 
+    def holds_unlisted(self, relative: str) -> bool:
+        """Whether there is a file that is no part of the run, other than one whose writer was killed before listing it.
+
+        Such a file does not exist for a reader: an empty file in the place of former content says that there was none.
+        """
+        path = self.path / relative
+        # In this order: a first file has something beside it from before it is there until it is listed.
+        return path.exists() and not _former(path).exists() and not self.lists(relative)
+
     def verified(self, relative: str) -> Path:
         """The path of a file of the run, once its bytes are as the manifest says; refused where it is not listed."""
         path, listed = self.path / relative, self.manifest()["files"].get(relative)
         if listed is None:
             maker = self._maker(relative)
-            if path.exists():
+            if self.holds_unlisted(relative):
                 remedy = f"remove it and run `{maker}`" if maker else "remove it, or restore the manifest that lists it"
                 raise RunDirError(
                     f"{path} is not listed in {self.path / 'manifest.json'}, so it is no file of this run: {remedy}"
@@ -223,10 +246,16 @@ class RunDir:
     def verify(self, entry: FileEntry) -> Path:
         """The path of a committed file whose bytes are what the manifest says, hashed on first read in the process."""
         path = self.path / entry.path
-        for place in (path, _former(path)):
-            with suppress(FileNotFoundError):
-                if _has_sha256(place, entry.sha256):
-                    return place
+        with suppress(FileNotFoundError):
+            if _has_sha256(path, entry.sha256):
+                return path
+        with suppress(FileNotFoundError):
+            if _has_sha256(_former(path), entry.sha256):
+                return _copied(_former(path), path.name, entry.sha256)
+        if entry not in self.files(entry.path):
+            raise RunDirError(
+                f"{path} was replaced by another command after this one opened the run: start this one again"
+            )
         maker = self._maker(entry.path)
         if not path.exists():
             again = f", or run `{maker}` again" if maker else ""
@@ -245,10 +274,14 @@ class RunDir:
     def _maker(self, relative: str) -> str | None:
         """The command that makes a file again, None where only a copy brings it back."""
         manifest = self.manifest()
-        is_given = relative == self.rocks.name and not self.files("traces/")  # to a study, whose arms may have used it
+        shared = (self.rocks.name, self.classes.name)
+        is_given = relative in shared and not self.files("traces/")  # to a study, whose arms may have used it
         is_brought = relative.startswith(("traces/", "rollouts/")) and "replay" not in manifest
         makers = (maker for start, maker in MAKERS.items() if relative.startswith(start))
         return None if is_given or is_brought else next(makers, None)
+
+    def _no_folder(self) -> RunDirError:
+        return RunDirError(f"{self.path} is a file, not a folder: give run.directory another name")
 
     @contextmanager
     def _change(self) -> Iterator[dict[str, Any]]:
@@ -285,7 +318,7 @@ class RunDir:
             self.path.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except (FileExistsError, NotADirectoryError):
-            raise RunDirError(f"{self.path} is a file, not a folder: give run.directory another name") from None
+            raise self._no_folder() from None
         except OSError as error:
             raise RunDirError(
                 f"{self.path} cannot be created or written ({(error.strerror or str(error)).lower()}): fix that, or "
@@ -333,10 +366,16 @@ def run_at(folder: Path) -> RunDir | None:
 
 
 def as_listed(path: str | Path) -> Path:
-    """A path that someone gave: where a run lists the file, only once its bytes are as listed."""
+    """A path that someone gave: where a run lists the file, only once its bytes are as listed.
+
+    A file of a name that commands write (``MAKERS``) is refused in a run that does not list it: its origin is
+    unknown. Other files may stand there.
+    """
     path = Path(path)
     run = run_at(path.parent)
-    return run.verified(path.name) if run is not None and run.lists(path.name) else path
+    if run is None or not (run.lists(path.name) or (path.name in MAKERS and path.exists())):
+        return path
+    return run.verified(path.name)
 
 
 def require_as_listed(folder: str | Path, *, optimizer: bool = False) -> None:
@@ -364,6 +403,33 @@ def _has_sha256(path: Path, sha256: str) -> bool:
     return True
 
 
+@cache
+def _copies() -> Path:
+    """A folder of this process that goes with it."""
+    folder = tempfile.mkdtemp(prefix="rocktokens-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
+
+
+def _copied(former: Path, name: str, sha256: str) -> Path:
+    """A copy of what a writer may remove at any moment; it stays as long as this process, which makes one of each.
+
+    Raises:
+        FileNotFoundError: it has been removed, or replaced, meanwhile.
+    """
+
+    def write(path: Path) -> None:
+        shutil.copyfile(former, path)
+        if file_sha256(path) != sha256:
+            raise FileNotFoundError(former)
+
+    with _copying:
+        copy = _copies() / sha256 / name
+        if not copy.exists():
+            write_atomically(copy, write)
+    return copy
+
+
 def _former(target: Path) -> Path:
     """Where the listed content of a file is kept while another takes its place."""
     return target.with_name(f".{target.name}.former")
@@ -374,7 +440,10 @@ def _kept(
     target: Path, listed: dict[str, Any] | None, listed_now: Callable[[], dict[str, Any] | None]
 ) -> Iterator[None]:
     """Keep the listed content of a file until the block has listed another; put it back where the block fails to."""
-    former = _former(target)
+    former, is_first = _former(target), not target.exists()
+    if listed is None:
+        former.parent.mkdir(parents=True, exist_ok=True)
+        former.touch()  # there was none: see holds_unlisted
     # A killed process may have left the listed content, and only that, under this name.
     if listed is not None and not (former.exists() and _has_sha256(former, listed["sha256"])):
         former.unlink(missing_ok=True)
@@ -388,7 +457,10 @@ def _kept(
     except BaseException:
         with suppress(FileNotFoundError, RunDirError):
             if listed_now() == listed:  # else the new content is listed, and only what came after has failed
-                former.replace(target)
+                if listed is not None:
+                    former.replace(target)
+                elif is_first:
+                    target.unlink()
         raise
     finally:
         former.unlink(missing_ok=True)  # a replacement by another name of the same file leaves both

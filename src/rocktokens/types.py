@@ -50,15 +50,34 @@ Category = Literal[
 
 
 @dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a conversation, such as ``Message("user", "What is 3 + 4?")``."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
 class Prompt:
-    """A question with a verifiable answer.
+    """What a student answers: one question, or a conversation, with a reference answer if there is one.
 
     Example: ``Prompt(id="wordmath-test-17", text="Ann has 3 apples …", answer="12")``.
     """
 
     id: str
     text: str
-    answer: str | None = None
+    """The question; of a conversation, the last message."""
+    answer: str | tuple[str, ...] | None = None
+    """The reference; several, of which any is right; None where the data has none."""
+    messages: tuple[Message, ...] = ()
+    """The whole conversation, which ends with ``text``; empty where ``text`` is the only turn."""
+
+    @property
+    def answers(self) -> tuple[str, ...]:
+        """Every reference, in order; empty where there is none."""
+        if self.answer is None:
+            return ()
+        return (self.answer,) if isinstance(self.answer, str) else self.answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +141,22 @@ CHOICE = "kl_choice"
 """The column that comes with classes."""
 EXTRA_COLUMNS = tuple(column.name for column in fields(TokenScores) if column.default is None and column.name != CHOICE)
 """The columns that are asked for by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class LikelyTokens:
+    """What student and teacher could have written at some response tokens of an update, P of them, in numpy.
+
+    The second axis is the model, the student first. Of the last axis the first entry is the token that was written, the
+    others are the model's likeliest, and may hold it once more.
+    """
+
+    rollout_ids: np.ndarray
+    """int (P,)."""
+    ids: np.ndarray
+    """int32 (P, 2, 1 + K)."""
+    logp: np.ndarray
+    """float32 (P, 2, 1 + K): their log-probabilities."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,11 +288,15 @@ class RockSet:
         selecting = self.summary.get("n_prompts_selection", measuring)
         if min(measuring, selecting) >= LEAST_OF_HALF:
             return ""
-        share = self.criterion["split"] if self.is_split else 0.5
-        enough = math.ceil(round(LEAST_OF_HALF / min(share, 1 - share), 6))
         total = measuring + selecting if self.is_split else selecting
         prompts = "prompt is" if total == 1 else "prompts are"
-        return f"{total} {prompts} too few to find rocks: trace at least {enough} (trace.num_prompts)"
+        return f"{total} {prompts} too few to find rocks: trace at least {self.enough_prompts} (trace.num_prompts)"
+
+    @property
+    def enough_prompts(self) -> int:
+        """How many prompts leave enough for either half."""
+        share = self.criterion["split"] if self.is_split else 0.5
+        return math.ceil(round(LEAST_OF_HALF / min(share, 1 - share), 6))
 
     def require_tokenizer(self, sha256: str) -> None:
         """Refuse to be used with another vocabulary than the one the rocks were found with."""
@@ -427,6 +466,9 @@ class ReplayRecord(Record):
     rollouts: dict[str, Any]
     scoring: dict[str, Any]
     top_k: int = 0
+    classes: str = ""
+    """Hash of the classes that the replay began with, "" where it began without. Its rows have their ``kl_choice``;
+    those of the last checkpoint may have got that of other classes since (``TraceStore.classes_sha256``)."""
 
     @classmethod
     def of(cls, manifest: dict[str, Any], path: str | Path) -> Self | None:
@@ -436,9 +478,9 @@ class ReplayRecord(Record):
         return validate_record(cls, entry, path, "record of a replay", "`rocktokens trace --restart`")
 
     def to_manifest(self) -> dict[str, Any]:
-        """Return what the manifest holds: records without tops have no ``top_k``."""
+        """Return what the manifest holds: records without tops have no ``top_k``, those without classes none."""
         entry = {**asdict(self), "checkpoints": {str(step): own for step, own in self.checkpoints.items()}}
-        return {name: value for name, value in entry.items() if name != "top_k" or value}
+        return {name: value for name, value in entry.items() if name not in ("top_k", "classes") or value}
 
 
 def write_record(path: str | Path, record: dict[str, Any], indent: int | None = 1) -> None:

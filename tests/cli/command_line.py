@@ -81,6 +81,8 @@ def write_config(path: Path, run: Path) -> Path:
 directory = "{run}"
 seed = 1
 [models]
+student = "pebbles-student"
+teacher = "pebbles-teacher"
 device = "cpu"
 [rollouts]
 max_completion_length = 60
@@ -92,6 +94,7 @@ max_truncated_share = 1.0
 [trace]
 num_prompts = 8
 rollouts_per_part = 4
+top_k = 0
 [find]
 k = 10
 min_prompts = 1

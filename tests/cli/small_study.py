@@ -22,6 +22,8 @@ evaluate_every = 1
 processes = 2
 target_accuracy = 0.5
 [base.models]
+student = "pebbles-student"
+teacher = "pebbles-teacher"
 device = "cpu"
 [base.rollouts]
 max_completion_length = 48

@@ -14,6 +14,7 @@ import torch
 from command_line import FinishedRun, changed, other_tokenizer, refuse, require_sound, rocktokens, snapshot
 from safetensors.torch import load_file, save_file
 
+from rocktokens.classes import TokenClasses
 from rocktokens.models import pebbles
 from rocktokens.run_dir import RunDir
 from rocktokens.types import RockSet, RockToken
@@ -48,6 +49,10 @@ def broken_student(directory: Path) -> Path:
 @pytest.mark.parametrize("verb", ["check", "distill", "trace"])
 def test_missing_config(verb: str, tmp_path: Path):
     refuse(verb, tmp_path / "no.toml", naming=("no.toml", "does not exist"))
+
+
+def test_a_run_where_a_config_is_wanted(finished: FinishedRun):
+    refuse("trace", finished.path, naming=(f"config file {finished.path} is a folder", "its config.toml"))
 
 
 def test_toml_syntax(tmp_path: Path):
@@ -279,6 +284,21 @@ def test_trace_of_what_does_not_load_leaves_nothing(finished: FinishedRun, new: 
     refuse("trace", finished.config, "--restart", *changed(setting), naming=("/no/where",))
 
 
+def test_prompts_that_cannot_be_used_cost_nothing(finished: FinishedRun):
+    """Neither where they cannot be read, which is known before a model loads, nor where one is too long for it."""
+    missing = changed("task.name=jsonl", "task.path=/no/where.jsonl", "models.teacher=/never/read")
+    refuse("trace", finished.config, "--restart", *missing, naming=("task.path '/no/where.jsonl' does not exist",))
+    outcome = rocktokens("trace", finished.config, "--restart", *changed("rollouts.max_prompt_length=3"))
+    assert outcome.code == 2 and "rollouts.max_prompt_length is 3" in outcome.stderr
+
+
+def test_a_run_in_the_place_of_a_file(finished: FinishedRun, tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    students = json.dumps([str(finished.path / "checkpoints/step-0")])
+    settings = changed(f"run.directory={tmp_path / 'file'}", f"trace.checkpoints={students}")
+    refuse("trace", finished.config, *settings, naming=("file is a file, not a folder", "run.directory"))
+
+
 def test_trace_with_a_teacher_of_another_vocabulary(finished: FinishedRun, tmp_path: Path):
     """The students would do: they are of that vocabulary too, which is not the run's."""
     other = str(other_tokenizer(tmp_path / "other"))
@@ -343,6 +363,12 @@ def test_a_task_without_answers(finished: FinishedRun, tmp_path: Path):
 
 # Knock-outs
 
+BESIDE_CLASSES = (
+    *((f"--{name}", value) for name, value in (("top", "3"), ("category", "digit"), ("label", "stuck"), ("id", "0"))),
+    *(("--text", "So"), ("--together",), ("--controls",), ("--rule", "paper")),
+)
+"""What says otherwise what to ban, or how to judge it."""
+
 
 @pytest.mark.parametrize(
     ("options", "naming"),
@@ -363,6 +389,9 @@ def test_a_task_without_answers(finished: FinishedRun, tmp_path: Path):
             ("controls are found for rocks", "leave out", "--id, --text"),
         ),
         (("--sequential", "--curtail"), ("--sequential", "--curtail", "give one")),
+        (("--classes",), ("classes.json does not exist", "`rocktokens find --classes`")),
+        (("--classes", "--sequential", "--curtail"), ("give one",)),
+        *((("--classes", *option), ("--classes", f"leave out {option[0]}")) for option in BESIDE_CLASSES),
         (("--checkpoint", "all"), ("checkpoint 'all' names 3 models", "0, 2, 4")),
         (("--checkpoint", "99"), ("'99'", "[0, 2, 4]")),
         (("--set", "knockout.resamples=10"), ("knockout.resamples is not a known key",)),
@@ -386,6 +415,13 @@ def test_knockout_without_rocks(finished: FinishedRun, tmp_path: Path):
     refuse("knockout", run, naming=("holds no rocks", "rocktokens find"))
     RunDir(run).drop(["rocks.json"])
     refuse("knockout", run, naming=("rocks.json does not exist", "rocktokens find"))
+
+
+def test_knockout_of_classes_that_were_found_in_the_traces_of_another_run(finished: FinishedRun, tmp_path: Path):
+    run = RunDir(shutil.copytree(finished.path, tmp_path / "run"))
+    classes = TokenClasses([[7, 8]], source={"manifest_sha256": "f" * 64})
+    run.commit("classes.json", classes.save)
+    refuse("knockout", run.path, "--classes", naming=("classes.json", "of another run", "`rocktokens find --classes`"))
 
 
 def test_knockout_where_nothing_can_be_graded(finished: FinishedRun, tmp_path: Path):
@@ -414,3 +450,47 @@ def test_a_process_of_its_own_says_one_sentence(finished: FinishedRun, new: Path
 def test_an_unknown_option_is_named(finished: FinishedRun):
     outcome = rocktokens("distill", finished.config, "--resum")
     assert outcome.code == 2 and "--resume" in outcome.stderr and "Traceback" not in outcome.stderr
+
+
+# Before anything heavy is loaded
+
+
+def test_what_can_be_refused_at_once_is_refused_without_torch(finished: FinishedRun, tmp_path: Path):
+    run, bare = (shutil.copytree(finished.path, tmp_path / name) for name in ("run", "bare"))
+    RunDir(bare).drop(["rocks.json"])
+    RunDir(run).commit("classes.json", TokenClasses([[1, 2]], tokenizer_sha256="0" * 64).save)
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"question": "1 + 1 = ?"}\n', encoding="utf-8")
+    task = changed(f'evaluation.task={{name = "jsonl", path = "{prompts}", answer_field = ""}}')
+    here = changed(f"run.directory={run}")
+    refusals = {
+        "is not a run directory": [[verb, tmp_path / "no"] for verb in ("find", "gradients", "knockout", "evaluate")]
+        + [["report", tmp_path / "no"]],
+        "rocks.json does not exist": [["gradients", bare], ["knockout", bare]],
+        "classes.json does not exist": [["knockout", bare, "--classes"]],
+        "made with tokenizer 000000000000": [
+            ["knockout", run, "--classes"], ["trace", run / "config.toml", "--classes", *here],
+        ],
+        "is not in": [["knockout", run, "--checkpoint", "3"], ["evaluate", run, "--checkpoint", "3"]],
+        "no rock is of it": [["knockout", run, "--category", "none"]],
+        "has no answer, so nothing": [["knockout", run, *task]],
+        "does not exist": [[verb, tmp_path / "no.toml"] for verb in ("distill", "trace", "check", "run", "study")],
+        "belongs to none of them": [["report", run, run]],
+    }  # fmt: skip
+    commands = [(list(map(str, command)), words) for words, all_of in refusals.items() for command in all_of]
+    program = (
+        "import json, sys\n"
+        "from rocktokens.cli.main import main\n"
+        "for arguments in json.loads(sys.stdin.read()):\n"
+        "    sys.argv = ['rocktokens', *arguments]\n"
+        "    try:\n"
+        "        main()\n"
+        "    except SystemExit as stop:\n"
+        "        print(stop.code, 'torch' in sys.modules, flush=True)\n"
+    )
+    asked = json.dumps([command for command, _ in commands])
+    told = {"capture_output": True, "text": True, "timeout": 120}
+    done = subprocess.run([sys.executable, "-c", program], input=asked, check=True, **told)
+    outcomes = zip(commands, done.stdout.splitlines(), done.stderr.splitlines(), strict=True)
+    for (command, words), outcome, sentence in outcomes:
+        assert outcome == "2 False" and words in sentence, (command, outcome, sentence)

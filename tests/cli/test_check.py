@@ -1,6 +1,9 @@
+import importlib
 import io
 import json
+import sys
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -12,7 +15,9 @@ from typer.testing import CliRunner
 
 from rocktokens.cli.check import finding_table
 from rocktokens.cli.main import app
-from rocktokens.config import parse_config
+from rocktokens.config import load_config, parse_config
+from rocktokens.display.numbers import byte_size
+from rocktokens.errors import ConfigError
 from rocktokens.models.fingerprints import vocabulary_sha256
 from rocktokens.models.load import load_model
 from rocktokens.preflight.findings import Finding
@@ -29,17 +34,22 @@ from rocktokens.preflight.resources import (
     check_disk,
     check_memory,
     disk_need,
+    disk_use,
     estimate_time,
     memory_need,
 )
+from rocktokens.preflight.starter_rules import PairFacts, fit_settings
 from rocktokens.preflight.static_checks import (
     check_directory,
     check_head,
+    check_learning_rate,
     check_policy,
     check_templates,
     check_widths,
     misfit,
 )
+from rocktokens.preflight.trackers import check_trackers
+from rocktokens.recipes import recipes
 from rocktokens.run_dir import RunDir
 from rocktokens.types import RockSet, RockToken, Rollout
 
@@ -52,6 +62,7 @@ NAMES = [
     "end tokens",
     "chat template",
     "batch",
+    "learning rate",
     "prompts",
     "evaluation",
     "run directory",
@@ -150,7 +161,8 @@ def run_config(pair: Path, *overrides: str):
 
 def test_the_embedded_pair_has_no_failure_and_its_run_directory_stays_untouched(tmp_path):
     toml = tmp_path / "run.toml"
-    toml.write_text(f'[run]\ndirectory = "{tmp_path}/run"\n[models]\ndevice = "cpu"\n')
+    models = 'student = "pebbles-student"\nteacher = "pebbles-teacher"\ndevice = "cpu"\n'
+    toml.write_text(f'[run]\ndirectory = "{tmp_path}/run"\n[models]\n{models}')
     result = CliRunner().invoke(app, ["check", str(toml), "--json", "--set", "rollouts.max_completion_length=80"])
     record = json.loads(result.stdout)
     assert result.exit_code == 0 and record["level"] != "fail"
@@ -178,6 +190,7 @@ def test_another_tokenizer_fails_with_one_sentence_and_puts_the_probe_off(pair, 
     table = CliRunner().invoke(app, ["check", str(pair / "run.toml"), "--set", f"models.teacher={teacher}"])
     assert table.exit_code == 2
     assert "different vocabularies" in " ".join(table.stdout.replace("│", " ").split())
+    assert f"fix what failed, then: rocktokens check {pair / 'run.toml'}" in table.stdout
 
 
 def test_unequal_heads_other_ends_and_other_templates_are_warnings(pair, tmp_path):
@@ -299,11 +312,109 @@ def test_the_run_directory(tmp_path):
 
 def test_disk_arithmetic(pair):
     need = disk_need(run_config(pair), trainable=1000)
-    assert need == {"checkpoints": 3 * 12 * 1000, "traces": 40 * (6 * 8 + 3 * 10) * 12}
-    listed = disk_need(run_config(pair, 'trace.checkpoints=["a", "b"]'), trainable=0)
+    assert need == {"checkpoints": 3 * 12 * 1000, "traces": (40 * (6 * 8 + 3 * 10) + 2 * 8 * 8 * 3 * 10) * 12}
+    listed = disk_need(run_config(pair, 'trace.checkpoints=["a", "b"]', "trace.top_k=0"), trainable=0)
     assert listed["traces"] == 40 * (6 * 8 + 2 * 10) * 12
     total = sum(need.values())
-    assert [check_disk(need, free).level for free in (total, total - 1)] == ["ok", "warn"]
+    assert [check_disk(need, free, {}).level for free in (total, total - 1, 36000, 35999)] == [
+        "ok",
+        "warn",
+        "warn",
+        "fail",
+    ]
+    assert check_disk(need, 35999, {}).remedy.startswith(f"free {byte_size(total - 35999)}, raise training.save_steps")
+
+
+def test_what_a_run_has_on_the_disk_is_not_needed_again(pair, tmp_path):
+    run = RunDir(tmp_path)
+    assert disk_use(run) == {}
+    for path, size in (("checkpoints/step-0/a", 300), ("traces/training/b", 20), ("rollouts/c", 7), ("find.json", 999)):
+        run.commit(path, lambda target, size=size: target.write_bytes(bytes(size)))
+    assert disk_use(run) == {"checkpoints": 300, "traces": 27}
+    need = {"checkpoints": 900, "traces": 20}
+    finding = check_disk(need, 600, disk_use(run))
+    assert finding.level == "ok" and finding.measured == {"checkpoints": 600, "traces": 0, "free": 600}
+    assert finding.value == "at most 600 B more (checkpoints 600 B, traces 0 B), 600 B free"
+    assert [check_disk(need, 599, own).level for own in (disk_use(run), {"checkpoints": 301})] == ["fail", "warn"]
+
+
+@pytest.mark.parametrize(
+    ("rate", "parameters", "lora", "remedy"),
+    [
+        (5e-4, 10**6, "false", ""),
+        (5e-4, 10**9, "false", "250 times the usual rate, at which training may diverge: set training.learning_rate"),
+        (1.9e-5, 10**9, "false", ""),
+        (2.1e-5, 10**9, "false", "10 times the usual rate"),
+        (1e-7, 10**9, "false", "1/20 of the usual rate, at which the student may hardly change: set training"),
+        (1.9e-4, 10**9, "true", ""),
+        (1e-6, 10**9, "true", "1/20 of the usual rate"),
+    ],
+)
+def test_a_learning_rate_far_from_the_usual_is_a_warning(pair, rate, parameters, lora, remedy):
+    config = run_config(pair, f"training.learning_rate={rate}", f"lora.enabled={lora}")
+    finding = check_learning_rate(config, parameters)
+    assert (finding.level, finding.remedy[: len(remedy)]) == ("warn" if remedy else "ok", remedy)
+    usual = fit_settings(PairFacts(parameters, parameters, 50_000), lora=lora == "true").learning_rate
+    assert finding.measured["usual"] == usual and f"{rate:g}; usual" in finding.value and f"{usual:g}" in finding.value
+
+
+@pytest.mark.parametrize("name", sorted(own for own, recipe in recipes().items() if "[study]" not in recipe.text))
+def test_no_recipe_has_an_unusual_learning_rate(name):
+    config = load_config(name)
+    parameters = {"pebbles-student": 10**6}.get(config.models.student, 135 * 10**6)
+    assert check_learning_rate(config, parameters).level == "ok"
+
+
+def test_trackers_are_imported_and_need_what_they_log_in_with(tmp_path, monkeypatch):
+    """Packages of our own by these names: the finding says what the real import does, and nothing is sent."""
+
+    def put(name: str, text: str) -> None:
+        (tmp_path / f"{name}.py").write_text(text)
+        sys.modules.pop(name, None)
+        importlib.invalidate_caches()
+
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    put("wandb", "__version__ = '9.1'")
+    asked = check_trackers(["wandb"], {})
+    assert asked.level == "fail"
+    assert asked.remedy == "wandb has no key for api.wandb.ai: run `wandb login`, or set WANDB_MODE=offline"
+    assert check_trackers(["wandb"], {"WANDB_MODE": "offline"}).value == "wandb 9.1"
+    assert check_trackers(["wandb"], {"WANDB_API_KEY": "secret"}).level == "ok"
+    own = {"WANDB_BASE_URL": "https://wandb.example.org:8080"}
+    (tmp_path / "netrc").write_text("machine api.wandb.ai login user password secret\n")
+    (tmp_path / "netrc").chmod(0o600)
+    assert check_trackers(["wandb"], {}).level == "ok"
+    assert "no key for wandb.example.org" in check_trackers(["wandb"], own).remedy
+    put("wandb", "raise OSError('libcuda is\\nmissing')")
+    put("trackio", "")
+    broken = check_trackers(["trackio", "wandb"], {})
+    assert (broken.level, broken.value) == ("fail", "trackio of trackio, wandb can be used")
+    assert broken.remedy == (
+        "training.report_to names 'wandb', which cannot be imported (libcuda is): install it again"
+    )
+    put("wandb", "import a_package_it_needs")
+    assert "'wandb', which is not installed (it needs a_package_it_needs): pip" in check_trackers(["wandb"]).remedy
+    for name in ("wandb", "trackio"):
+        sys.modules.pop(name, None)
+
+
+def test_trackers_that_are_asked_for_are_looked_at(pair):
+    missing = next((own for own in ("trackio", "wandb", "tensorboard") if not find_spec(own)), None)
+    if missing is None:
+        pytest.skip("every tracker is installed")
+    code, findings = run_json(pair, f'training.report_to=["{missing}"]')
+    assert code == 2 and findings["trackers"]["level"] == "fail" and "overlap" in findings
+    assert findings["trackers"]["remedy"].startswith(f"training.report_to names '{missing}', which is not installed")
+
+
+def test_epochs_are_counted_out(pair):
+    prompts = run_json(pair, "training.num_train_epochs=2.5")[1]["prompts"]["measured"]
+    assert prompts == {"asked": 100, "available": 40, "looked_at": 40, "longest": 15}
+    result = CliRunner().invoke(
+        app, ["check", str(pair / "run.toml"), "--set", "task.name=wordmath", "--set", "training.num_train_epochs=2"]
+    )
+    assert isinstance(result.exception, ConfigError) and "'wordmath' makes prompts without end" in str(result.exception)
 
 
 def test_memory_levels():

@@ -5,8 +5,6 @@ import multiprocessing
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -24,6 +22,7 @@ from rocktokens.run_dir import RunDir
 from rocktokens.studies.records import StudyResult
 from rocktokens.studies.study import run_study
 from rocktokens.studies.worker import EVALUATION_SEED
+from warm_process import start_command
 
 RUNS = ("uniform/seed-0", "rock-freeze/seed-0", "uniform/seed-1", "rock-freeze/seed-1")
 FIRST_CHECKPOINT = "checkpoints/step-1/trainer_state.json"
@@ -43,12 +42,6 @@ def is_free(run: Path) -> bool:
             return True
     except RunDirError:
         return False
-
-
-def start(*arguments: str | Path) -> subprocess.Popen[str]:
-    """The command line as a process of its own, with a terminal's process group of its own."""
-    program = [sys.executable, "-m", "rocktokens.cli.main", *map(str, arguments)]
-    return subprocess.Popen(program, stderr=subprocess.PIPE, text=True, start_new_session=True)
 
 
 def kill_the_worker() -> None:
@@ -72,19 +65,19 @@ def whole(folder: Path) -> Path:
 def broken(folder: Path) -> Path:
     """The same study, one run at a time: begun with one seed and interrupted, killed, moved, and left to finish."""
     path, study = write_study(folder, "broken"), folder / "broken"
-    command = ("study", path, *changed("study.processes=1"))
-    process = start(*command, *changed("study.seeds=[0]"))
+    command, log = ["study", str(path), *changed("study.processes=1")], folder / "broken.log"
+    process = start_command([*command, *changed("study.seeds=[0]")], log)
     wait_for((study / "arms" / RUNS[0] / FIRST_CHECKPOINT).exists)
     os.killpg(process.pid, signal.SIGINT)
-    _, stderr = process.communicate()
-    *warning, last = stderr.splitlines()
-    assert " ".join(warning).startswith("warning: one seed cannot decide") and len(warning) <= 2, stderr
-    assert process.returncode == 130 and "interrupted" in last, stderr
+    process.join()
+    *warning, last = log.read_text().splitlines()
+    assert " ".join(warning).startswith("warning: one seed cannot decide") and len(warning) <= 2, warning
+    assert process.exitcode == 130 and "interrupted" in last, last
     assert all(is_free(study / "arms" / run) for run in RUNS)
-    process = start(*command)
+    process = start_command(command, log)
     wait_for((study / "arms" / RUNS[1] / FIRST_CHECKPOINT).exists)
     process.kill()
-    process.communicate()
+    process.join()
     wait_for(lambda: is_free(study / "arms" / RUNS[1]))
     assert not (study / "study.json").exists()
     moved = study.rename(folder / "moved")
@@ -219,10 +212,11 @@ def test_rocks_that_changed_are_refused(whole: Path):
 
 def test_a_job_that_fails_stops_the_study_with_its_sentence(tmp_path: Path):
     settings = changed("base.rollouts.max_prompt_length=5", "study.processes=1", "study.seeds=[4,5,6,7,8,9]")
-    process = start("study", write_study(tmp_path, "failing"), *settings)
-    _, stderr = process.communicate()
-    assert process.returncode == 2 and len(stderr.splitlines()) == 1, stderr
-    assert ", seed 4: " in stderr and "max_prompt_length" in stderr
+    process = start_command(["study", str(write_study(tmp_path, "failing")), *settings], tmp_path / "log")
+    process.join()
+    said = (tmp_path / "log").read_text()
+    assert process.exitcode == 2 and len(said.splitlines()) == 1, said
+    assert ", seed 4: " in said and "max_prompt_length" in said
 
 
 def test_finished_runs_keep_no_optimizer(whole: Path):
@@ -282,6 +276,7 @@ def test_a_worker_that_is_killed_ends_the_study_with_a_sentence(tmp_path: Path):
         ("study.baseline=unifrom", ("study.baseline", "'unifrom'", "'uniform'")),
         ('study.compare=[["rocks","uniform"]]', ("study.compare", "'rocks'", "'rock freeze'")),
         ("base.training.max_step=3", ("base.training.max_step", "did you mean base.training.max_steps?")),
+        ("base.training.num_train_epochs=2", ("num_train_epochs = 2", "set base.training.max_steps instead")),
         ("base.policy.name=rocks", ("base.policy",)),
         ("scout.seed=9", ("study.rocks", "[scout]")),
         ("study.rocks=nowhere.json", ("nowhere.json", "does not exist")),
@@ -299,3 +294,19 @@ def test_pillars_of_untested_rocks_are_refused_before_training(tmp_path: Path):
     config.write_text(config.read_text().replace("lam = 0.0", 'lam = 0.0, protect = "@rocks"'))
     refuse("study", config, naming=("protect", "knockout"))
     assert not (tmp_path / "bad/arms").exists()
+
+
+@pytest.mark.parametrize(
+    ("classes", "naming"),
+    [
+        ('"@classes"', ("arm 'rock freeze' uses @classes", "scout.stages", "study.classes")),
+        ('"@rocks"', ("policy.classes = '@rocks'", "@classes, @random_classes or @other_classes")),
+        ('[["###", "no token"]]', ("policy.classes", "'no token'", "tokens, not one")),
+    ],
+)
+def test_bad_classes(tmp_path: Path, classes: str, naming: tuple[str, ...]):
+    config = write_study(tmp_path, "bad")
+    config.write_text(config.read_text().replace('"rocks", rocks = "@rocks"', f'"coarse", classes = {classes}'))
+    for plan in ([], ["--plan"]):
+        refuse("study", config, *plan, naming=naming)
+    assert not (tmp_path / "bad").exists()

@@ -16,7 +16,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
-from command_line import FinishedRun, refuse, snapshot
+from command_line import FinishedRun, refuse, snapshot, succeed
 
 
 @contextmanager
@@ -48,7 +48,7 @@ def test_from_start_to_interrupt(finished: FinishedRun):
     with explorer(finished.path, finished.path) as (process, url):
         assert get(url)[1].startswith(b"<!DOCTYPE html>")
         status, body = get(url + "api/runs")
-        assert status == 200 and [run["name"] for run in json.loads(body)] == ["run", "run"]
+        assert status == 200 and [run["name"] for run in json.loads(body)["runs"]] == ["run", "run"]
         token = urlsplit(url).path
         for path in ("/", "/x/", token[:-2] + "/", token + "../../../../etc/passwd", token + "api/runs/../../x"):
             assert get(url, path)[0] == 404
@@ -60,9 +60,11 @@ def test_from_start_to_interrupt(finished: FinishedRun):
 
 
 def test_links_differ_from_start_to_start(finished: FinishedRun):
-    with explorer(finished.path) as (_, one), explorer(finished.path) as (_, other):
+    with explorer(finished.path) as (_, one), explorer(finished.path.parent) as (_, other):
         assert urlsplit(one).path != urlsplit(other).path
         assert get(one, urlsplit(other).path)[0] == 404
+        found = json.loads(get(other + "api/runs")[1])
+        assert finished.path.name in [run["name"] for run in found["runs"]] and not found["opens_a_run"]
 
 
 def test_the_link_is_in_nobodys_arguments(finished: FinishedRun, tmp_path: Path):
@@ -99,6 +101,19 @@ def test_other_machines_only_with_a_warning(finished: FinishedRun):
 
 def test_what_is_not_a_run(tmp_path: Path):
     refuse("explore", tmp_path, "--no-browser", naming=(str(tmp_path), "not a run directory"))
+
+
+def test_a_bundle_to_share(finished: FinishedRun, tmp_path: Path):
+    before, out = snapshot(finished.path), tmp_path / "page"
+    written = succeed("explore", finished.path, "--bundle", out, "--json").record
+    page = Path(written["page"])
+    assert (page, page.stat().st_size) == (out / "index.html", written["bytes"])
+    first = page.read_bytes()
+    told = succeed("explore", finished.path, "--bundle", out).stdout
+    assert f"bundle: {page}" in told and all(sentence in told for sentence in written["left_out"])
+    assert page.read_bytes() == first and snapshot(finished.path) == before
+    refuse("explore", finished.path, "--bundle", tmp_path, naming=(str(tmp_path), "new or empty folder"))
+    refuse("explore", finished.path, "--bundle", finished.path, naming=(str(finished.path), "new or empty folder"))
 
 
 def test_a_port_in_use(finished: FinishedRun):

@@ -69,7 +69,7 @@ def test_counts_are_at_least_one(finished: FinishedRun, option: str):
 
 
 def test_the_table_says_which_prompts_its_numbers_are_of(finished: FinishedRun):
-    shown = succeed("find", finished.path, "--show", "3").stdout
+    shown = succeed("find", finished.path, "--show", "3", "--verbose").stdout
     assert "Held out: mean kl on prompts that did not select the rocks." in " ".join(shown.split())
     assert "measured on the held-out half (4 prompts), with 95 % intervals over prompts" in " ".join(shown.split())
 
@@ -120,6 +120,23 @@ def test_the_answer_names_its_prompts_and_does_not_take_a_fall_for_granted(capsy
     assert "held-out prompts: training never moved 3 of the rocks (stuck on both halves of the prompts)" in answer
 
 
+# One screen
+
+
+def test_one_screen_says_what_it_comes_to(finished: FinishedRun, copy: Path):
+    shown, summary = succeed("find", copy).stdout, finished.outcomes["find"].record["summary"]
+    told = " ".join(shown.split())
+    assert len(shown.splitlines()) <= 40 and told.startswith("8 prompts are too few to find rocks: trace at least 40")
+    for name, words in (("token_share", "of the tokens and hold"), ("kl_share", "of the loss that is left")):
+        low, high = summary["intervals"][name]
+        assert f"{100 * summary[name]:.1f} % [{100 * low:.1f}, {100 * high:.1f}] {words}" in told
+    assert f"--set 'run.directory=\"{copy}\"' --restart --set trace.num_prompts=40" in shown
+    assert (
+        "Did training move them?" not in shown
+        and "The first 2 of 10 rocks" in succeed("find", copy, "--show", "2").stdout
+    )
+
+
 # The analysis
 
 
@@ -149,10 +166,10 @@ def test_json_has_everything_that_is_printed(finished: FinishedRun):
 
 
 def test_the_terminal_answers_in_words(finished: FinishedRun):
-    shown = " ".join(succeed("find", finished.path).stdout.split())
+    shown = " ".join(succeed("find", finished.path, "--verbose").stdout.split())
     for words in (
-        "of the loss that is left (kl to the teacher, in nats)",
-        "Rocks are the token types that hold the most loss at checkpoint",
+        "of the loss that is left (held-out half, 4 prompts, 95 % intervals)",
+        "Rocks are the token types that hold the most loss (kl to the teacher, in nats) at checkpoint",
         "P(K): how often the type is among the first K when prompts are resampled",
         "mean kl (nats)",
         "occurrences (log scale)",

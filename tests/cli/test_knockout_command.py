@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from command_line import FinishedRun, changed, refuse, require_sound, rocktokens, snapshot, succeed
 
+from rocktokens.classes import TokenClasses
 from rocktokens.config import evaluation_task, load_config
 from rocktokens.knockout.journal import RunJournal
 from rocktokens.knockout.records import KnockoutSweep
@@ -165,8 +166,19 @@ def test_the_papers_rule_is_shown_and_written_back_and_recorded_beside_ours(swep
     verdicts = {token.id: token.verdict for token in RockSet.load(copy / "rocks.json").tokens}
     assert {token_id: verdicts[token_id] for token_id in found} == found
     assert {own.verdict for own in sweep_of(swept).of_role("tested")} & {"undecided"}
-    conclusion, rest = shown.split("0 are undecided.", maxsplit=1)
-    assert "undecided" not in conclusion + rest[: rest.index("Verdicts")]
+    conclusion, rest = " ".join(shown.split()).split("0 are undecided (by our rule ", maxsplit=1)
+    assert "undecided" not in conclusion + rest
+
+
+def test_another_search_shows_the_verdicts_that_are_known(swept: Path, copy: Path):
+    verdicts = {own.ban.ids[0]: own.verdict for own in sweep_of(swept).of_role("tested")}
+    shown = succeed("find", copy, "--show", "99").stdout
+    rocks = RockSet.load(copy / "rocks.json").tokens
+    assert {token.verdict for token in rocks} == {"untested"}
+    rows = {line.split()[0]: line.split()[-1] for line in shown.splitlines() if line.strip()[:1].isdigit()}
+    assert {token.id: rows[str(token.rank)] for token in rocks if token.id in verdicts} == verdicts
+    succeed(*knockout(copy, "--checkpoint", "teacher"))
+    assert "if banned" not in succeed("find", copy).stdout
 
 
 def test_a_set_is_banned_at_once_and_judges_no_rock(swept: Path, copy: Path):
@@ -239,7 +251,7 @@ def test_rocks_can_be_chosen_by_label(copy: Path):
 
 
 def test_the_tables_say_what_the_file_says(swept: Path, copy: Path):
-    shown = succeed(*knockout(copy, "--show", "2")).stdout
+    shown = succeed(*knockout(copy, "--show", "2", "--verbose")).stdout
     sweep = sweep_of(swept)
     assert f"the 2 of {len(sweep.of_role('tested'))} bans that change most" in shown
     assert f"0 of {PROMPTS} rollouts differ" in shown and "step 4 at temperature 1 on wordmath" in shown
@@ -338,3 +350,21 @@ def test_an_interrupt_loses_nothing_that_was_decoded(
     assert (run / "knockout.json").read_bytes() == (swept / "knockout.json").read_bytes()
     assert (run / "rocks.json").read_bytes() == (swept / "rocks.json").read_bytes()
     require_sound(run)
+
+
+def test_classes_are_tested_with_the_options_of_a_sweep_and_verdicts_are_written_back(copy: Path):
+    rocks, swept = (copy / "rocks.json").read_bytes(), (copy / "knockout.json").read_bytes()
+    tokenizer = load_model(str(copy / "checkpoints/step-4"), device="cpu").tokenizer
+    RunDir(copy).commit("classes.json", TokenClasses.from_texts(tokenizer, [["\n", "\n\n"]]).save)
+    asked = knockout(copy, "--classes", "--greedy", "--samples", "1", "--curtail")
+    found = succeed(*asked, "--json").record
+    settings = found["sweep"]["settings"]
+    assert (settings["n_prompts"], settings["temperature"], settings["mode"]) == (PROMPTS, 0.0, "curtailed")
+    [tested] = TokenClasses.load(copy / "classes.json")
+    assert [list(tested.ids), list(tested.banned)] == [found["classes"][0]["ids"], found["classes"][0]["banned"]]
+    assert "untested" not in (*tested.banned, *tested.forced, tested.verdict)
+    shown = succeed(*asked).stdout
+    assert shown.startswith("The only class is undecided.")
+    assert "knockout-classes.json" in shown and "classes and their verdicts:" in shown
+    assert ((copy / "rocks.json").read_bytes(), (copy / "knockout.json").read_bytes()) == (rocks, swept)
+    require_sound(copy)

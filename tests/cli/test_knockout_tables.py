@@ -11,10 +11,12 @@ from knockout_records import EXACT, make_sweep
 from rocktokens.cli import tables
 from rocktokens.cli.knockout_tables import (
     ban_table,
+    conclusion,
     delta_table,
     detectable_sentence,
     most_changing,
     orthogonality_sentence,
+    print_bans,
     print_sweep,
 )
 from rocktokens.display.numbers import points
@@ -95,11 +97,11 @@ def rendered(table: Table, width: int = 120) -> list[str]:
     return [line.rstrip() for line in file.getvalue().splitlines()]
 
 
-def printed(sweep: KnockoutSweep, monkeypatch: pytest.MonkeyPatch, rule: str = "method", show: int = 30) -> str:
+def printed(sweep: KnockoutSweep, monkeypatch: pytest.MonkeyPatch, brief: bool = False) -> str:
     """What the command would print, on one line per sentence."""
     console = Console(file=io.StringIO(), width=400, emoji=False)
     monkeypatch.setattr(tables, "output", console)
-    print_sweep(sweep, rule, show)
+    (print_bans if brief else print_sweep)(sweep, "method", 30)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -222,11 +224,34 @@ def test_the_spread_of_the_changes_is_over_those_that_are_known(monkeypatch: pyt
 
 def test_the_conditions_of_the_sweep_come_first(monkeypatch: pytest.MonkeyPatch):
     found, first, cost, noise = printed(sweep_of(ban(1, "a")), monkeypatch).splitlines()[:4]
-    assert found == "Of 1 ban, 0 cost accuracy (pillar), 0 improve it (stumbling), 1 are neutral and 0 are undecided."
+    assert found == (
+        "Of 1 ban, 0 cost accuracy (pillar), 0 improve it (stumbling), 1 are neutral and 0 are undecided "
+        "(by the paper's rule 0, 0, 1 and 0)."
+    )
     assert first.startswith("Without a ban, 71.5 % [64.9, 77.3] of the answers are right: ")
     assert first.endswith(": step 4 at temperature 1 on wordmath, 200 prompts × 1.")
     assert cost == "Decoded 81,203 tokens and retraced 1,200: 0.31 of the 262,114 of a full sweep."
     assert noise == "Decoded again without a ban, 0 of 200 rollouts differ."
+
+
+def test_the_conclusion_counts_by_both_rules_and_names_the_one_that_is_not_shown():
+    sweep = sweep_of(*(ban(n, "x", 0.0, kind) for n, kind in enumerate(("pillar", "undecided", "undecided"))))
+    assert conclusion(sweep, "method").endswith(
+        "0 are neutral and 2 are undecided (by the paper's rule 1, 0, 2 and 0)."
+    )
+    assert conclusion(sweep, "paper").endswith("2 are neutral and 0 are undecided (by our rule 1, 0, 0 and 2).")
+
+
+def test_by_default_the_conclusion_and_the_bans_are_printed(monkeypatch: pytest.MonkeyPatch):
+    undecided = replace(ban(1, "a", 0.0, "undecided"), neutral_prompts=941)
+    sweep = sweep_of(undecided, ban(2, "b", -0.1, "pillar", role="matched"), warnings=["w"])
+    whole, brief = printed(sweep, monkeypatch), printed(sweep, monkeypatch, brief=True)
+    found, first, warning = brief.splitlines()[:3]
+    assert found == f"{conclusion(sweep, 'method')} Of 1 placebo as frequent, 1 costs accuracy (1 after correction)."
+    assert first.startswith("Without a ban, 71.5 %") and warning == "warning: w"
+    assert "about 950 prompts would be needed" in brief and "replaced by" in brief
+    for words in ("of a full sweep", "Smallest effect", "Spearman", "Corrected: for the number", "lower Δ than all"):
+        assert words in whole and words not in brief
 
 
 def test_an_engine_that_is_not_exact_says_by_how_much(monkeypatch: pytest.MonkeyPatch):

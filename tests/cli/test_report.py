@@ -1,10 +1,11 @@
 """``rocktokens report`` on a real run: the page, the figures, one JSON object, and refusals of one sentence."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
-from command_line import FinishedRun, refuse, rocktokens, snapshot, succeed
+from command_line import FinishedRun, refuse, require_sound, rocktokens, snapshot, succeed
 
 from rocktokens.run_dir import RunDir
 from rocktokens.types import RockSet
@@ -48,6 +49,19 @@ def test_a_run_is_named_as_its_folder_whatever_that_looks_like(finished: Finishe
 def test_several_runs_are_answered_in_turn(finished: FinishedRun, tmp_path: Path):
     record = succeed("report", finished.path, finished.path, "-o", tmp_path / "two.html", "--json").record
     assert [own["name"] for own in record["runs"]] == ["run", "run"]
+
+
+def test_by_default_the_page_goes_into_the_run(finished: FinishedRun, tmp_path: Path):
+    run = shutil.copytree(finished.path, tmp_path / "run")
+    assert succeed("report", run).stdout.endswith(f"report: {run / 'report.html'}\n")
+    require_sound(run)
+    elsewhere = tmp_path / "page.html"
+    succeed("report", run, "-o", elsewhere)
+    assert elsewhere.read_bytes() == (run / "report.html").read_bytes()
+    before = snapshot(tmp_path)
+    refuse("report", run, run, naming=("a page of 2 runs", "-o FILE"))
+    refuse("report", tmp_path / "nowhere", naming=("nowhere is not a run directory",))
+    assert snapshot(tmp_path) == before and not (tmp_path / "nowhere").exists()
 
 
 def test_bad_input_is_one_sentence(finished: FinishedRun, tmp_path: Path):

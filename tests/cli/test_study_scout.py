@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,17 @@ import numpy as np
 import pytest
 from command_line import require_sound, snapshot, succeed
 
+from rocktokens.classes import TokenClass, TokenClasses
 from rocktokens.config.files import dump_toml
 from rocktokens.errors import ConfigError, ControlMatchError
+from rocktokens.policies import policy_from_section
+from rocktokens.progress import SILENT
 from rocktokens.rocks.controls import draw_set
 from rocktokens.rocks.sums import occurrences, type_sums
 from rocktokens.run_dir import RunDir, file_sha256
+from rocktokens.studies.class_arms import find_tested_classes
 from rocktokens.studies.config import StudyConfig, make_study
-from rocktokens.studies.plan import plan_jobs, require_unchanged
+from rocktokens.studies.plan import plan_jobs, require_unchanged, scout_config
 from rocktokens.studies.preflight import require_policies
 from rocktokens.studies.scout import prepare_files
 from rocktokens.traces.store import TraceStore
@@ -31,7 +36,7 @@ def record_of(directory: Path) -> dict[str, Any]:
         "study": {"directory": str(directory), "seeds": [0], "evaluate_every": 2},
         "scout": {"seed": 5, "stages": ["find", "knockout"]},
         "base": {
-            "models": {"device": "cpu"},
+            "models": {"student": "pebbles-student", "teacher": "pebbles-teacher", "device": "cpu"},
             "rollouts": {"max_completion_length": 48},
             "training": {
                 "max_steps": 2,
@@ -40,7 +45,7 @@ def record_of(directory: Path) -> dict[str, Any]:
                 "max_truncated_share": 1.0,
                 "trace": False,
             },
-            "trace": {"num_prompts": 8},
+            "trace": {"num_prompts": 8, "top_k": 8},
             "find": {"stage": "score", "k": 1, "exclude_top_freq": 20, "min_prompts": 1},
             "knockout": {"num_prompts": 2, "matched": 0, "never": 0},
         },
@@ -185,3 +190,127 @@ def test_a_study_without_rocks_says_why_before_training(tmp_path: Path):
     too_few = r"arm 'freeze' uses @rocks and there are none: 8 prompts are too few to find rocks: trace at least 40 \("
     with pytest.raises(ConfigError, match=too_few):
         prepare_files(make_study(record), RunDir(tmp_path / "study"))
+
+
+SAFE, UNTESTED, UNSAFE = ["###", "**"], [" \\(", " $"], ["\n", "\n\n"]
+
+
+@pytest.fixture
+def with_classes(scouted: Path, tmp_path: Path) -> Callable[..., StudyConfig]:
+    """A copy of the study whose classes are given: one safe, one untested, one not interchangeable."""
+    directory = shutil.copytree(scouted, tmp_path / "study")
+    vocabulary = TraceStore(directory / "scout").vocabulary
+    classes = [
+        TokenClass(tuple(vocabulary.ids(text)[0] for text in texts), safe=safe)
+        for texts, safe in ((SAFE, True), (UNTESTED, None), (UNSAFE, False))
+    ]
+    TokenClasses(classes).save(tmp_path / "classes.json")
+
+    def make(untested: bool = False, draws: int = 2, **section: Any) -> StudyConfig:
+        record = record_of(directory)
+        record["study"] |= {"classes": str(tmp_path / "classes.json"), "seeds": [0, 1], **section}
+        record["arm"][1:] = [
+            {"name": "coarse", "policy": {"name": "coarse", "classes": "@classes", "untested": untested}},
+            {"name": "random", "policy": {"name": "coarse", "classes": "@random_classes", "untested": True}},
+            {"name": "others", "policy": {"name": "coarse", "classes": "@other_classes", "untested": True}},
+            {"name": "twins", "draws": draws, "policy": {"name": "type_control", "controls": "@twins"}},
+        ]
+        return make_study(record)
+
+    return make
+
+
+def _prepare(study: StudyConfig) -> Path:
+    run = RunDir(study.study.directory)
+    with run.lock():
+        prepare_files(study, run)
+    return run.path
+
+
+@pytest.mark.parametrize(("untested", "count"), [(False, 1), (True, 2)])
+def test_arms_and_controls_have_the_classes_in_use(
+    with_classes: Callable[..., StudyConfig], untested: bool, count: int
+):
+    study = with_classes(untested)
+    directory = _prepare(study)
+    everything = TokenClasses.load(directory / "classes.json")
+    members = {token_id for own in everything for token_id in own.ids}
+    jobs = {(job.arm, job.seed): job for job in plan_jobs(study)}
+    terms = {key: policy_from_section(job.config.policy).term for key, job in jobs.items()}
+    used = everything.only((True, None) if untested else (True,))
+    assert terms["coarse", 0].classes == terms["coarse", 1].classes == used and len(used) == count
+    rocks = set(RockSet.load(directory / "rocks.json").ids.tolist())
+    for arm, forbidden in (("random", members), ("others", members | rocks)):
+        for seed in (0, 1):
+            groups = terms[arm, seed].classes.groups
+            assert [len(ids) for ids in groups] == [2] * count
+            assert not forbidden & {own for ids in groups for own in ids}
+    assert terms["random", 0].classes != terms["random", 1].classes != terms["others", 1].classes
+    for seed in (0, 1):
+        twins = ControlSet.load(directory / f"twins-{seed}.json")
+        assert len(twins) == 2
+        assert all(own in ids for draw in twins for own, ids in zip(draw.ids, used.groups, strict=True))
+
+
+def test_controls_of_classes_stay_when_seeds_and_draws_are_added(with_classes: Callable[..., StudyConfig]):
+    directory = _prepare(with_classes())
+    before = snapshot(directory)
+    assert {"classes.json", "random_classes-0.json", "other_classes-1.json", "twins-1.json"} <= before.keys()
+    _prepare(with_classes())
+    assert snapshot(directory) == before
+    few = ControlSet.load(directory / "twins-0.json")
+    _prepare(with_classes(draws=3, seeds=[4, 1, 0]))
+    after = snapshot(directory)
+    changed = {name for name in before if after[name] != before[name]}
+    assert changed == {"twins-0.json", "twins-1.json", "manifest.json"}
+    assert ControlSet.load(directory / "twins-0.json").draws[:2] == few.draws
+    assert after.keys() - before.keys() == {f"{name}-4.json" for name in ("random_classes", "other_classes", "twins")}
+
+
+def test_controls_of_other_classes_are_refused(with_classes: Callable[..., StudyConfig]):
+    directory = _prepare(with_classes())
+    before = snapshot(directory)
+    with pytest.raises(ConfigError, match=r"random_classes-0\.json is a control of other classes .* put back untested"):
+        _prepare(with_classes(untested=True))
+    assert snapshot(directory) == before
+
+
+def test_classes_that_were_judged_otherwise_are_refused(with_classes: Callable[..., StudyConfig], tmp_path: Path):
+    directory = _prepare(with_classes())
+    before = snapshot(directory)
+    classes = TokenClasses.load(tmp_path / "classes.json")
+    TokenClasses([replace(own, safe=True) for own in classes]).save(tmp_path / "classes.json")
+    with pytest.raises(ConfigError, match=r"study\.classes = .* holds other classes than .*study/classes\.json"):
+        _prepare(with_classes())
+    assert snapshot(directory) == before
+
+
+def test_a_study_without_a_class_to_use_says_why_before_training(
+    with_classes: Callable[..., StudyConfig], tmp_path: Path
+):
+    classes = TokenClasses.load(tmp_path / "classes.json")
+    TokenClasses([replace(own, safe=False) for own in classes]).save(tmp_path / "classes.json")
+    with pytest.raises(ConfigError, match=r"^arm 'coarse' .*\(0 interchangeable, 3 not interchangeable, 0 und"):
+        _prepare(with_classes(untested=True))
+    assert not (tmp_path / "study/arms").exists()
+
+
+def test_a_scout_without_candidates_names_the_settings_of_the_study(scouted: Path, tmp_path: Path):
+    """The folder of the scout is nothing its user has made: no command on that is a remedy."""
+    record = record_of(shutil.copytree(scouted, tmp_path / "study"))
+    record["base"]["find"] = record["base"].get("find", {}) | {"min_freq": 10**6}
+    config = scout_config(make_study(record))
+    with pytest.raises(
+        ConfigError, match=r"no candidates .* on \d+ prompts: .*base\.trace\.num_prompts.*scout\.stages$"
+    ):
+        find_tested_classes(RunDir(tmp_path / "study/scout"), config, SILENT)
+
+
+def test_the_scout_finds_classes_and_tests_them(scouted: Path, tmp_path: Path):
+    pytest.importorskip("rocktokens.knockout.classes")
+    record = record_of(shutil.copytree(scouted, tmp_path / "study"))
+    scout = RunDir(tmp_path / "study/scout")
+    with scout.lock():
+        found = find_tested_classes(scout, scout_config(make_study(record)), SILENT)
+    assert found.groups and found.classes == TokenClasses.load(scout.verified("classes.json")).classes
+    assert all(len(own.banned) == len(own.forced) == len(own.ids) and "untested" not in own.banned for own in found)

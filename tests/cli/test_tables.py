@@ -67,7 +67,7 @@ def test_no_model_name_is_taken_for_markup():
 
 def test_the_tables_of_a_run(finished: FinishedRun, copy: Path):
     found = succeed("find", copy, "--json").record["tokens"]
-    shown = succeed("find", copy, "--show", "10").stdout
+    shown = succeed("find", copy, "--show", "10", "--verbose").stdout
     assert len(found) == 10 and any(token["text"].isspace() or " " in token["text"] for token in found)
     rows = shown[shown.index("10 rocks at checkpoint") :].splitlines()[3:]
     for token, row in zip(found, rows, strict=False):

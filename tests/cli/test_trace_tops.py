@@ -14,7 +14,7 @@ from rocktokens.traces.store import TraceStore
 
 K = 3
 STANDARD = [field.name for field in REQUIRED_FIELDS]
-TOPS = [field.name for field in OPTIONAL_FIELDS]
+TOPS = [field.name for field in OPTIONAL_FIELDS if field.name.endswith("_top")]
 
 
 def traces(run: Path) -> dict[str, pa.Table]:

@@ -52,6 +52,24 @@ def test_a_verb_that_is_misspelt_is_named():
     assert outcome.code == 2 and "distill" in outcome.stderr
 
 
+@pytest.mark.parametrize("verb", [None, *VERBS])
+def test_help_fits_80_columns_and_names_values_by_words(verb: str | None, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = succeed(*([verb] if verb else []), "--help").stdout
+    assert "rocktokens" in shown and max(map(len, shown.splitlines())) <= 80
+    assert "…" not in shown and "<bool>" not in shown and "<str>" not in shown and "list[" not in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"), [("rocktokens kno", "knockout"), ("rocktokens find --thr", "--threads")]
+)
+def test_a_shell_completes_verbs_and_options(words: str, completed: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("_ROCKTOKENS_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
+    assert rocktokens().stdout.split() == [completed]
+
+
 def test_version():
     assert succeed("--version").stdout == "rocktokens 0.1.0\n"
 
@@ -72,7 +90,9 @@ def test_recipes_are_listed_shown_and_written(tmp_path: Path):
 def test_a_config_is_a_file_or_the_name_of_a_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     assert load_config("pebbles", ["run.seed=3"]).run.seed == 3
-    (tmp_path / "pebbles").write_text('[run]\ndirectory = "mine"\n', encoding="utf-8")
+    (tmp_path / "pebbles").write_text(
+        '[run]\ndirectory = "mine"\n[models]\nstudent = "a"\nteacher = "b"\n', encoding="utf-8"
+    )
     assert load_config("pebbles").run.directory == "mine"
     refuse("distill", "peebles", naming=("peebles", "`rocktokens recipes`"))
 

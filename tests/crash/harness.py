@@ -11,17 +11,16 @@
    manifest, and the trace rows: each (part's folder, rollout, position) exactly once, as many as in the reference.
 
     python tests/crash/harness.py distill --kills 20 --seed 1
+    python tests/crash/harness.py extend --kills 20
     python tests/crash/harness.py trace --kills 20
     python tests/crash/harness.py knockout --kills 20
 """
 
 import argparse
 import math
-import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -29,6 +28,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
+from multiprocessing.process import BaseProcess
 from pathlib import Path, PurePosixPath
 
 import pyarrow.parquet as pq
@@ -37,14 +37,18 @@ from typer.testing import CliRunner
 from rocktokens.cli.main import app
 from rocktokens.run_dir import RunDir, file_sha256
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
 from tiny_pair import tiny_toml, write_pair
+
+from warm_process import start_command
 
 COMPARED = ("checkpoints/", "rollouts/", "traces/", "rocks.json", "knockout.json")
 SETTINGS = """
 [trace]
 num_prompts = 24
 rollouts_per_part = 4
+top_k = 0
 [find]
 k = 60
 stage = "score"
@@ -58,17 +62,20 @@ MANY_BANS = list(chain.from_iterable(("--id", str(token)) for token in range(64,
 """Besides the rocks, so that decoding takes seconds."""
 COMMANDS = {
     "distill": ["distill", "--resume"],
+    "begin": ["distill", "--resume", "--set", "training.max_steps=5"],
+    "extend": ["distill", "--resume"],
     "trace": ["trace"],
     "find": ["find"],
     "knockout": ["knockout", "--top", "60", *MANY_BANS],
 }
 PARTS = {
     "distill": "checkpoints/*/model.safetensors",
+    "extend": "checkpoints/*/model.safetensors",
     "trace": "traces/checkpoint=*/part-*",
     "knockout": "knockout/*/part-*",
 }
 """What a command commits as it works."""
-BEFORE = {"distill": [], "trace": ["distill"], "knockout": ["distill", "trace", "find"]}
+BEFORE = {"distill": [], "extend": ["begin"], "trace": ["distill"], "knockout": ["distill", "trace", "find"]}
 """What can be tested, and which commands must have run by then."""
 OF_A_RUN = ("find", "knockout")
 """Commands that take the folder of a run, not its config."""
@@ -140,15 +147,16 @@ class CrashTest:
 
     def _execute(self, run: Path, moment: Moment) -> Ending:
         before = self._parts(run)
-        with (run.parent / f"{run.name}.log").open("a") as log:
-            process = start(run, self._arguments, log)
-            began = wait_for_work(process, run)
-            while process.poll() is None and not self._is_due(moment, began, before, run):
-                time.sleep(0.005)
-            process.kill()
-            code = process.wait(timeout=300)
+        log = run.parent / f"{run.name}.log"
+        process = start_command(command_line(run, self._arguments), log)
+        began = wait_for_work(process, run)
+        while process.is_alive() and not self._is_due(moment, began, before, run):
+            time.sleep(0.005)
+        process.kill()
+        process.join(timeout=300)
+        code = process.exitcode
         if code not in (0, -signal.SIGKILL):
-            raise AssertionError(f"exit code {code}:\n{Path(log.name).read_text()[-3000:]}")
+            raise AssertionError(f"exit code {code}:\n{log.read_text()[-3000:]}")
         return Ending(code != 0, time.monotonic() - began, self._parts(run))
 
     def _is_due(self, moment: Moment, began: float, before: int, run: Path) -> bool:
@@ -178,23 +186,16 @@ def prepare(run: Path, arguments: list[str]) -> None:
         raise AssertionError(f"{arguments[0]}: exit code {result.exit_code}:\n{result.output[-3000:]}")
 
 
-def start(run: Path, arguments: list[str], log) -> subprocess.Popen:
-    """The command line as a user would type it, on one thread."""
-    line = [sys.executable, "-m", "rocktokens.cli.main", *command_line(run, arguments)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(line, stdout=log, stderr=subprocess.STDOUT, env=environment)
-
-
 def command_line(run: Path, arguments: list[str]) -> list[str]:
     """The arguments with the run, or its config, that they are for."""
     command, *options = arguments
     return [command, str(run if command in OF_A_RUN else run.with_suffix(".toml")), *options]
 
 
-def wait_for_work(process: subprocess.Popen, run: Path) -> float:
+def wait_for_work(process: BaseProcess, run: Path) -> float:
     """The moment at which the process holds the lock of the run (or has already ended)."""
     lock = run / ".lock"
-    while process.poll() is None and not (lock.exists() and lock.read_text().strip() == str(process.pid)):
+    while process.is_alive() and not (lock.exists() and lock.read_text().strip() == str(process.pid)):
         time.sleep(0.005)
     return time.monotonic()
 

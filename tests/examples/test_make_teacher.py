@@ -9,7 +9,6 @@ import make_teacher
 import numpy as np
 import pytest
 import torch
-from conftest import EXAMPLES
 from make_teacher import Settings, answer_loss, end_token, read_prompts, step_examples, worked_answers
 from safetensors.torch import load_file
 
@@ -17,6 +16,7 @@ from rocktokens.errors import RocktokensError
 from rocktokens.models.load import load_model
 from rocktokens.rollouts.sampler import cpu_threads
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 OPTIONS = [
     "--template",
     "{prompt}",

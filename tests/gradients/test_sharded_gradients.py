@@ -18,10 +18,9 @@ pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="this torch
 @pytest.fixture(scope="module")
 def by_rank(tmp_path_factory):
     """What each of two processes found, by rank."""
-    target = tmp_path_factory.mktemp("sharded") / "found"
-    worker = sharded_worker.__file__
-    run_two_ranks(worker, *sharded_worker.MESHES, str(target), cwd=Path(worker).parent)
-    return [np.load(f"{target}-{rank}.npz") for rank in range(2)]
+    folder = tmp_path_factory.mktemp("sharded")
+    run_two_ranks(Path(sharded_worker.__file__), [*sharded_worker.MESHES, str(folder / "found")], folder)
+    return [np.load(folder / f"found-{rank}.npz") for rank in range(2)]
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,8 @@ from rocktokens.errors import ConfigError, TrainingStoppedError
 from rocktokens.integrations import trl_seams
 from rocktokens.policies import WeightPolicy, make_policy
 from rocktokens.traces.store import TraceStore
+from rocktokens.training.objective import LIKELY_K
+from rocktokens.types import LikelyTokens
 
 pytest.importorskip("trl", reason="the extra [trl] is not installed")
 
@@ -39,6 +41,7 @@ from trl_case import (
 
 from ranks import run_two_ranks
 from rocktokens.integrations.trl import RockDistillationTrainer
+from rocktokens.integrations.trl_seams import HeadInputs
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
@@ -98,7 +101,7 @@ def test_gradient_is_that_of_the_weighted_loss(
 
 @pytest.mark.skipif(not dist.is_gloo_available(), reason="this torch was built without gloo")
 def test_processes_share_weights_and_denominator(tmp_path: Path):
-    run_two_ranks(trl_case.__file__, str(tmp_path), cwd=Path(trl_case.__file__).parent)
+    run_two_ranks(Path(trl_case.__file__), [str(tmp_path)], tmp_path)
     for policy, denominator in SHARED:
         folder = tmp_path / f"{policy}-{denominator}"
         gradients = [load_file(folder / f"gradients-{rank}.safetensors") for rank in range(2)]
@@ -146,7 +149,10 @@ def test_traces_hold_every_token_of_every_update(tokenizer: Any, tmp_path: Path)
     assert record["kl"] == pytest.approx(rows["kl"].mean())
 
 
-def test_the_log_has_the_decision_where_there_are_classes(tokenizer: Any, tmp_path: Path):
+def test_the_log_has_the_decision_where_there_are_classes(
+    tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(HeadInputs, "scores", None)  # the loss has them already
     policy = {"name": "coarse", "classes": [list(group) for group in CLASSES.groups]}
     folders = {"policy": policy, "trace_dir": tmp_path / "run"}
     trainer = make_trainer(RockDistillationTrainer, tokenizer, tmp_path / "trl", 2, **folders)
@@ -172,6 +178,50 @@ def test_rocks_found_online_are_frozen_and_probed(tokenizer: Any, tmp_path: Path
     assert (rows[before]["weight"] == 1).all() and (after["weight"] == 0).all()
     assert after["kl"].notna().any() and after["kl"].isna().any()
     assert rows[rows["weight"] == 1]["kl"].notna().all()
+
+
+class Watching(WeightPolicy):
+    """Weight 1, and 0 on the rocks; keeps what both models could have written."""
+
+    name, sees_likely, likely = "watching", True, None
+
+    def weigh(self, tokens: Any) -> np.ndarray:
+        return np.where(np.isin(tokens.token_ids, ROCKS), 0.0, 1.0)
+
+    def observe_likely(self, likely: LikelyTokens, step: int) -> dict[str, Any]:
+        self.likely = likely
+        return {}
+
+
+def test_a_policy_sees_what_both_models_could_have_written(tokenizer: Any, tmp_path: Path):
+    """At every token, frozen or not, in the order of the rollouts, whatever order TRL trained them in."""
+    policy = Watching()
+    trainer = make_trainer(RockDistillationTrainer, tokenizer, tmp_path, 2, policy=policy)
+    trainer.train()
+    models, seen = (tiny_model(1, 16).double(), tiny_model(2, 24).double()), 0
+    for micro in trainer._buffered_inputs:
+        kept, first = micro["completion_mask"].bool(), micro["prompt_ids"].shape[1] - 1
+        places, written = micro["token_index"][kept], micro["completion_ids"][kept]
+        ids, mask = (torch.cat([micro[f"prompt_{n}"], micro[f"completion_{n}"]], dim=1) for n in ("ids", "mask"))
+        for number, model in enumerate(models):
+            with torch.no_grad():
+                logp = model(input_ids=ids, attention_mask=mask).logits.log_softmax(-1)[:, first:-1][kept]
+            top = torch.cat([written[:, None], logp.argsort(dim=-1, descending=True)[:, :LIKELY_K]], dim=1)
+            np.testing.assert_array_equal(policy.likely.ids[places, number], top)
+            np.testing.assert_allclose(policy.likely.logp[places, number], logp.gather(1, top), atol=1e-4)
+        seen += len(places)
+    assert len(policy.likely.rollout_ids) == seen and set(policy.likely.rollout_ids.tolist()) == {0, 1, 2, 3}
+
+
+def test_classes_found_online_are_left_out_and_hold_no_end(tokenizer: Any, tmp_path: Path):
+    section = {"name": "online_coarse", "window_steps": 3, "patience": 1, "min_freq": 1, "share": 0.001}
+    still = {"learning_rate": 0.0, "top_k": 2}
+    extra = {"policy": section, "settings": still, "trace_dir": tmp_path / "run"}
+    trainer = trained(RockDistillationTrainer, tokenizer, tmp_path / "trl", 2, steps=4, **extra)
+    log = [json.loads(line) for line in (tmp_path / "run" / "logs.jsonl").read_text().splitlines()]
+    in_use = [False, *(line["online_classes"] > 0 for line in log[:-1])]
+    assert any(in_use) and [("kl_decision" in line) for line in log] == in_use
+    assert trainer.policy.tracker.protected.tolist() == sorted(trainer.eos_token_ids)
 
 
 class Spoiling(WeightPolicy):

@@ -24,7 +24,7 @@ from rocktokens.knockout.journal import (
     Key,
     RunJournal,
 )
-from rocktokens.knockout.records import KnockoutSweep
+from rocktokens.knockout.records import BanKey, KnockoutSweep
 from rocktokens.knockout.sweep import SweepSettings, knockout_sweep
 from rocktokens.models.load import load_model
 from rocktokens.rollouts.encode import Sampling
@@ -35,7 +35,8 @@ from rocktokens.tasks.base import Task
 from rocktokens.types import Prompt, Rollout
 
 IDS = st.integers(0, 2**31 - 1)
-KEYS = st.tuples(st.lists(IDS, max_size=4).map(lambda ids: tuple(sorted(set(ids)))), st.integers(0, 2**40))
+ID_SETS = st.lists(IDS, max_size=4).map(lambda ids: tuple(sorted(set(ids))))
+KEYS = st.tuples(st.builds(BanKey, ID_SETS, ID_SETS), st.integers(0, 2**40))
 DECODED = st.tuples(st.integers(0, 2**31 - 1), st.lists(IDS, min_size=1, max_size=6), st.booleans())
 
 
@@ -50,9 +51,9 @@ def require_equal(found: Journal, expected: dict[Key, Decoded]) -> None:
 
 
 def some(count: int) -> dict[Key, Decoded]:
-    return {
-        ((place % 3,), place): Decoded(place, np.arange(1 + place % 4, dtype=np.int32), True) for place in range(count)
-    }
+    """Three bans, each everywhere and where id 7 is likely."""
+    keys = [(BanKey((place % 3,), (7,) * (place % 2)), place) for place in range(count)]
+    return {key: Decoded(key[1], np.arange(1 + key[1] % 4, dtype=np.int32), True) for key in keys}
 
 
 # Round trips
@@ -127,10 +128,20 @@ def test_a_part_that_is_not_whole_is_refused(tmp_path: Path):
 def test_a_part_of_another_version_is_refused(tmp_path: Path):
     with RunDir(tmp_path).lock() as run:
         table = pq.read_table(written(run))
-        newer = table.replace_schema_metadata({journal_module._VERSION_KEY: b"2"})
+        newer = table.replace_schema_metadata({journal_module._VERSION_KEY: b"3"})
         run.commit("knockout/here/part-00001.parquet", lambda target: pq.write_table(newer, target))
-        with pytest.raises(RunDirError, match="schema version 2, this rocktokens reads 1"):
+        with pytest.raises(RunDirError, match="schema version 3, this rocktokens reads 2"):
             RunJournal(run, "here")
+
+
+def test_in_a_part_of_version_1_every_ban_acts_everywhere(tmp_path: Path):
+    with RunDir(tmp_path).lock() as run:
+        path = written(run)
+        older = pq.read_table(path).drop_columns(["alternatives"])
+        older = older.replace_schema_metadata({journal_module._VERSION_KEY: b"1"})
+        expected = {(BanKey(ban.ids), place): own for (ban, place), own in RunJournal(run, "here").finished.items()}
+        run.commit(f"knockout/here/{path.name}", lambda target: pq.write_table(older, target))
+        require_equal(RunJournal(run, "here"), expected)
 
 
 # Parts
@@ -158,7 +169,7 @@ def work(journal: RunJournal, clock: Clock, run: RunDir, seconds: float, step: f
     moments, parts = [], len(run.files("knockout/"))
     for number in range(round(seconds / step)):
         clock.now += step
-        journal.add(((1,), number), Decoded(0, np.array([7], np.int32), True))
+        journal.add((BanKey((1,)), number), Decoded(0, np.array([7], np.int32), True))
         if len(run.files("knockout/")) > parts:
             parts += 1
             moments.append(clock.now - 1000.0)

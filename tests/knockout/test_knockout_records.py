@@ -36,6 +36,7 @@ bans = st.builds(
     name=st.text(),
     role=st.sampled_from(["tested", "matched", "never"]),
     category=st.text(),
+    alternatives=st.lists(st.integers(0, 2**31 - 1), max_size=3).map(tuple),
 )
 changes = st.builds(
     BanChanges,
@@ -201,8 +202,8 @@ FIELDS = r"is no knockout\.json \(.*\): write it again with `rocktokens knockout
 @pytest.mark.parametrize(
     ("damage", "sentence"),
     [
-        (lambda r: {**r, "schema_version": 3}, "has schema_version 3, this rocktokens reads 2: use the version that"),
-        (lambda r: drop(r, "schema_version"), "has schema_version None, this rocktokens reads 2"),
+        (lambda r: {**r, "schema_version": 4}, "has schema_version 4, this rocktokens reads 3: use the version that"),
+        (lambda r: drop(r, "schema_version"), "has schema_version None, this rocktokens reads 3"),
         (lambda r: {**r, "schema_version": 1, "settings": 3}, FIELDS),
         (lambda r: [r], "is not a JSON object: write it again with `rocktokens knockout`"),
         (lambda r: drop(r, "knockouts"), FIELDS),

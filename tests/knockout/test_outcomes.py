@@ -80,6 +80,7 @@ def naive_changes(ids: list[int], free: list[Rollout], right: list[bool], banned
         "replacements": [(token, f"<{token}>", count / len(indices)) for token, count in ranked],
         "lost": [(f"p{i // SAMPLES}", i % SAMPLES) for i in lost],
         "gained": [(f"p{i // SAMPLES}", i % SAMPLES) for i in gained],
+        "n_changed": sum(list(a) != list(b) for a, b in zip(new, old, strict=True)),
     }
 
 
@@ -110,6 +111,7 @@ def test_a_worked_example():
         "replacements": [(3, "<3>", 1.0)],
         "lost": [("p0", 0)],
         "gained": [("p0", 1)],
+        "n_changed": 2,
     }
 
 
@@ -133,6 +135,7 @@ def test_what_was_not_decoded_is_counted_and_not_described():
         "replacements": [],
         "lost": [],
         "gained": [],
+        "n_changed": 0,
     }
 
 

@@ -1,5 +1,6 @@
 """The sweep against the plain way of doing it, on the embedded student: every rollout, every verdict, every resume."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,7 @@ from rocktokens.errors import RocktokensError
 from rocktokens.knockout import journal as journal_module
 from rocktokens.knockout.journal import Decoded, Journal, RunJournal
 from rocktokens.knockout.outcomes import NOTHING
-from rocktokens.knockout.records import Ban, KnockoutSweep
+from rocktokens.knockout.records import Ban, BanKey, KnockoutSweep
 from rocktokens.knockout.sweep import SweepSettings, knockout_sweep
 from rocktokens.knockout.verdicts import VerdictRule, paired_effects, verdict
 from rocktokens.models.load import load_model
@@ -38,14 +39,25 @@ def token_id(text: str) -> int:
     return only
 
 
-def naive_rollouts(token: int, temperature: float, num_samples: int = 1) -> list[np.ndarray]:
-    """The plain sweep: one token, every prompt, from its start."""
+def naive_rollouts(ban: int | Ban, temperature: float, num_samples: int = 1) -> list[np.ndarray]:
+    """The plain sweep: one ban, every prompt, from its start."""
+    [rollouts] = naive_sweep([ban], temperature, num_samples)
+    return rollouts
+
+
+def naive_sweep(bans: Sequence[int | Ban], temperature: float, num_samples: int = 1) -> list[list[np.ndarray]]:
+    """The same for several bans, whose rows are decoded side by side: no batch ends half empty but the last."""
+    keys = [ban.key if isinstance(ban, Ban) else BanKey((ban,)) for ban in bans]
+    encoded = [(prompt.id, encode_prompt(STUDENT.tokenizer, prompt, True, 512)) for prompt in PROMPTS]
     requests = [
-        SampleRequest(prompt.id, encode_prompt(STUDENT.tokenizer, prompt, True, 512), sample, frozenset({token}))
-        for prompt in PROMPTS
+        SampleRequest(*own, sample, *map(frozenset, key))
+        for key in keys
+        for own in encoded
         for sample in range(num_samples)
     ]
-    return [own.token_ids for own in SAMPLER.sample(requests, temperature=temperature, **SAMPLING)]
+    completions = SAMPLER.sample(requests, temperature=temperature, **SAMPLING)
+    rows, each = [own.token_ids for own in completions], len(PROMPTS) * num_samples
+    return [rows[first : first + each] for first in range(0, len(rows), each)]
 
 
 def grade(prompt: Prompt, token_ids: np.ndarray) -> bool:
@@ -84,10 +96,9 @@ def test_every_rollout_and_verdict_is_that_of_the_full_sweep(free, temperature):
     free_right = np.array([grade(prompt, own.token_ids) for prompt, own in zip(PROMPTS, rollouts, strict=True)])
     assert (len(tokens), len(PROMPTS)) == (22, 50)
     differences, reused = [], 0
-    for token in tokens:
-        naive = naive_rollouts(token, temperature)
+    for token, naive in zip(tokens, naive_sweep(tokens, temperature), strict=True):
         for place, (whole, rollout) in enumerate(zip(naive, rollouts, strict=True)):
-            own = journal.finished.get(((token,), place))
+            own = journal.finished.get((BanKey((token,)), place))
             reused += own is None
             ours = rollout.token_ids if own is None else [*rollout.token_ids[: own.start], *own.token_ids]
             assert np.array_equal(ours, whole), (token, place)
@@ -100,6 +111,47 @@ def test_every_rollout_and_verdict_is_that_of_the_full_sweep(free, temperature):
         assert knockout.verdict == verdict(effect.delta, effect.interval, VerdictRule(seed=3))
     assert found.noise.differing == 0
     assert len({knockout.verdict for knockout in found.knockouts}) > 1
+
+
+@needs_mkl
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_every_rollout_of_a_ban_with_alternatives_is_that_of_decoding_it_from_the_prompt(free, temperature):
+    def ban(texts: str, alternatives: str) -> Ban:
+        ids, others = (tuple(sorted(map(token_id, own.split(" ")))) for own in (texts, alternatives))
+        return Ban(ids, texts, alternatives=others)
+
+    bans = [ban("\n", "\n\n"), ban("So Now", "Wait"), ban("1 2 3", "4 5")]
+    journal = Journal()
+    rollouts = free[temperature].free() or []
+    journal.keep_free(rollouts)
+    found = sweep([*bans, bans[0]], journal, temperature=temperature)
+    assert [own.ban for own in found.knockouts] == bans
+    kinds = set()
+    for ban, naive in zip(bans, naive_sweep(bans, temperature), strict=True):
+        for place, (whole, rollout) in enumerate(zip(naive, rollouts, strict=True)):
+            own = journal.finished.get((ban.key, place))
+            assert (own is None) == set(ban.ids).isdisjoint(rollout.token_ids.tolist())
+            ours = rollout.token_ids if own is None else np.concatenate([rollout.token_ids[: own.start], own.token_ids])
+            assert np.array_equal(ours, whole), (ban.name, place)
+            if own is not None and ban.alternatives:
+                acts_at_once = int(own.token_ids[0]) not in ban.ids
+                is_same = np.array_equal(whole, rollout.token_ids)
+                kinds.add("at once" if acts_at_once else "never" if is_same else "later")
+    assert {"at once", "later"} <= kinds
+    assert found.noise.differing == 0
+
+
+@needs_mkl
+def test_a_ban_whose_alternatives_are_never_likely_changes_no_answer(free):
+    counts = np.bincount(
+        np.concatenate([own.token_ids for own in free[1.0].free() or []]), minlength=SAMPLER.vocab_size
+    )
+    unlikely = tuple(np.flatnonzero(counts == 0)[-15:].tolist())
+    needed = token_id(" answer")
+    never, everywhere = sweep([Ban((needed,), "never", alternatives=unlikely), needed], free[1.0]).knockouts
+    assert (never.delta, never.changes.lost, never.changes.n_rollouts) == (0.0, [], 50)
+    assert never.changes.replacements == [(needed, " answer", 1.0)]
+    assert everywhere.verdict == "pillar"
 
 
 @needs_mkl
@@ -125,7 +177,7 @@ def test_a_set_is_banned_at_once(free):
     digits = tuple(sorted(token_id(str(digit)) for digit in range(10)))
     journal = free[1.0]
     [knockout] = sweep([digits], journal, temperature=1.0).knockouts
-    for own in (own for (banned, _), own in journal.finished.items() if banned == digits):
+    for own in (own for (banned, _), own in journal.finished.items() if banned == BanKey(digits)):
         assert not set(own.token_ids.tolist()) & set(digits)
     assert (knockout.ban.ids, knockout.verdict) == (digits, "pillar")
     assert knockout.delta == -sweep([], journal, temperature=1.0).baseline.accuracy
@@ -174,7 +226,7 @@ def test_more_tokens_than_before_decode_only_the_new_ones(free, monkeypatch):
     grown = sweep(second, journal, temperature=1.0)
     assert added
     assert not before & set(added)
-    assert {banned for banned, _ in added} == {(token,) for token in second[5:]}
+    assert {banned for banned, _ in added} == {BanKey((token,)) for token in second[5:]}
     assert grown == sweep(second, temperature=1.0)
 
 
@@ -221,7 +273,7 @@ def test_the_second_time_every_never_ban_is_used_from_anywhere_and_nothing_diffe
         journal = Journal()
         journal.keep_free(rollouts)
         found = sweep(commonest(free[1.0], 1), journal, temperature=1.0, never=never)
-        idle = [knockout.ban.ids for knockout in found.of_role("never")]
+        idle = [knockout.ban.key for knockout in found.of_role("never")]
         again = {key: own for key, own in journal.finished.items() if key[0] in idle}
         assert sorted(place for _, place in again) == list(range(50))
         assert {banned for banned, _ in again} == set(idle)

@@ -8,7 +8,7 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTra
 
 from rocktokens.errors import RocktokensError
 from rocktokens.models.head import hidden_states
-from rocktokens.models.load import end_ids, load_model, resolve_device
+from rocktokens.models.load import end_ids, load_model, load_tokenizer, resolve_device
 
 IDS_RL = torch.tensor([[5, 9, 13, 21]])
 
@@ -90,6 +90,19 @@ def test_an_adapter_directory_loads_merged_on_its_base(saved, tmp_path):
     assert isinstance(loaded.model, LlamaForCausalLM)
     assert not any("lora" in name for name, _ in loaded.model.named_parameters())
     assert loaded.eos_ids == {3, 4, 256}
+
+
+def test_a_tokenizer_is_that_of_the_model(saved, tmp_path):
+    directory, model, *_ = saved
+    save_adapter(model, tmp_path / "adapter", str(directory))
+    for name in (str(directory), str(tmp_path / "adapter"), "pebbles-student"):
+        assert load_tokenizer(name).get_vocab() == load_model(name, device="cpu").tokenizer.get_vocab()
+    (directory / "tokenizer.json").unlink()
+    for name in (directory, tmp_path / "adapter"):
+        with pytest.raises(RocktokensError, match=r"tokenizer of .+ cannot be loaded \(.+\): save it beside the model"):
+            load_tokenizer(str(name))
+    with pytest.raises(RocktokensError, match="neither a directory nor a hub id"):
+        load_tokenizer("/no/where")
 
 
 def test_an_adapter_without_its_base_says_what_to_correct(saved, tmp_path):

@@ -5,8 +5,8 @@
 2. What the student's features hold of that sign makes the kind of the slot: ``learned`` all of it, ``slow`` a little
    (so that gradient descent takes long), ``blind`` nothing. At a ``noise`` slot it sees a sign, but what the teacher
    goes by is a coin of its own.
-3. The student's head is trained by ``weighted_kl`` on tokens it samples itself, weighed by the policy; rows of weight 0
-   have no score unless the policy asks for one.
+3. The student's head is trained by ``weighted_kl`` on tokens it samples itself, weighed by the policy, with its term;
+   rows of weight 0 have no score unless the policy asks for one. The policy sees scores and likely tokens.
 """
 
 from collections.abc import Mapping
@@ -16,11 +16,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from rocktokens.policies.online_rocks import OnlineRocksPolicy
+from rocktokens.models.head import LMHead
+from rocktokens.policies.base import WeightPolicy, term_arguments
 from rocktokens.scoring.divergence import token_scores, weighted_kl
+from rocktokens.scoring.top_tokens import likely_tokens
 from rocktokens.traces.schema import trace_table
 from rocktokens.traces.writer import TraceWriter
-from rocktokens.types import Rollout, TokenScores
+from rocktokens.types import LikelyTokens, Rollout, TokenScores
 
 SLOTS_OF = {"learned": 18, "slow": 8, "blind": 3, "noise": 3}
 KINDS = [kind for kind, number in SLOTS_OF.items() for _ in range(number)]
@@ -44,7 +46,7 @@ class PlantedRun:
     """The world, the student's head so far, and the log of its training."""
 
     seed: int
-    policy: OnlineRocksPolicy
+    policy: WeightPolicy
     sight: dict[str, float] = field(default_factory=lambda: dict(SIGHT))
     log: list[dict] = field(default_factory=list)
 
@@ -64,18 +66,43 @@ class PlantedRun:
             step = len(self.log)
             h_s_TD, h_t_TE, tokens_T, positions_T, rollouts_T = self.sample(step)
             weights_T = self.policy(None, tokens_T, positions_T, rollouts_T, step)
-            loss, scores = weighted_kl(
-                h_s_TD, self.head_VD, h_t_TE, self.w_t_VE, tokens_T, weights_T, float(len(tokens_T))
-            )
+            states = (h_s_TD, self.head_VD, h_t_TE, self.w_t_VE, tokens_T)
+            term = term_arguments(self.policy.term_at(step))
+            loss, scores = weighted_kl(*states, weights_T, float(len(tokens_T)), **term)
             probed_T = self.policy.probe(weights_T, tokens_T, positions_T, rollouts_T, step)
             kl_T = scores.kl.detach().clone()
             probed = token_scores(h_s_TD[probed_T], self.head_VD, h_t_TE[probed_T], self.w_t_VE, tokens_T[probed_T])
             kl_T[probed_T] = probed.kl
+            likely = self.likely(h_s_TD, h_t_TE, tokens_T, rollouts_T) if self.policy.sees_likely else None
             self.optimizer.zero_grad()
             loss.backward()
             self.optimizer.step()
             seen = TokenScores(kl_T.numpy(), *[np.full(len(kl_T), np.nan)] * 5)
-            self.log.append({"step": step, **self.policy.observe(seen, tokens_T.numpy(), step)})
+            entries = self.policy.observe(seen, tokens_T.numpy(), step)
+            if likely is not None:
+                entries |= self.policy.observe_likely(likely, step)
+            self.log.append({"step": step, **entries})
+
+    def resumed(self, policy: WeightPolicy) -> "PlantedRun":
+        """A run that goes on where this one is, with another object of its policy."""
+        other = PlantedRun(self.seed, policy, dict(self.sight), list(self.log))
+        other.policy.restore(self.policy.state())
+        other.head_VD.data.copy_(self.head_VD.data)
+        return other
+
+    def require_same(self, other: "PlantedRun") -> None:
+        """Check that two runs have the same log, head and state of their policies, bit for bit."""
+        assert self.log == other.log and torch.equal(self.head_VD, other.head_VD)
+        states = ({name: array.tobytes() for name, array in run.policy.state().items()} for run in (self, other))
+        assert next(states) == next(states)
+
+    def likely(
+        self, h_s_TD: torch.Tensor, h_t_TE: torch.Tensor, tokens_T: torch.Tensor, rollouts_T: torch.Tensor
+    ) -> LikelyTokens:
+        """What both models could have written, as of now."""
+        heads = LMHead(self.head_VD), LMHead(self.w_t_VE)
+        tops = likely_tokens(h_s_TD, heads[0], h_t_TE, heads[1], tokens_T, 8, 1.0, 1024)
+        return LikelyTokens(rollouts_T.numpy(), *(top.numpy() for top in tops))
 
     @torch.no_grad()
     def sample(self, step: int) -> tuple[torch.Tensor, ...]:

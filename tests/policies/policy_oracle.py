@@ -54,6 +54,7 @@ CASES: dict[str, dict[str, Any]] = {
     "entropy_mix": {"alpha": 0.5, "beta": 2.0},
     "asymmetric": {},
     "coarse": {"classes": CLASSES, "lam": 0.25},
+    "online_coarse": {"lam": 0.25},
     "product": {"policies": [{"name": "tip"}, {"name": "rocks", "rocks": ROCKS, "lam": 0.25}]},
     "schedule": {"steps": [0, 5], "policies": [{"name": "first_n", "n": 1}, {"name": "selectkd"}]},
 }
@@ -70,6 +71,7 @@ LOCAL = [
     "prefix_importance",
     "asymmetric",
     "coarse",
+    "online_coarse",
     "schedule",
 ]
 """Policies whose weights on a response do not depend on the other ones."""
@@ -276,6 +278,7 @@ ORACLES = {
     "uniform": lambda rows: [1.0] * len(rows),
     "asymmetric": lambda rows: [1.0] * len(rows),
     "coarse": lambda rows, classes, lam: [1.0] * len(rows),
+    "online_coarse": lambda rows, lam: [1.0] * len(rows),
     "rocks": _rocks,
     "type_control": lambda rows, controls, draw, lam: [
         lam if t in controls.draws[draw].ids else 1.0 for t in rows.token_ids

@@ -11,11 +11,12 @@ from transformers import AutoTokenizer
 
 from rocktokens.classes import TokenClass, TokenClasses
 from rocktokens.config import parse_config
-from rocktokens.errors import ConfigError, RocktokensError, TokenizerMismatchError
+from rocktokens.errors import ConfigError, RocktokensError, RunDirError, TokenizerMismatchError
 from rocktokens.models import pebbles
 from rocktokens.policies import WeightPolicy, make_policy, policy_from_section
 from rocktokens.policies.base import Coarse, UpdateTokens, like
 from rocktokens.policies.compose import ProductPolicy, ProtectedPolicy, SchedulePolicy
+from rocktokens.run_dir import RunDir
 
 ROWS = rows_of([4, 3], [3, 5, 0, 3, 7, 3, 1], {"entropy_student": [0.5, 1, 1.5, 0.25, 2, 0.75, 0.125]})
 
@@ -207,6 +208,17 @@ def test_texts_need_the_tokenizer_and_a_config_needs_classes(tmp_path):
             policy_from_section(section_of("policy.name=coarse", f"policy.classes={classes}"))
 
 
+def test_classes_in_a_run_must_be_listed_there(tmp_path):
+    """A study that keeps a copy lists it; one that merely lies in a run may be anybody's."""
+    run, classes = RunDir(tmp_path), TokenClasses([TokenClass((1, 2), safe=True)])
+    run.commit_text("config.toml", "")
+    classes.save(run.classes)
+    with pytest.raises(RunDirError, match=r"classes\.json is not listed in"):
+        make_policy("coarse", classes=str(run.classes))
+    run.commit("classes.json", classes.save)
+    assert make_policy("coarse", classes=str(run.classes)).term.classes == classes
+
+
 # Protected types
 
 TESTED = rock_set(3, 5, 1, verdict=["pillar", "neutral", "undecided"])
@@ -287,7 +299,8 @@ def test_protection_needs_verdicts(tmp_path):
 
 
 def section_of(*overrides: str):
-    return parse_config('[run]\ndirectory = "a"\n', list(overrides)).policy
+    models = ["models.student=pebbles-student", "models.teacher=pebbles-teacher"]
+    return parse_config('[run]\ndirectory = "a"\n', [*models, *overrides]).policy
 
 
 def test_files_of_another_tokenizer_are_refused(tmp_path):

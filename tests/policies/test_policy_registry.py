@@ -21,7 +21,8 @@ from rocktokens.types import ControlSet, RockSet
 SECTIONS = {
     section.model_fields["name"].annotation.__args__[0]: section for section in get_args(get_args(PolicySection)[0])
 }
-MINIMAL = '[run]\ndirectory = "runs/a"\n'
+MODELS = {"student": "pebbles-student", "teacher": "pebbles-teacher"}
+MINIMAL = '[run]\ndirectory = "runs/a"\n[models]\nstudent = "pebbles-student"\nteacher = "pebbles-teacher"\n'
 DOCS = (Path(__file__).parents[2] / "docs" / "policies.md").read_text(encoding="utf-8")
 
 
@@ -80,9 +81,9 @@ VALUES = {
     "window_steps": st.integers(2, 99),
     "stop": st.none() | counts,
     **dict.fromkeys(["lam", "alpha", "beta"], weights),
-    **dict.fromkeys(["rho", "fraction", "probe"], shares),
+    **dict.fromkeys(["rho", "fraction", "probe", "share"], shares),
     **dict.fromkeys(["decay", "min_share", "tolerance"], st.floats(0, 1, exclude_min=True, exclude_max=True)),
-    **dict.fromkeys(["n", "k", "draw", "patience", "freeze_windows", "start"], counts),
+    **dict.fromkeys(["n", "k", "draw", "patience", "freeze_windows", "start", "min_freq"], counts),
 }
 
 
@@ -110,14 +111,14 @@ products = st.fixed_dictionaries(
 
 @given(st.sampled_from(simple).flatmap(lambda name: records(name, False)) | products)
 def test_every_section_is_written_so_that_it_reads_back(record):
-    config = Config.model_validate({"run": {"directory": "a"}, "policy": record})
+    config = Config.model_validate({"run": {"directory": "a"}, "models": MODELS, "policy": record})
     assert parse_config(dump_config(config)) == config
 
 
 def test_a_schedule_of_a_product_is_written_so_that_it_reads_back():
     inner = {"name": "product", "policies": [{"name": "tip"}, {"name": "prefix", "fraction": 0.5}]}
     policy = {"name": "schedule", "steps": [0, 9], "policies": [inner, {"name": "uniform"}], "protect": "rocks.json"}
-    config = Config.model_validate({"run": RunSection(directory="a"), "policy": policy})
+    config = Config.model_validate({"run": RunSection(directory="a"), "models": MODELS, "policy": policy})
     assert parse_config(dump_config(config)) == config
 
 
@@ -253,7 +254,7 @@ def test_another_policy_leaves_no_keys_of_the_one_before():
 )
 def test_a_config_holds_nothing_that_a_file_cannot(policy, sentence):
     with pytest.raises(ConfigError, match=sentence):
-        validate(Config, {"run": {"directory": "a"}, "policy": policy}, "here")
+        validate(Config, {"run": {"directory": "a"}, "models": MODELS, "policy": policy}, "here")
 
 
 def test_a_config_without_rocks_is_refused(tmp_path):
@@ -274,7 +275,9 @@ def test_the_files_of_a_policy_are_known_by_key():
     inner = {"name": "product", "policies": [{"name": "rocks", "rocks": "a"}, {"name": "rocks", "rocks": [3]}]}
     parts = [{"name": "type_control", "controls": "b"}, inner]
     policy = {"name": "schedule", "steps": [0, 9], "policies": parts, "protect": "c"}
-    assert files_of(validate(Config, {"run": {"directory": "a"}, "policy": policy}, "here").policy) == {
+    assert files_of(
+        validate(Config, {"run": {"directory": "a"}, "models": MODELS, "policy": policy}, "here").policy
+    ) == {
         "policy.protect": "c",
         "policy.policies[0].controls": "b",
         "policy.policies[1].policies[0].rocks": "a",

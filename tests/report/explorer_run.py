@@ -11,8 +11,9 @@ from tokenizers import Tokenizer, decoders, models
 
 from hostile_texts import HOSTILE, SURROGATES
 from knockout_records import CONDITIONS, make_sweep
+from rocktokens.classes import TokenClass, TokenClasses
 from rocktokens.knockout.journal import Decoded, RunJournal
-from rocktokens.knockout.records import Ban, BanChanges, Knockout, Role
+from rocktokens.knockout.records import Ban, BanChanges, BanKey, Knockout, Role
 from rocktokens.rocks.sums import HELD_OUT
 from rocktokens.rollouts.store import write_rollouts
 from rocktokens.run_dir import RunDir
@@ -26,6 +27,21 @@ ROCK_IDS = (1, 4, *(VOCABULARY.index(text) for text in HOSTILE[:4]))
 FROZEN_IDS = tuple(range(len(WORDS), len(VOCABULARY), 9))
 N_ROLLOUTS, LENGTH, TOP_K = 90, 24, 4
 CHECKPOINTS = (0, 10)
+CLASS_IDS = ((1, 5), tuple(VOCABULARY.index(text) for text in HOSTILE[2:7]))
+"""Two words, one of them a rock, and hostile texts, two of them rocks."""
+CLASSES = TokenClasses(
+    [
+        TokenClass(CLASS_IDS[0], ("###", "So"), ("neutral", "neutral"), ("neutral", "neutral"), "pillar", safe=True),
+        TokenClass(
+            CLASS_IDS[1],
+            (*HOSTILE[2:5], *SURROGATES),
+            ("neutral", "pillar", "neutral", "undecided", "neutral"),
+            ("neutral",) * 5,
+            "stumbling",
+            safe=False,
+        ),
+    ]
+)
 LOG = {"kl": 1.0, "loss": 1.0, "grad_norm": 2.0}
 
 
@@ -39,12 +55,15 @@ def make_run(path: Path, shift: int = 0) -> Path:
     run = RunDir(path)
     rollouts = [replace(_rollout(number + shift), rollout_id=number) for number in range(N_ROLLOUTS)]
     for step in CHECKPOINTS:
+        classes = CLASSES.unrefuted if step == CHECKPOINTS[-1] else None
         with TraceWriter(run, checkpoint=step) as writer:
-            writer.append(trace_table(rollouts, _scores(step), tops=_tops(rollouts)))
+            writer.append(trace_table(rollouts, _scores(step), tops=_tops(rollouts), classes=classes))
     run.commit("tokenizer/tokenizer.json", lambda file: _tokenizer().save(str(file)))
     with run.lock():
         write_rollouts(run, "rollouts/probe/checkpoint=10.parquet", rollouts)
         run.commit_text("rocks.json", json.dumps({"schema_version": 1, **asdict(_rocks())}))
+        known = {"tokenizer_sha256": "", "source": {}, "criterion": {}, "classes": list(map(asdict, CLASSES))}
+        run.commit_text("classes.json", json.dumps({"schema_version": 1, **known}))
         _write_knockout(run, rollouts)
     run.logs.write_text("".join(log_line(step) for step in range(3)), encoding="utf-8")
     return path
@@ -99,7 +118,8 @@ def _rollout(number: int) -> Rollout:
 def _scores(step: int) -> TokenScores:
     generator = np.random.default_rng(step)
     columns = generator.gamma(1.0, 0.5, (6, N_ROLLOUTS * LENGTH)).astype(np.float32)
-    return TokenScores(columns[0], -columns[1], -columns[2], columns[3], columns[4], columns[5])
+    kl = columns[0]
+    return TokenScores(kl, -columns[1], -columns[2], columns[3], columns[4], columns[5], kl_choice=kl / 4)
 
 
 def _tops(rollouts: list[Rollout]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -127,7 +147,7 @@ def _write_knockout(run: RunDir, rollouts: list[Rollout]) -> None:
     for banned in ROCK_IDS:
         for place, rollout in enumerate(rollouts):
             if found := np.flatnonzero(rollout.token_ids == banned).tolist():
-                journal.add(((banned,), place), Decoded(found[0], np.array([5, 6, 7], np.int32), True))
+                journal.add((BanKey((banned,)), place), Decoded(found[0], np.array([5, 6, 7], np.int32), True))
     journal.flush()
     records = [_knockout(token_id, "tested") for token_id in ROCK_IDS] + [_knockout(6, "matched")]
     sweep = make_sweep(records)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from explorer_run import CHECKPOINTS, ROCK_IDS, VOCABULARY, make_run
+from explorer_run import CHECKPOINTS, CLASSES, ROCK_IDS, VOCABULARY, make_run
 
 from gradient_records import make_gradients as make_gradients_record
 from hostile_texts import HOSTILE, SURROGATES
@@ -17,6 +17,7 @@ from rocktokens.knockout.records import Ban, BanChanges, DetectableLoss, Knockou
 from rocktokens.report.tables import ROLES
 from rocktokens.rocks.records import (
     CategoryShares,
+    ChoiceShares,
     ControlMatch,
     Crossing,
     Cutoff,
@@ -153,6 +154,7 @@ def make_find() -> FindRecord:
         categories=[CategoryShares(name, 2, 1, 0.5, 0.5, 0.5, 0.25, 0.25, 0.25) for name in ("latex_math", "digit")],
         positions=PositionProfile(CHECKPOINTS[-1], 1, 1, 1, 1, [], [], []),
         controls=ControlMatch(matched=False, reason="there are none"),
+        choice=ChoiceShares(CLASSES.unrefuted.sha256, "held-out half", 0.25, (0.125, 0.375), 0.5, (0.25, 0.75)),
     )
 
 

@@ -32,8 +32,8 @@ from rocktokens.report.charts.gradient_charts import (
 from rocktokens.report.charts.save import chart_bytes
 
 PNG = b"\x89PNG\r\n\x1a\n"
-POINT = ("panel", "group", "token", "value")
-KL = ("text", "group", "freq", "kl_before", "kl")
+POINT = ("panel", "group", "token_id", "token", "value")
+KL = ("token_id", "text", "group", "freq", "kl_before", "kl")
 GROUPS = ["rocks", "rocks", "high mean kl", "rest"]
 
 
@@ -179,8 +179,11 @@ def test_without_data_a_figure_is_one_sentence(chart: Any):
 
 
 def test_a_large_group_is_thinned_evenly_and_says_so():
-    records = [{"panel": "A", "group": "rest", "token": "t", "value": float(place)} for place in range(10_000)]
-    records += [{"panel": "A", "group": "rocks", "token": "r", "value": -1.0}]
+    records = [
+        {"panel": "A", "group": "rest", "token_id": place, "token": "t", "value": float(place)}
+        for place in range(10_000)
+    ]
+    records += [{"panel": "A", "group": "rocks", "token_id": 10_000, "token": "r", "value": -1.0}]
     kept = [record["value"] for record in thinned(records, ("panel", "group"), "value") if record["group"] == "rest"]
     assert len(kept) == MOST_MARKS and (kept[0], kept[-1]) == (0.0, 9999.0)
     gaps = [high - low for low, high in pairwise(kept)]

@@ -1,7 +1,9 @@
 """The report as a file: self-contained, escaped, complete, and the same for the same runs."""
 
 import base64
+import csv
 import hashlib
+import io
 import json
 import re
 import shutil
@@ -17,7 +19,10 @@ from report_run import TEXTS, make_report_run
 from rocktokens.display.text import MARKS_LEGEND, visible
 from rocktokens.errors import RocktokensError
 from rocktokens.report.build import build_report
-from rocktokens.report.page.render import RESULT_FILES, STRIPS, file_name, report_html, unbroken, with_room
+from rocktokens.report.page.facts import RESULT_FILES
+from rocktokens.report.page.parts import STRIPS, file_name, with_room
+from rocktokens.report.page.render import report_html, unbroken
+from rocktokens.report.page.tiles import NAMED_ROCKS
 from rocktokens.report.views.run_view import RunView
 from rocktokens.run_dir import RunDir
 
@@ -25,7 +30,7 @@ FIGURES = {
     *("shares", "funnel", "categories", "cutoff", "sensitivity", "loss", "gradient_norm", "gradient_alignment"),
     *("gradient_kl", "gradient_blocks", "knockout", "study_curves", "study_comparisons"),
 }
-TABLES = {"rocks", "accuracy", "claims", "verdicts", "arms", "comparisons"}
+TABLES = {"rocks", "all-rocks", "accuracy", "claims", "verdicts", "classes", "arms", "comparisons"}
 FETCHING = ("src", "href", "srcset", "action", "data", "poster", "background", "formaction", "ping")
 
 
@@ -135,8 +140,8 @@ def test_all_figures_and_tables_are_there_with_their_files(page: Page):
 
 
 def test_every_hostile_text_is_shown_as_text(page: Page):
-    chips = page.text_in("span", **{"class": "chip"})
-    assert chips == [visible(text) for text in TEXTS]
+    chips, shown = page.text_in("span", **{"class": "chip"}), [visible(text) for text in TEXTS]
+    assert chips == [*shown[:NAMED_ROCKS], *shown, *shown]  # first screen, first table, all columns
 
 
 def test_no_data_can_end_its_script(html: str):
@@ -152,14 +157,14 @@ def test_the_page_holds_rollouts_and_reads_without_a_script(page: Page):
 
 
 def test_long_rollouts_are_cut_and_what_is_left_out_is_counted(path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("rocktokens.report.page.render.STRIP_TOKENS", 20)
+    monkeypatch.setattr("rocktokens.report.page.parts.STRIP_TOKENS", 20)
     page = Page(report_html([RunView.open(path)]))
     assert [(len(strip["tokens"]), strip["more"]) for strip in page.data["strips"][0]] == [(20, LENGTH - 20)] * STRIPS
     assert page.text_in("p", **{"class": "note"}).count(f"… {LENGTH - 20} more tokens") == STRIPS
 
 
 def test_the_marks_of_tokens_are_explained_once(page: Page):
-    assert page.text_in("p", **{"class": "note"}).count(MARKS_LEGEND) == 1
+    assert page.text_in("p", **{"class": "terms"}).count(MARKS_LEGEND) == 1
 
 
 def test_facts_name_seeds_versions_and_hashes(page: Page, path: Path):
@@ -171,11 +176,12 @@ def test_facts_name_seeds_versions_and_hashes(page: Page, path: Path):
 
 def test_a_run_that_was_only_traced_says_what_to_run(tmp_path: Path):
     traced = make_run(tmp_path / "traced")
-    RunDir(traced).drop(["rocks.json", "knockout.json"])
+    RunDir(traced).drop(["rocks.json", "knockout.json", "classes.json"])
     page = Page(report_html([RunView.open(traced)]))
     assert not page.of("img") and not page.data["files"] and len(page.data["strips"][0]) == STRIPS
     commands = page.text_in("code")
-    assert commands == [f"rocktokens {verb}" for verb in ("find", "gradients", "knockout", "study")]
+    missing = [f"rocktokens {verb}" for verb in ("find", "gradients", "knockout", "study")]
+    assert commands == [f"rocktokens find {traced.name}", *missing]
 
 
 def test_a_study_alone_has_a_page(tmp_path: Path, path: Path):
@@ -185,15 +191,54 @@ def test_a_study_alone_has_a_page(tmp_path: Path, path: Path):
     assert {own["id"] for own in page.of("img")} == {"run-1-figure-study_curves", "run-1-figure-study_comparisons"}
 
 
-def test_several_runs_are_compared_and_shown_one_by_one(tmp_path: Path, path: Path):
-    rocks = json.loads((path / "rocks.json").read_text(encoding="utf-8"))
-    for name, count in (("all", 8), ("half", 4)):
-        RunDir(tmp_path / name).commit_text("rocks.json", json.dumps({**rocks, "tokens": rocks["tokens"][:count]}))
-    page = Page(report_html([RunView.open(tmp_path / name) for name in ("all", "half")]))
+@pytest.fixture
+def several(tmp_path: Path, path: Path) -> list[RunView]:
+    """Runs with all rocks, with half of them under other labels, and with the same half in another vocabulary."""
+    rocks = json.loads((path / "rocks.json").read_text(encoding="utf-8")) | {"tokenizer_sha256": "cd" * 32}
+    half = [{**own, "label": "unclear", "verdict": "untested"} for own in rocks["tokens"][:4]]
+    of_runs = {
+        "all": {**rocks, "tokens": rocks["tokens"][:8]},
+        "half": {**rocks, "tokens": half},
+        "foreign": {**rocks, "tokens": half, "tokenizer_sha256": "ab" * 32},
+    }
+    for name, record in of_runs.items():
+        RunDir(tmp_path / name).commit_text("rocks.json", json.dumps(record))
+    return [RunView.open(tmp_path / name) for name in of_runs]
+
+
+def test_several_runs_are_compared_and_shown_one_by_one(several: list[RunView]):
+    page = Page(report_html(several))
     rows = [line.split(",") for line in page.data["files"]["table-runs"]["csv"].splitlines()]
-    assert [row[:3] for row in rows] == [["run", "rocks", "jaccard"], ["all", "8", "1.0"], ["half", "4", "0.5"]]
-    assert [own["id"] for own in page.of("article")] == ["run-1", "run-2"]
-    assert [own["id"] for own in page.of("img")] == ["run-1-figure-shares", "run-2-figure-shares"]
+    assert [row[:3] for row in rows] == [
+        ["run", "rocks", "jaccard"],
+        ["all", "8", "1.0"],
+        ["half", "4", "0.5"],
+        ["foreign", "4", ""],
+    ]
+    assert [own["id"] for own in page.of("article")] == ["run-1", "run-2", "run-3"]
+    assert [own["data-vocabulary"] for own in page.of("article")] == ["0", "0", "1"]
+    assert [own["id"] for own in page.of("img")] == [f"run-{number}-figure-shares" for number in (1, 2, 3)]
+
+
+def test_two_runs_stand_side_by_side_and_what_differs_is_said(several: list[RunView]):
+    page = Page(report_html(several[:2]))
+    assert not page.of("article") and [own["id"] for own in page.of("img")] == [
+        "run-1-figure-shares",
+        "run-2-figure-shares",
+    ]
+    said = page.text_in("p", **{"class": "difference"})
+    assert len(page.of("li")) > len(said) == 5
+    assert "4 rocks in both, 4 only in all, 0 only in half (Jaccard 0.50)." in said[0]
+    assert "4 of 4 rocks in both have another label" in said[2] and "have another verdict" in said[3]
+    rows = list(csv.DictReader(io.StringIO(page.data["files"]["table-aligned"]["csv"], newline="")))
+    assert [(row["rank, all"], row["rank, half"]) for row in rows[3:5]] == [("4.0", "4.0"), ("5.0", "—")]
+    assert [row["differs in"] for row in rows] == ["label, verdict"] * 4 + ["being a rock"] * 4
+
+
+def test_ids_of_different_vocabularies_are_not_aligned(several: list[RunView]):
+    page = Page(report_html(several[1:]))
+    assert "Rocks cannot be aligned" in page.text_in("p", **{"class": "difference"})[0]
+    assert "table-aligned" not in page.data["files"]
 
 
 def test_nothing_to_show_is_refused(tmp_path: Path):
@@ -218,8 +263,10 @@ def test_figures_are_written_as_pdf_with_their_data(tmp_path: Path, path: Path):
     assert {own.name for own in written} == {f"{name}.{ending}" for name in FIGURES for ending in ("pdf", "csv")}
     assert all(own.read_bytes().startswith(b"%PDF-") for own in written if own.suffix == ".pdf")
     assert (tmp_path / "one/shares.csv").read_text(encoding="utf-8").startswith("of,share,low,high")
-    folders = {own.parent.name for own in build_report([path, path], page, tmp_path / "two").figures}
-    assert folders == {"1-hostile-run", "2-hostile-run"}
+    few = shutil.copytree(path, tmp_path / path.name, ignore=shutil.ignore_patterns("study"))
+    RunDir(few).drop(["find.json", "gradients.json", "knockout.json"])
+    folders = [own.parent.name for own in build_report([few, few], page, tmp_path / "two").figures]
+    assert folders == 2 * ["1-hostile-run"] + 2 * ["2-hostile-run"]
 
 
 def test_names_become_file_names_and_numbers_stay_together():

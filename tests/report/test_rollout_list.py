@@ -132,9 +132,12 @@ def test_questions_without_an_answer_are_refused(run: RunView, filters: Filters,
     assert sentence in str(refusal.value)
 
 
-def test_history_is_the_kl_of_one_occurrence(run: RunView, strips: dict[int, list[Strip]]):
-    assert history(run, 6, 3) == [(step, strips[step][6].tokens[3].kl) for step in CHECKPOINTS]
-    assert history(run, 6, 10_000) == history(run, 2**62, 0) == []
+def test_history_is_the_kl_of_each_occurrence(run: RunView, strips: dict[int, list[Strip]]):
+    found = history(run, 6)
+    assert list(found) == [token.position for token in strips[CHECKPOINTS[-1]][6].tokens]
+    for place, known in enumerate(found.values()):
+        assert known == [(step, strips[step][6].tokens[place].kl) for step in CHECKPOINTS]
+    assert history(run, 2**62) == {}
 
 
 def test_a_type_card_tells_all_of_a_type(run: RunView, strips: dict[int, list[Strip]]):
@@ -225,7 +228,8 @@ def test_live_follows_the_log(path: Path, tmp_path: Path):
     run = RunView.open(copy)
     view = live(run)
     assert (view.run, view.step, view.max_steps, view.rocks) == ("copy", 2, 40, ())
-    assert [asdict(curve) for curve in view.curves] == [{"name": "kl", "steps": (0, 1, 2), "values": (1, 1 / 2, 1 / 3)}]
+    kl = {"name": "kl", "unit": "nats", "steps": (0, 1, 2), "values": (1, 1 / 2, 1 / 3)}
+    assert [asdict(curve) for curve in view.curves] == [kl]
     so, line_break, seven = rock_ids()
     with (copy / "logs.jsonl").open("a", encoding="utf-8") as log:
         log.write(log_line(3, kl=0.2, online_frozen=[so, seven], online_rocks=2))

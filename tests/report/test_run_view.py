@@ -4,7 +4,7 @@ import json
 import math
 import shutil
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +27,7 @@ from rocktokens.studies.records import StudyResult
 from rocktokens.tasks.wordmath import Wordmath
 from rocktokens.traces.schema import trace_table
 from rocktokens.traces.writer import TraceWriter
-from rocktokens.types import ReplayRecord
+from rocktokens.types import ReplayRecord, RockSet
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +45,23 @@ def test_a_whole_run(whole: Path):
     assert run.text_of(rock_ids()[0]) == "So"
     assert run.categories_of(rock_ids()[:1]) == {rock_ids()[0]: "discourse"}
     assert (run.find, run.gradients, run.study, run.evaluations) == (None, None, None, [])
+
+
+@pytest.mark.parametrize(("model", "verdicts"), [("f" * 64, {"pillar"}), ("e" * 64, set())])
+def test_verdicts_that_a_search_left_in_knockout_json_are_those_of_the_rocks(
+    whole: Path, tmp_path: Path, model: str, verdicts: set[str]
+):
+    """Only if a checkpoint of the replay wrote the answers, not the teacher."""
+    run = RunDir(shutil.copytree(whole, tmp_path / "run"))
+    with run.lock():
+        run.update_manifest(replay=make_replay(checkpoints={CHECKPOINTS[-1]: model}).to_manifest())
+    found = RockSet.load(run.rocks)
+    untested = [replace(own, verdict="untested", delta=None, delta_interval=None) for own in found.tokens]
+    run.commit("rocks.json", replace(found, tokens=untested).save)
+    rocks = RunView.open(run.path).rocks
+    assert rocks is not None
+    assert {own.verdict for own in rocks.tokens} - {"untested"} == verdicts
+    assert {own.delta for own in rocks.tokens} - {None} == ({-0.5} if verdicts else set())
 
 
 def test_a_run_that_was_only_traced(tmp_path: Path):
@@ -94,6 +111,16 @@ def test_what_is_not_a_run_or_is_damaged_is_named(whole: Path, tmp_path: Path):
         RunDir(copy).commit_text(name, "{")
         with pytest.raises(RocktokensError, match=rf"{name} is not valid JSON"):
             RunView.open(copy)
+
+
+def test_a_record_that_was_never_listed_because_its_writer_was_killed_is_not_there(whole: Path, tmp_path: Path):
+    copy = shutil.copytree(whole, tmp_path / "run")
+    RunDir(copy).drop(["rocks.json"])
+    (copy / "rocks.json").write_text("{", encoding="utf-8")
+    with pytest.raises(RocktokensError, match=r"rocks\.json is not listed in"):
+        RunView.open(copy)
+    (copy / ".rocks.json.former").touch()
+    assert RunView.open(copy).rocks is None
 
 
 def test_looking_changes_nothing(whole: Path):

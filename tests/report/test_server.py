@@ -7,23 +7,23 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from explorer_run import CHECKPOINTS, LENGTH, N_ROLLOUTS, ROCK_IDS, VOCABULARY, make_other_run, make_run
+from explorer_run import CHECKPOINTS, CLASS_IDS, LENGTH, N_ROLLOUTS, ROCK_IDS, VOCABULARY, make_other_run, make_run
 from starlette.applications import Starlette
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.testclient import TestClient
 
 from hostile_texts import HOSTILE
-from rocktokens.report.explorer import server
+from rocktokens.report.explorer import answers
+from rocktokens.report.explorer.answers import ROUTES
 from rocktokens.report.explorer.security import HEADERS, Guard, new_token
 from rocktokens.report.explorer.server import make_app
+from rocktokens.report.explorer.shelf import Shelf
 from rocktokens.report.views.run_view import RunView
 from rocktokens.run_dir import RunDir
 
 TOKEN = "secret-token"
 ORIGIN = "http://127.0.0.1"
-QUERIES = {"/api/compare": "run_a=0&run_b=0&checkpoint_a=0&checkpoint_b=10&rollout=1"}
-"""What a route needs besides its path."""
-VALUES = {"run": "0", "rollout": "1", "position": "2", "token_id": str(ROCK_IDS[0])}
+VALUES = {"run": "0", "rollout": "1", "token_id": str(ROCK_IDS[0])}
 TRAVERSALS = (
     "%2e%2e",
     "..%2f..%2f..%2fetc%2fpasswd",
@@ -46,8 +46,13 @@ TRAVERSALS = (
 
 
 @pytest.fixture(scope="module")
-def app(tmp_path_factory: pytest.TempPathFactory) -> Starlette:
-    return make_app([RunView.open(make_run(tmp_path_factory.mktemp("runs") / "hostile"))], TOKEN)
+def shelf(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
+    return Shelf([make_run(tmp_path_factory.mktemp("runs") / "hostile")])
+
+
+@pytest.fixture(scope="module")
+def app(shelf: Shelf) -> Starlette:
+    return make_app(shelf, TOKEN)
 
 
 @pytest.fixture(scope="module")
@@ -64,13 +69,12 @@ def paths(routes: list[BaseRoute], above: str = "") -> Iterator[str]:
             yield above + route.path
 
 
-TEMPLATES = [path.removeprefix(f"/{TOKEN}") for path in paths(make_app([], TOKEN).routes)]
+TEMPLATES = ["/", *(f"/api/{route}" for route in ROUTES)]
 each_route = pytest.mark.parametrize("template", TEMPLATES)
 
 
 def address(template: str, token: str = TOKEN) -> str:
-    path = f"/{token}{template.format(**VALUES)}"
-    return f"{path}?{QUERIES[template]}" if template in QUERIES else path
+    return f"/{token}{template.format(**VALUES)}"
 
 
 def require_sentence(response, status: int) -> str:
@@ -85,16 +89,19 @@ def require_sentence(response, status: int) -> str:
 # Every route
 
 
-def test_the_routes_are_these():
+def test_the_routes_are_these(app: Starlette):
+    assert sorted(path.removeprefix(f"/{TOKEN}") for path in paths(app.routes)) == sorted(TEMPLATES)
     assert sorted(TEMPLATES) == sorted(
         [
             "/",
             "/api/runs",
-            "/api/compare",
+            "/api/runs/{run}",
+            "/api/runs/{run}/version",
             "/api/runs/{run}/rollouts",
             "/api/runs/{run}/rollouts/{rollout}",
-            "/api/runs/{run}/rollouts/{rollout}/positions/{position}",
+            "/api/runs/{run}/rollouts/{rollout}/history",
             "/api/runs/{run}/types/{token_id}",
+            "/api/runs/{run}/classes",
             "/api/runs/{run}/knockouts",
             "/api/runs/{run}/knockouts/{token_id}",
             "/api/runs/{run}/live",
@@ -191,7 +198,7 @@ def test_a_path_of_the_client_leads_nowhere(client: TestClient, template: str, v
 def test_what_is_not_a_parameter_is_refused(client: TestClient, template: str):
     if template == "/":
         return  # the page is the same whatever is asked of it
-    joined = address(template) + ("&" if "?" in address(template) else "?")
+    joined = f"{address(template)}?"
     for said in ("path=../../etc/passwd", "sql=select", "__proto__=1", f"{'x' * 9000}=1"):
         assert "not a parameter" in require_sentence(client.get(joined + said), 400)
 
@@ -247,8 +254,8 @@ def test_a_failure_is_one_sentence_too(tmp_path: Path, monkeypatch: pytest.Monke
     def fail(_: RunView) -> None:
         raise KeyError("alpha")
 
-    monkeypatch.setattr(server, "knockouts", fail)
-    client = TestClient(make_app([RunView.open(make_run(tmp_path / "run"))], TOKEN), base_url=ORIGIN)
+    monkeypatch.setattr(answers, "knockouts", fail)
+    client = TestClient(make_app(Shelf([make_run(tmp_path / "run")]), TOKEN), base_url=ORIGIN)
     response = client.get(f"/{TOKEN}/api/runs/0/knockouts")
     assert "failed to answer" in require_sentence(response, 500)
     assert response.headers["x-content-type-options"] == "nosniff"
@@ -261,15 +268,15 @@ def test_answers_are_the_views(client: TestClient):
     def ask(path: str):
         return client.get(f"/{TOKEN}/api/{path}").json()
 
-    [run] = ask("runs")
+    run = ask("runs/0")
     assert (run["checkpoints"], run["reference"]) == (list(CHECKPOINTS), CHECKPOINTS[-1])
     assert [rock["id"] for rock in run["rocks"]] == list(ROCK_IDS)
     assert ask("runs/0/rollouts")["total"] == N_ROLLOUTS
     assert ask("runs/0/rollouts?sort=-mean_kl&rock=true&text=step")["total"] > 0
     strip = ask("runs/0/rollouts/3?checkpoint=0")
     assert (strip["checkpoint"], len(strip["tokens"])) == (0, LENGTH)
-    assert [step for step, _ in ask("runs/0/rollouts/3/positions/0")] == list(CHECKPOINTS)
-    assert [one["checkpoint"] for one in ask(QUERIES["/api/compare"].join(["compare?", ""]))] == list(CHECKPOINTS)
+    assert [step for step, _ in ask("runs/0/rollouts/3/history")["0"]] == list(CHECKPOINTS)
+    assert [own["ids"] for own in ask("runs/0/classes")["classes"]] == list(map(list, CLASS_IDS))
     assert ask("runs/0/live")["step"] == 2
     assert (ask("runs/0/knockouts")["alpha"], len(ask("runs/0/knockouts")["bans"])) == (0.05, len(ROCK_IDS) + 1)
     assert ask(f"runs/0/knockouts/{ROCK_IDS[0]}")["pairs"]
@@ -277,8 +284,8 @@ def test_answers_are_the_views(client: TestClient):
 
 def test_rocks_come_with_what_their_numbers_rest_on(tmp_path: Path):
     paths = (make_run(tmp_path / "run"), make_other_run(tmp_path / "other"))
-    client = TestClient(make_app([RunView.open(path) for path in paths], TOKEN), base_url=ORIGIN)
-    overviews = client.get(f"/{TOKEN}/api/runs").json()
+    client = TestClient(make_app(Shelf(paths), TOKEN), base_url=ORIGIN)
+    overviews = [client.get(f"/{TOKEN}/api/runs/{number}").json() for number in range(2)]
     assert ["held out" in run["table"]["titles"] for run in overviews] == [False, True]
     assert ["paper's rule" in run["table"]["notes"][-1] for run in overviews] == [False, True]
     assert overviews[1]["summary"]["measured_on"] == "held-out half"
@@ -289,8 +296,8 @@ def test_rocks_come_with_what_their_numbers_rest_on(tmp_path: Path):
 def test_a_run_without_rocks_or_bans(tmp_path: Path):
     path = make_run(tmp_path / "run")
     RunDir(path).drop(["rocks.json", "knockout.json"])
-    client = TestClient(make_app([RunView.open(path)], TOKEN), base_url=ORIGIN)
-    [run] = client.get(f"/{TOKEN}/api/runs").json()
+    client = TestClient(make_app(Shelf([path]), TOKEN), base_url=ORIGIN)
+    run = client.get(f"/{TOKEN}/api/runs/0").json()
     assert (run["summary"], run["rocks"], run["table"]) == (None, [], None)
     assert client.get(f"/{TOKEN}/api/runs/0/knockouts").json() == {"alpha": None, "bans": []}
 
@@ -371,9 +378,9 @@ def test_a_websocket_is_not_served(app: Starlette):
         pass
 
 
-def test_other_hosts_are_answered_where_they_were_named():
-    client = TestClient(make_app([], TOKEN, hosts={"box.example"}), base_url="http://box.example:9")
-    assert client.get(f"/{TOKEN}/api/runs").json() == []
+def test_other_hosts_are_answered_where_they_were_named(shelf: Shelf):
+    client = TestClient(make_app(shelf, TOKEN, hosts={"box.example"}), base_url="http://box.example:9")
+    assert [run["name"] for run in client.get(f"/{TOKEN}/api/runs").json()["runs"]] == ["hostile"]
     require_sentence(client.get(f"/{TOKEN}/api/runs", headers={"host": "127.0.0.1"}), 403)
 
 

@@ -1,12 +1,11 @@
 """The explorer in a real browser, over a run of hostile texts: what a user does, and what must never happen."""
 
 import re
-import threading
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import uvicorn
 from axe_playwright_python.sync_playwright import Axe
 from explorer_run import (
     FROZEN_IDS,
@@ -19,36 +18,15 @@ from explorer_run import (
     make_other_run,
     make_run,
 )
-from playwright.sync_api import Browser, ConsoleMessage, Error, Page, Request, Route, expect
+from explorer_server import FOREIGN, Server, open_at, watched
+from playwright.sync_api import Browser, Error, Page, Route, expect
 
 from hostile_texts import HOSTILE
+from replay_records import make_replay
 from rocktokens.display.text import legible, visible
-from rocktokens.report.explorer.security import new_token
-from rocktokens.report.explorer.server import make_app
-from rocktokens.report.views.run_view import RunView
+from rocktokens.run_dir import RunDir
 
-VIEWS = ("rollouts", "rocks", "compare", "knockout", "live")
-FOREIGN = "#main :is(script, img, iframe, object, link, style, form:not(#filters))"
-"""What no view is made of."""
-
-
-class Server(uvicorn.Server):
-    """The explorer of runs, by their number, in a thread of its own, on a free port."""
-
-    def __init__(self, *runs: Path) -> None:
-        self.run_path, token = runs[0], new_token()
-        app = make_app([RunView.open(run) for run in runs], token)
-        super().__init__(uvicorn.Config(app, port=0, log_level="warning", access_log=False, ws="none"))
-        self._thread = threading.Thread(target=self.run)
-        self._thread.start()
-        while not self.started:
-            assert self._thread.is_alive()
-        port = self.servers[0].sockets[0].getsockname()[1]
-        self.url = f"http://127.0.0.1:{port}/{token}/"
-
-    def stop(self) -> None:
-        self.should_exit = True
-        self._thread.join(timeout=10)
+VIEWS = ("home", "rollouts", "rocks", "classes", "compare", "knockout", "live")
 
 
 @pytest.fixture(scope="module")
@@ -65,44 +43,17 @@ def page(browser: Browser, server: Server) -> Iterator[Page]:
     """A page on which, in the end, no text was executed, no one else was asked, and the console is empty."""
     context = browser.new_context(viewport={"width": 1440, "height": 900}, reduced_motion="reduce")
     page = context.new_page()
-    complaints = watched(page, server)
+    complaints = watched(page, server.url)
     yield page
     assert complaints == []
     expect(page.locator("#problem")).to_be_hidden()
     context.close()
 
 
-def watched(page: Page, server: Server) -> list[str]:
-    """What a page does that it must not, as it happens: a page that was left is not forgotten."""
-    complaints: list[str] = []
-
-    def note(message: ConsoleMessage) -> None:
-        complaints.append(f"console {message.type}: {message.text}")
-
-    def outside(request: Request) -> None:
-        if not request.url.startswith((server.url, "data:")):
-            complaints.append(f"request to {request.url}")
-
-    page.on("console", note)
-    page.on("pageerror", lambda error: complaints.append(f"error: {error}"))
-    page.on("request", outside)
-    page.on("dialog", lambda dialog: complaints.append(f"dialog: {dialog.message}"))
-    page.expose_function("noteExecution", lambda: complaints.append("a text was executed"))
-    page.add_init_script("Object.defineProperty(window, 'executed', { set: () => window.noteExecution() })")
-    return complaints
-
-
-def open_at(page: Page, server: Server, choice: str = "") -> None:
-    """Open the explorer again at a choice."""
-    page.goto("about:blank")
-    page.goto(f"{server.url}#{choice}")
-    page.locator("nav [aria-current]").wait_for()
-
-
 def test_an_execution_is_noted_and_not_forgotten(browser: Browser, server: Server):
     """That nothing was noted means something: what the hostile texts would do is."""
     page = browser.new_page()
-    complaints = watched(page, server)
+    complaints = watched(page, server.url)
     open_at(page, server)
     page.evaluate("window.executed=1")
     open_at(page, server)
@@ -155,6 +106,11 @@ def test_pointing_at_a_token_shows_what_both_models_would_say(page: Page, server
         expect(table.locator("tr.sampled")).to_have_count(1)
     expect(page.locator("#token-history svg")).to_be_visible()
     expect(page.locator(".occurrences li").first).to_be_visible()
+    # It is the second word, which is in a class; a quarter of every kl is choice.
+    expect(page.locator("#token-panel dt", has_text="kl of the choice")).to_have_count(1)
+    expect(page.locator(".token-class")).to_have_text(
+        re.compile(r"^Class 1: ### So interchangeable; whole class banned: pillar; of its mean kl of .* decision\.$")
+    )
 
 
 def test_a_token_that_is_no_rock_and_was_not_banned(page: Page, server: Server):
@@ -372,11 +328,11 @@ def test_comparing_runs_whose_prompts_differ(page: Page, server: Server):
 
 def test_comparing_runs_whose_answers_differ(page: Page, server: Server):
     def answer(route: Route) -> None:
-        strips = route.fetch().json()
-        strips[1]["tokens"][3]["token_id"] += 1
-        route.fulfill(json=strips)
+        strip = route.fetch().json()
+        strip["tokens"][3]["token_id"] += 1
+        route.fulfill(json=strip)
 
-    page.route(re.compile("/api/compare"), answer)
+    page.route(re.compile(r"/rollouts/2\?checkpoint=0"), answer)
     open_at(page, server, "view=compare&rollout=2&position=4")
     expect(page.locator("#compare-note")).to_have_text("The answers differ, so tokens are not paired.")
     expect(page.locator("#compare-panels h3")).to_have_count(1)
@@ -384,22 +340,22 @@ def test_comparing_runs_whose_answers_differ(page: Page, server: Server):
 
 def test_rocks_say_which_prompts_their_numbers_are_of(page: Page, server: Server):
     open_at(page, server, "view=rocks&run=2")
-    expect(page.locator("#rocks caption")).to_contain_text("are of the prompts that selected the rocks")
-    expect(page.locator("#rocks caption")).to_contain_text("Verdicts by the paper's rule")
-    expect(page.locator("#rocks .muted")).to_contain_text("held-out half (45 prompts)")
+    expect(page.locator("#rocks .table-note")).to_contain_text("are of the prompts that selected the rocks")
+    expect(page.locator("#rocks .table-note")).to_contain_text("Verdicts by the paper's rule")
+    expect(page.locator("#shares .muted")).to_contain_text("held-out half (45 prompts)")
     titles = page.locator("#rocks th").all_inner_texts()
     cells = page.locator("#rocks tbody tr").first.locator("td").all_inner_texts()
     row = dict(zip(titles, cells, strict=True))
     assert (row["mean kl"], row["held out"], row["change"]) == ("1.500", "1.250", "−12.5 %")
     open_at(page, server, "view=rocks&run=0")
-    expect(page.locator("#rocks caption")).to_contain_text("All prompts selected the rocks")
+    expect(page.locator("#rocks .table-note")).to_contain_text("All prompts selected the rocks")
     assert "held out" not in page.locator("#rocks th").all_inner_texts()
 
 
 def test_a_ban_has_the_interval_it_was_given(page: Page, server: Server):
     for run, level in ((0, "95 %"), (2, "90 %")):
         open_at(page, server, f"view=knockout&run={run}")
-        expect(page.locator("#bans .side-note")).to_contain_text(f"with its {level} interval")
+        expect(page.locator("#bans-note")).to_contain_text(f"with its {level} interval")
 
 
 def test_a_knock_out_marks_the_first_difference(page: Page, server: Server):
@@ -422,7 +378,7 @@ def test_a_run_in_training_is_followed(page: Page, server: Server):
         log.write(log_line(3))
     expect(page.locator("#live-status")).not_to_have_text(before, timeout=10_000)
     expect(page.locator("#live-status")).to_contain_text("4 steps")
-    expect(page.locator("#curves figure").filter(has_text=re.compile("^kl")).locator("b")).to_have_text("0.250")
+    expect(page.locator("#curves .plot-title").filter(has_text=re.compile("^kl"))).to_have_text("kl: 0.250 nats")
 
 
 def test_an_answer_after_a_silence_takes_the_alert_away(browser: Browser, server: Server):
@@ -454,11 +410,8 @@ def test_the_theme_follows_the_system_and_can_be_switched(page: Page, server: Se
 @pytest.mark.parametrize("view", VIEWS)
 def test_nothing_for_axe_to_find(page: Page, server: Server, view: str, theme: str):
     open_at(page, server, f"view={view}&theme={theme}&rollout=0&position=1")
-    page.locator(
-        {"rollouts": ".occurrences a", "rocks": "#rocks td", "compare": "#compare-panels h3"}.get(
-            view, f"#view-{view} svg"
-        )
-    ).first.wait_for()
+    shown = {"rollouts": ".occurrences a", "compare": "#compare-panels h3", "knockout": ".aligned", "live": "svg"}
+    page.locator(f"#view-{view} {shown.get(view, 'td')}").first.wait_for()
     found = Axe().run(page).response["violations"]
     assert [(one["id"], one["nodes"][0]["html"][:200]) for one in found] == []
 
@@ -467,7 +420,7 @@ def test_a_narrow_window_scrolls_one_way(page: Page, server: Server):
     page.set_viewport_size({"width": 390, "height": 800})
     for view in VIEWS:
         open_at(page, server, f"view={view}&rollout=0")
-        page.locator(f"#view-{view} svg, #view-{view} .strip-token, #view-{view} td").first.wait_for()
+        page.locator(f"#view-{view} :is(svg, .strip-token, td, .aligned)").filter(visible=True).first.wait_for()
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), view
 
 
@@ -561,3 +514,24 @@ def test_a_line_breaks_only_where_the_text_does(page: Page, server: Server):
     open_at(page, server, "rollout=0")
     expect(page.locator("#rollout .strip-token")).to_have_count(len(texts))
     expect(page.locator("#rollout br")).to_have_count(1)
+
+
+def test_a_run_without_answers_says_what_is_left_out(browser: Browser, tmp_path: Path):
+    run, task = RunDir(make_run(tmp_path / "silent")), 'name = "jsonl"\npath = "p.jsonl"\nanswer_field = ""\n'
+    with run.lock():
+        run.drop([run.knockout.name])
+        models = '[models]\nstudent = "s"\nteacher = "t"\n'
+        run.commit_text("config.toml", f'[run]\ndirectory = "r"\n{models}[task]\n{task}[evaluation.task]\n{task}')
+        run.update_manifest(replay=make_replay(task=tomllib.loads(task)).to_manifest())
+    server, page = Server(run.path), browser.new_page()
+    complaints = watched(page, server.url)
+    open_at(page, server, "view=knockout")
+    why = "Left out: evaluation.task.answer_field is empty, so there are no answers to measure accuracy by"
+    expect(page.locator("#pairs")).to_contain_text(why)
+    open_at(page, server)
+    answer = page.locator("#filters select[name=correct]")
+    expect(answer).to_be_disabled()
+    expect(answer).to_have_attribute("title", "Not marked as right or wrong: the prompts have no answers.")
+    assert complaints == []
+    page.close()
+    server.stop()

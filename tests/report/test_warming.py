@@ -4,12 +4,14 @@ import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import cast
 
 import pytest
 from explorer_run import N_ROLLOUTS, make_run
 from starlette.testclient import TestClient
 
 from rocktokens.report.explorer.server import make_app
+from rocktokens.report.explorer.shelf import Shelf
 from rocktokens.report.views import rollout_list
 from rocktokens.report.views.run_view import RunView
 
@@ -48,8 +50,9 @@ def test_warming_ends_when_it_is_no_longer_wanted(path: Path):
 
 
 def test_the_application_warms_its_runs_and_ends_with_its_thread(path: Path):
-    runs = [CountingRun.open(path), CountingRun.open(path)]
-    with TestClient(make_app(runs, TOKEN), base_url="http://127.0.0.1") as client:
+    shelf = Shelf([path, path], CountingRun.open)
+    runs = [cast(CountingRun, shelf.view(number)) for number in range(2)]
+    with TestClient(make_app(shelf, TOKEN), base_url="http://127.0.0.1") as client:
         _wait_for(lambda: all(run.n_read >= 2 * N_ROLLOUTS for run in runs))
         n_read = runs[1].n_read
         assert client.get(f"/{TOKEN}/api/runs/1/rollouts?text=so").status_code == 200
@@ -61,7 +64,7 @@ def test_a_run_that_cannot_be_warmed_still_answers(tmp_path: Path):
     path = make_run(tmp_path / "damaged")
     for part in path.glob("traces/*/*.parquet"):
         part.write_bytes(b"not a table")
-    with TestClient(make_app([RunView.open(path)], TOKEN), base_url="http://127.0.0.1") as client:
+    with TestClient(make_app(Shelf([path]), TOKEN), base_url="http://127.0.0.1") as client:
         assert client.get(f"/{TOKEN}/api/runs/0/knockouts").status_code == 200
 
 

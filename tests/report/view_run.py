@@ -102,7 +102,7 @@ def write_whole(path: Path) -> RunDir:
         write_rollouts(run, f"rollouts/probe/checkpoint={CHECKPOINTS[-1]}.parquet", probe_rollouts())
         run.update_manifest(replay=make_replay(task=TASK, num_prompts=N_PROMPTS, seed=SEED).to_manifest())
         run.commit("rocks.json", rock_set().save)
-        run.commit_text("config.toml", "[training]\nmax_steps = 40\n")
+        run.commit_text("config.toml", 'models = { student = "s", teacher = "t" }\n[training]\nmax_steps = 40\n')
         write_knockout(run)
     run.logs.write_text("".join(log_line(step, kl=1 / (step + 1)) for step in range(3)), encoding="utf-8")
     return run
@@ -117,7 +117,7 @@ def write_knockout(run: RunDir) -> None:
     journal = RunJournal(run, conditions.digest)
     journal.keep_free(free)
     for place in holders:
-        journal.add((ban.ids, place), under_ban(free, place, ban.ids[0]))
+        journal.add((ban.key, place), under_ban(free, place, ban.ids[0]))
     journal.flush()
     lost = [(free[place].prompt_id, 0) for place in holders if place % 2 == 0]
     changes = BanChanges(len(holders), len(holders), 0.0, 0.0, 1.0, 0.1, [], lost, [])

@@ -136,7 +136,8 @@ def test_find_names_its_own_remedy_where_no_student_is_listed(run, tmp_path):
 
 
 def with_students(run: Path, names: list[str]) -> None:
-    config = parse_config(f"[run]\ndirectory = {json.dumps(str(run))}\n[trace]\ncheckpoints = {json.dumps(names)}\n")
+    text = f"[run]\ndirectory = {json.dumps(str(run))}\n[trace]\ncheckpoints = {json.dumps(names)}\n"
+    config = parse_config(text, ["models.teacher=pebbles-teacher"])
     RunDir(run).commit_text("config.toml", dump_config(config))
 
 

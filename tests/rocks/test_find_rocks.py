@@ -40,6 +40,7 @@ from rocktokens.traces.store import TraceStore
 from rocktokens.types import RockSet
 
 ONE = 2**24
+MODELS = '[models]\nstudent = "pebbles-student"\nteacher = "pebbles-teacher"\n'
 EMBEDDINGS = random_embeddings(0, 40)
 
 
@@ -390,7 +391,7 @@ def test_what_is_not_given_comes_from_the_config_of_the_run(tmp_path, tables):
     run = write_trace(tmp_path, tables)
     find = {"k": 4, "stage": "score", "split": 0.25, "min_score": 0.5, "tau_nats": [0.25, 0.5], "encoder": "hidden"}
     lines = "\n".join(f"{name} = {json.dumps(value)}" for name, value in find.items())
-    RunDir(run).commit_text("config.toml", f'[run]\ndirectory = "elsewhere"\nseed = 3\n[find]\n{lines}\n')
+    RunDir(run).commit_text("config.toml", f'[run]\ndirectory = "elsewhere"\nseed = 3\n{MODELS}[find]\n{lines}\n')
     store = TraceStore(run, threads=1)
     assert find.items() <= find_rocks(store).criterion.items()
     assert find_rocks(store).criterion["seed"] == derive_seed(3, "split")
@@ -416,7 +417,7 @@ def test_the_command_and_the_call_write_the_same_bytes_without_a_config(tmp_path
     run = RunDir(write_trace(tmp_path, learned))
     for has_config, zeros in ((False, 1), (True, 0)):
         if has_config:
-            run.commit_text(run.config.name, f'[run]\ndirectory = "{run.path}"\n')
+            run.commit_text(run.config.name, f'[run]\ndirectory = "{run.path}"\n{MODELS}')
         find_run(run, *find_settings(run))
         find_rocks(TraceStore(run, threads=1)).save(tmp_path / "call.json")
         assert (tmp_path / "call.json").read_bytes() == run.rocks.read_bytes()

@@ -20,8 +20,8 @@ from rocktokens.inference.bootstrap import (
     share_interval,
 )
 from rocktokens.rocks import uncertainty
-from rocktokens.rocks.ranking import Rules, frequent_enough, rank_types, rankings
-from rocktokens.rocks.selectors import SELECTORS, Sample, summed_kl
+from rocktokens.rocks.ranking import Rules, frequent_enough, rank_types, rankable, rankings
+from rocktokens.rocks.selectors import SELECTORS, Sample, pooled_groups, summed_kl
 from rocktokens.rocks.uncertainty import (
     candidates,
     paired_tests,
@@ -71,6 +71,36 @@ def test_the_interval_is_of_summed_kl_whatever_ranks(sample):
         for column in np.flatnonzero(sample.totals("freq")):
             assert found.interval(column) == tuple(now[:, column])
             assert joint.interval(column) == tuple(np.minimum(now, before)[:, column])
+
+
+def test_many_prompts_are_pooled_before_replicates_rank_them(sample, monkeypatch):
+    pooled = sample.pooled(5, seed=3)
+    groups_C = pooled_groups(12, 5, seed=3)
+    assert np.bincount(groups_C).tolist() == [3, 3, 2, 2, 2]
+    for name in ("freq", "kl", "grad_norm", "kl_before", "kept"):
+        whole_CU = getattr(sample, name).toarray()
+        expected = [whole_CU[groups_C == group].sum(axis=0) for group in range(5)]
+        assert np.array_equal(getattr(pooled, name).toarray(), expected)
+    alone = score_uncertainty(pooled, SELECTORS["lower bound"], Rules(4), DRAWS, seed=3)
+    monkeypatch.setattr(uncertainty, "MOST_DRAWN", 11)
+    monkeypatch.setattr(uncertainty, "POOLED_CLUSTERS", 5)
+    found = score_uncertainty(sample, SELECTORS["lower bound"], Rules(4), DRAWS, seed=3)
+    for name, values in asdict(alone).items():
+        assert np.array_equal(values, getattr(found, name), equal_nan=True)
+
+
+@pytest.mark.parametrize("least", [4, 6])
+def test_pooled_clusters_are_as_many_prompts_as_they_hold(sample, least):
+    """A draw that has a cluster has all its prompts, once."""
+    rules, groups_C = Rules(4, min_freq=1, min_prompts=least), pooled_groups(12, 5, seed=3)
+    for weights_G in (np.ones(5), np.array([2, 0, 1, 0, 3])):
+        pooled, alone = (
+            rankable(own, rules, weights[None])[0]
+            for own, weights in ((sample.pooled(5, seed=3), weights_G), (sample, weights_G[groups_C]))
+        )
+        assert np.array_equal(pooled, alone) and 0 < alone.sum() < len(alone)
+    twice = sample.pooled(8, seed=1).pooled(5, seed=3)
+    assert np.array_equal(rankable(twice, rules), rankable(sample, rules))
 
 
 def test_blocks_do_not_change_anything(sample, monkeypatch):

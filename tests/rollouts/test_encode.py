@@ -2,12 +2,14 @@
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tiny_sampling import EOS_IDS, PAD, make_llama, word_tokenizer
 
 from rocktokens.errors import RocktokensError
 from rocktokens.rollouts.encode import Sampling, encode_prompt, make_rollouts
 from rocktokens.rollouts.sampler import SampleRequest, TransformersSampler
-from rocktokens.types import Prompt
+from rocktokens.types import Message, Prompt
 
 TEMPLATE = "{% for m in messages %}w90 {{ m['content'] }} w91 {% endfor %}{% if add_generation_prompt %}w92{% endif %}"
 PROMPT = Prompt("p", "w5 w6 w7")
@@ -33,6 +35,61 @@ def test_a_prompt_of_just_the_longest_length_passes_and_one_more_is_named():
 def test_an_empty_prompt_is_named():
     with pytest.raises(RocktokensError, match="prompt 'empty' has no tokens"):
         encode_prompt(word_tokenizer(), Prompt("empty", " "), True, 2)
+
+
+ROLES = "{% set role = {'system': 'w93', 'user': 'w94', 'assistant': 'w95'} %}"
+CHATML = (
+    ROLES + "{% for m in messages %}{{ role[m['role']] }} {{ m['content'] }} w91 {% endfor %}"
+    "{% if add_generation_prompt %}w95{% endif %}"
+)
+GEMMA = (  # folds the system message into the user's turn
+    ROLES + "{% if messages[0]['role'] == 'system' %}{% set first, rest = messages[0]['content'], messages[1:] %}"
+    "{% else %}{% set first, rest = '', messages %}{% endif %}{% for m in rest %}"
+    "{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}"
+    "{{ role[m['role']] }} {{ first if loop.first }} {{ m['content'] }} {% endfor %}w95"
+)
+REFUSING = (
+    "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}" + CHATML
+)
+DROPPING = "{% for m in messages if m['role'] != 'system' %}w94 {{ m['content'] }} {% endfor %}w95"
+MISTAKING = "{% for m in messages %}{{ 'w94' if m['role'] == 'user' else 'w95' }} {{ m['content'] }} {% endfor %}w95"
+words = st.lists(st.integers(5, 80), min_size=1, max_size=4).map(lambda own: " ".join(f"w{n}" for n in own))
+
+
+def conversation(system: str | None, earlier: list[tuple[str, str]], text: str) -> Prompt:
+    pairs = [own for asked, replied in earlier for own in (Message("user", asked), Message("assistant", replied))]
+    first = [] if system is None else [Message("system", system)]
+    messages = (*first, *pairs, Message("user", text))
+    return Prompt("c", text, messages=messages if len(messages) > 1 else ())
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.none() | words, st.lists(st.tuples(words, words), max_size=2), words, st.sampled_from([CHATML, GEMMA]))
+def test_a_conversation_is_what_the_template_makes_of_it(system, earlier, text, template):
+    tokenizer, prompt = word_tokenizer(chat_template=template), conversation(system, earlier, text)
+    messages = [{"role": own.role, "content": own.content} for own in prompt.messages]
+    messages = messages or [{"role": "user", "content": text}]
+    rendered = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    assert isinstance(rendered, str) and rendered.endswith("w95")
+    assert all(own["content"] in rendered for own in messages)
+    assert encode_prompt(tokenizer, prompt, True, 100).tolist() == [int(word[1:]) for word in rendered.split()]
+
+
+@pytest.mark.parametrize(
+    ("template", "used", "sentence"),
+    [
+        (None, True, r"a conversation of 2 messages, the first of 'system', .* and the tokenizer has none: use models"),
+        (CHATML, False, r"only a chat template can render, and rollouts.chat_template is false"),
+        (REFUSING, True, r"refuses the messages \(System role not supported\) in prompt 'c': leave out task.system_pr"),
+        (DROPPING, True, r"chat template drops the system message in prompt 'c'"),
+        (MISTAKING, True, r"chat template takes the system message for the assistant's in prompt 'c'"),
+    ],
+)
+def test_a_template_without_a_place_for_the_system_message_is_named(template, used, sentence):
+    tokenizer = word_tokenizer(chat_template=template)
+    with pytest.raises(RocktokensError, match=sentence):
+        encode_prompt(tokenizer, conversation("w7 w8", [], "w5"), used, 100)
+    assert encode_prompt(tokenizer, Prompt("p", "w5"), used, 100).size, "plain prompts go on as before"
 
 
 def test_rollouts_are_prompt_major_numbered_and_what_the_sampler_gives():

@@ -10,6 +10,5 @@ from ranks import run_two_ranks
 
 
 @pytest.mark.skipif(not dist.is_gloo_available(), reason="this torch was built without gloo")
-def test_a_head_in_shards_is_gathered_and_its_gradient_goes_back_to_them():
-    worker = sharded_head_worker.__file__
-    run_two_ranks(worker, cwd=Path(worker).parent)
+def test_a_head_in_shards_is_gathered_and_its_gradient_goes_back_to_them(tmp_path: Path):
+    run_two_ranks(Path(sharded_head_worker.__file__), [], tmp_path)

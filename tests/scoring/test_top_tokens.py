@@ -8,7 +8,7 @@ from test_score import V, random_rollouts, student_and_teacher
 from rocktokens.models.head import LMHead
 from rocktokens.scoring.score import score_pass
 from rocktokens.scoring.teacher_pass import TeacherPass
-from rocktokens.scoring.top_tokens import TopTokens, top_tokens
+from rocktokens.scoring.top_tokens import TopTokens, likely_tokens, top_tokens
 
 K = 5
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
@@ -43,6 +43,24 @@ def test_the_likeliest_are_those_of_the_models_own_logits(temperature):
         expected_TV = oracle(model, rollouts, temperature)
         np.testing.assert_array_equal(ids_TK, np.argsort(-expected_TV, axis=1)[:, :K])
         np.testing.assert_allclose(logp_TK, -np.sort(-expected_TV, axis=1)[:, :K], atol=2e-5)
+
+
+@pytest.mark.parametrize(("temperature", "tokens_per_chunk"), [(1.0, 1024), (1.8, 7)])
+def test_what_could_have_been_written_has_what_was_written_first(temperature, tokens_per_chunk):
+    """Rows at some positions, the student's head wider than the teacher's; chunks that do not divide them."""
+    torch.manual_seed(0)
+    h_s_PD, h_t_PE, written_P = torch.randn(30, 6), torch.randn(30, 4), torch.randint(0, 11, (30,))
+    student, teacher = LMHead(torch.randn(13, 6), bias_V=torch.randn(13)), LMHead(torch.randn(11, 4), softcap=3.0)
+    found = likely_tokens(h_s_PD, student, h_t_PE, teacher, written_P, K, temperature, tokens_per_chunk)
+    assert [(part.dtype, tuple(part.shape)) for part in found] == [
+        (torch.int32, (30, 2, 1 + K)),
+        (torch.float32, (30, 2, 1 + K)),
+    ]
+    for model, (h_PD, head) in enumerate(((h_s_PD, student), (h_t_PE, teacher))):
+        logp_PV = torch.log_softmax(head.logits(h_PD)[:, :11].double() / temperature, -1)
+        expected = torch.cat([written_P[:, None], logp_PV.argsort(dim=-1, descending=True)[:, :K]], dim=1)
+        np.testing.assert_array_equal(found[0][:, model], expected)
+        np.testing.assert_allclose(found[1][:, model], logp_PV.gather(1, expected), atol=2e-5)
 
 
 def test_batching_and_chunking_change_nothing():

@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from rocktokens.config import Config
+from rocktokens.config import Config, dump_config
+from rocktokens.config.policies import files_of
 from rocktokens.errors import ConfigError
+from rocktokens.run_dir import RunDir
 from rocktokens.studies.config import BaseSections, StudyConfig, dump_study, load_study, make_study
-from rocktokens.studies.plan import evaluated_steps, plan_jobs, scout_config
+from rocktokens.studies.plan import evaluated_steps, plan_jobs, require_unchanged, scout_config
 from rocktokens.studies.pool import choose_places
 from rocktokens.studies.preflight import warnings
 
@@ -18,11 +20,18 @@ UNIFORM: dict[str, Any] = {"name": "uniform", "policy": {"name": "uniform"}}
 FREEZE: dict[str, Any] = {"name": "rock freeze", "policy": {"name": "rocks", "rocks": "@rocks"}}
 CONTROL: dict[str, Any] = {"name": "control", "policy": {"name": "occurrence_control", "rocks": "@rocks"}, "draws": 3}
 SCOUT: dict[str, Any] = {"scout": {"seed": 9}}
+COARSE: dict[str, Any] = {"name": "coarse", "policy": {"name": "coarse", "classes": "@classes"}}
+RANDOM: dict[str, Any] = {
+    "name": "random",
+    "policy": {"name": "coarse", "classes": "@random_classes", "untested": True},
+}
+TWINS: dict[str, Any] = {"name": "twins", "policy": {"name": "type_control", "controls": "@twins"}, "draws": 2}
 
 
 def study_of(*arms: dict[str, Any], base: dict[str, Any] | None = None, **rest: Any) -> StudyConfig:
     section = {"directory": "runs/s", "seeds": [0, 1], "evaluate_every": 4, **rest.pop("study", {})}
-    return make_study({"study": section, "base": base or {}, "arm": list(arms), **rest})
+    models = {"models": {"student": "pebbles-student", "teacher": "pebbles-teacher"}}
+    return make_study({"study": section, "base": {**models, **(base or {})}, "arm": list(arms), **rest})
 
 
 def test_the_base_has_every_section_of_a_run_but_run_and_policy():
@@ -88,6 +97,33 @@ def test_placeholders_become_files_of_the_study_however_deep():
     assert policy["policies"][1]["controls"] == "runs/s/controls.json"
 
 
+def test_every_seed_has_its_own_controls_of_the_classes():
+    jobs = plan_jobs(study_of(UNIFORM, COARSE, RANDOM, TWINS, study={"seeds": [3, 8], "classes": "c.json"}, **SCOUT))
+    files = {(job.arm, job.seed, job.draw): [*files_of(job.config.policy).values()] for job in jobs}
+    assert files == {
+        **{("uniform", seed, 0): [] for seed in (3, 8)},
+        **{("coarse", seed, 0): ["runs/s/classes.json"] for seed in (3, 8)},
+        **{("random", seed, 0): [f"runs/s/random_classes-{seed}.json"] for seed in (3, 8)},
+        **{("twins", seed, draw): [f"runs/s/twins-{seed}.json"] for seed in (3, 8) for draw in (0, 1)},
+    }
+
+
+def test_a_study_that_was_moved_still_knows_the_controls_of_each_seed(tmp_path: Path):
+    def study_at(folder: Path, seed: int) -> StudyConfig:
+        section = {"directory": str(folder), "seeds": [seed], "classes": "c.json"}
+        return study_of(UNIFORM, COARSE, RANDOM, study=section, **SCOUT)
+
+    begun = plan_jobs(study_at(tmp_path / "here", 3))[2]
+    begun.run.commit_text("config.toml", dump_config(begun.config))
+    (tmp_path / "here").rename(tmp_path / "there")
+    moved = study_at(tmp_path / "there", 3)
+    require_unchanged(moved, plan_jobs(moved))
+    config = begun.config.model_copy(update={"policy": plan_jobs(study_at(tmp_path / "here", 4))[2].config.policy})
+    RunDir(plan_jobs(moved)[2].config.run.directory).commit_text("config.toml", dump_config(config))
+    with pytest.raises(ConfigError, match=r"arm 'random': policy\.classes = '@random_classes', but"):
+        require_unchanged(moved, plan_jobs(moved))
+
+
 def test_the_scout_is_uniform_with_a_seed_of_its_own():
     study = study_of(UNIFORM, FREEZE, base={"training": {"save_steps": 5}}, **SCOUT)
     config = scout_config(study)
@@ -149,8 +185,32 @@ def test_a_study_survives_being_written_out(tmp_path: Path):
         (
             [UNIFORM, {**FREEZE, "policy": {"name": "rocks", "rocks": "@rock"}}],
             SCOUT,
-            ("'@rock'", "@rocks, @controls or @type_sets"),
+            ("policy.rocks = '@rock'", "stands for nothing there: use @rocks"),
         ),
+        (
+            [UNIFORM, {"name": "types", "policy": {"name": "type_control", "controls": "@rocks"}}],
+            SCOUT,
+            ("policy.controls = '@rocks'", "use @controls, @type_sets or @twins"),
+        ),
+        ([UNIFORM, COARSE], SCOUT, ("'coarse'", "@classes", "add 'classes' to scout.stages, or set study.classes")),
+        (
+            [UNIFORM, COARSE],
+            {"scout": {"seed": 9, "stages": ["find", "knockout", "classes"]}, "study": {"classes": "c.json"}},
+            ("study.classes", "scout.stages", "remove the other"),
+        ),
+        (
+            [UNIFORM, COARSE],
+            {"scout": {"seed": 9, "stages": ["find", "classes"]}, "base": {"trace": {"top_k": 0}}},
+            ("scout.stages", "base.trace.top_k = 8"),
+        ),
+        ([UNIFORM, COARSE, RANDOM], {"study": {"classes": "c.json"}}, ("'random'", "@random_classes", "[scout]")),
+        ([UNIFORM, RANDOM], {**SCOUT, "study": {"classes": "c.json"}}, ("'random'", "no arm with @classes")),
+        (
+            [UNIFORM, COARSE, {"name": "others", "policy": {"name": "coarse", "classes": "@other_classes"}}],
+            {**SCOUT, "study": {"classes": "c.json"}},
+            ("'others'", "@other_classes", "untested = true"),
+        ),
+        ([UNIFORM, FREEZE], {"scout": {"seed": 9, "stages": ["classes"]}}, ("scout.stages", '["find", "classes"]')),
         (
             [UNIFORM, FREEZE],
             {**SCOUT, "study": {"compare": [["uniform", "rock freeze"], ["rock freeze", "uniform"]]}},

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from rocktokens.classes import TokenClass, TokenClasses
 from rocktokens.errors import ConfigError, RocktokensError, RunDirError, TokenizerMismatchError
 from rocktokens.models import pebbles
 from rocktokens.run_dir import RunDir
@@ -49,7 +50,7 @@ def record_of(folder: Path, **evaluation: Any) -> dict[str, Any]:
             "rocks": f"{folder}/rocks.json",
         },
         "base": {
-            "models": {"student": str(folder / "student"), "device": "cpu"},
+            "models": {"student": str(folder / "student"), "teacher": "pebbles-teacher", "device": "cpu"},
             "task": {"name": "jsonl", "path": str(folder / "train.jsonl")},
             "evaluation": {"num_prompts": 3, "task": {"name": "jsonl", "path": f"{folder}/test.jsonl", **evaluation}},
             "training": {"max_steps": 2, "per_device_train_batch_size": 2},
@@ -131,3 +132,28 @@ def test_a_scout_that_has_yet_to_find_rocks_is_not_waited_for(study: StudyConfig
     record = record_of(tmp_path)
     del record["study"]["rocks"]
     require_ready(make_study({**record, "scout": {"seed": 9}}))
+
+
+def test_classes_given_as_texts_are_read_with_the_student_of_the_study(tmp_path: Path, study: StudyConfig):
+    record = record_of(tmp_path)
+    record["arm"][1] = {"name": "coarse", "policy": {"name": "coarse", "classes": [["###", "**"]]}}
+    require_ready(make_study(record))
+    record["arm"][1]["policy"] = {"name": "product", "policies": [{"name": "coarse", "classes": [["###", "# #"]]}]}
+    with pytest.raises(ConfigError, match=r"the text '# #' of a class is \d tokens, not one"):
+        require_ready(make_study(record))
+
+
+@pytest.mark.parametrize(
+    ("safe", "untested", "is_ready"), [(True, False, True), (None, True, True), (None, False, False)]
+)
+def test_classes_that_may_not_be_used_are_refused_before_training(
+    study: StudyConfig, tmp_path: Path, safe: bool | None, untested: bool, is_ready: bool
+):
+    record = record_of(tmp_path)
+    record["arm"][1] = {"name": "coarse", "policy": {"name": "coarse", "classes": "@classes", "untested": untested}}
+    record["study"]["classes"] = str(tmp_path / "classes.json")
+    TokenClasses([TokenClass((5, 6), safe=safe), TokenClass((7, 8), safe=False)]).save(tmp_path / "classes.json")
+    if is_ready:
+        return require_ready(make_study(record))
+    with pytest.raises(ConfigError, match=r"no class of two tokens that may be used .*\(policy\.untested = true\)"):
+        require_ready(make_study(record))

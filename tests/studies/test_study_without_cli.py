@@ -1,11 +1,10 @@
 """A library call needs no command line: a scouted study runs in processes that cannot import ``rocktokens.cli``."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 from rocktokens.studies.records import StudyResult
 from rocktokens.types import RockSet
+from warm_process import start_script
 
 PROGRAM = """
 import sys
@@ -19,13 +18,13 @@ RECORD = {
     "study": {"directory": sys.argv[1], "seeds": [0], "evaluate_every": 2, "processes": 1},
     "scout": {"seed": 5},
     "base": {
-        "models": {"device": "cpu"},
+        "models": {"student": "pebbles-student", "teacher": "pebbles-teacher", "device": "cpu"},
         "rollouts": {"max_completion_length": 32},
         "training": {
             "max_steps": 2, "save_steps": 2, "per_device_train_batch_size": 4, "max_truncated_share": 1.0,
             "trace": False,
         },
-        "trace": {"num_prompts": 8},
+        "trace": {"num_prompts": 8, "top_k": 0},
         "find": {"stage": "score", "k": 1, "exclude_top_freq": 20, "min_prompts": 1},
         "evaluation": {"num_prompts": 2},
     },
@@ -43,9 +42,8 @@ if __name__ == "__main__":
 def test_a_scouted_study_runs_where_the_command_line_cannot_be_imported(tmp_path: Path):
     (tmp_path / "program.py").write_text(PROGRAM, encoding="utf-8")
     study = tmp_path / "study"
-    ran = subprocess.run(
-        [sys.executable, tmp_path / "program.py", study], capture_output=True, text=True, timeout=300, check=False
-    )
-    assert ran.returncode == 0, ran.stderr
+    ran = start_script(tmp_path / "program.py", [str(study)], tmp_path / "log", {})
+    ran.join()
+    assert ran.exitcode == 0, (tmp_path / "log").read_text(encoding="utf-8")
     assert len(RockSet.load(study / "rocks.json").tokens) == 1
     assert [arm.name for arm in StudyResult.load(study / "study.json").arms] == ["uniform", "freeze"]

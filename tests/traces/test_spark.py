@@ -13,12 +13,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from both_engines import needs_spark, on_both
+from class_traces import probabilities, probability_trace, random_tops, split_trace
 from sample_traces import sample_table
 from trace_oracle import counted, occurrences_of, random_trace, rescored, summed, with_column, write_trace
 
 from rocktokens.errors import RocktokensError, RunDirError
+from rocktokens.rocks.classes import find_classes
 from rocktokens.rocks.find import find_rocks
-from rocktokens.rocks.sums import ONE, occurrences, prompts_of, type_sums
+from rocktokens.rocks.sums import ONE, gather, occurrences, prompts_of, type_sums
 from rocktokens.traces.engines import ENGINES
 from rocktokens.traces.schema import KL_ROUNDING, MAX_SCORE
 from rocktokens.traces.store import TraceStore
@@ -83,7 +85,7 @@ def test_sums_equal_the_row_by_row_oracle(run, tables):
 
     def sums(store: TraceStore) -> dict[str, list[int]]:
         found = asdict(type_sums(occurrences(store.table(200), prompts)))
-        return {name: column.tolist() for name, column in found.items()}
+        return {name: column.tolist() for name, column in found.items() if column is not None}
 
     found, expected = on_both(run, sums), occurrences_of(tables[200], set(prompts))
     for name, oracle in (
@@ -92,6 +94,22 @@ def test_sums_equal_the_row_by_row_oracle(run, tables):
         ("grad_norm", summed(expected, "grad_norm")),
     ):
         assert dict(zip(found["token_id"], found[name], strict=True)) == oracle
+
+
+@needs_spark
+def test_probabilities_and_classes_are_the_same_on_spark(tmp_path: Path):
+    on_both(probability_trace(tmp_path / "p"), probabilities)
+    run = write_trace(tmp_path / "run", {0: random_tops(1)}, rows_per_part=100)
+    record = on_both(run, lambda store: json.dumps(find_classes(store, min_prompts=2).to_record()))
+    assert json.loads(record)["source"]["links"]
+
+
+@needs_spark
+def test_engines_sum_the_choice_alike(tmp_path):
+    def sums(store: TraceStore) -> list:
+        return gather(store, None, None, 0.5, 0).measuring.kl_choice.toarray().tolist()
+
+    assert np.sum(on_both(write_trace(tmp_path, split_trace(3), rows_per_part=300), sums)) > 0
 
 
 @needs_spark

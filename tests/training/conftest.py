@@ -6,6 +6,7 @@ import torch
 from tiny_pair import tiny_config, write_pair
 from update_oracle import make_rollout
 
+from rocktokens.tasks import make_task
 from rocktokens.training.session import Session, make_accelerator, make_session
 from rocktokens.types import Rollout
 
@@ -37,6 +38,6 @@ def open_session(pair, tmp_path):
 
     def open_with(*overrides: str) -> Session:
         config = tiny_config(pair, tmp_path / "run", *overrides)
-        return make_session(config, make_accelerator(config), None, None)
+        return make_session(config, make_task(config.task), make_accelerator(config), None, None)
 
     return open_with

@@ -5,6 +5,7 @@ import re
 import shutil
 from pathlib import Path
 
+import distil_worker
 import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
@@ -12,9 +13,10 @@ import pytest
 import torch
 from accelerate.tracking import get_available_trackers
 from safetensors.torch import load_file, save_file
-from tiny_pair import byte_tokenizer, tiny_config, tiny_llama
+from tiny_pair import END_IDS, byte_tokenizer, tiny_config, tiny_llama
 
 from ranks import run_two_ranks
+from rocktokens.classes import TokenClasses
 from rocktokens.config import Config, dump_config, load_config
 from rocktokens.errors import (
     ConfigError,
@@ -28,6 +30,8 @@ from rocktokens.models.fingerprints import vocabulary_sha256
 from rocktokens.models.load import load_model
 from rocktokens.rollouts.store import read_rollouts
 from rocktokens.run_dir import RunDir
+from rocktokens.scoring.score import score_rollouts
+from rocktokens.traces.store import TraceStore
 from rocktokens.training.loop import TrainingResult, distill
 
 
@@ -223,8 +227,9 @@ ONLINE = (
 """So hasty that types are frozen within a few steps."""
 
 
-def test_what_the_policy_remembers_survives_an_interruption_to_the_last_bit(pair, tmp_path):
-    runs = [tiny_config(pair, tmp_path / name, *ONLINE) for name in ("whole", "stopped")]
+def same_when_stopped(pair, tmp_path, policy: tuple[str, ...], *logged: str) -> list[dict]:
+    """Check that a run stopped twice is the whole one, bit for bit; the log of the whole one."""
+    runs = [tiny_config(pair, tmp_path / name, *policy) for name in ("whole", "stopped")]
     distill(runs[0])
     for step in (3, 5):
         distill_until(runs[1], step, resume=True)
@@ -233,9 +238,54 @@ def test_what_the_policy_remembers_survives_an_interruption_to_the_last_bit(pair
     compared = hashes(whole, "checkpoints/", "traces/", "rollouts/")
     assert compared == hashes(stopped, "checkpoints/", "traces/", "rollouts/")
     assert "checkpoints/step-4/policy.safetensors" in compared
-    frozen = [record.get("online_frozen", []) for record in log_records(whole)]
-    assert frozen == [record.get("online_frozen", []) for record in log_records(stopped)]
+    records, again = log_records(whole), log_records(stopped)
+    for key in logged:
+        assert [record.get(key) for record in records] == [record.get(key) for record in again]
+    return records
+
+
+def test_what_the_policy_remembers_survives_an_interruption_to_the_last_bit(pair, tmp_path):
+    records = same_when_stopped(pair, tmp_path, ONLINE, "online_frozen")
+    frozen = [record.get("online_frozen", []) for record in records]
     assert any(frozen[:4]) and any(frozen[5:]), "a type was frozen before the last interruption, and one after it"
+
+
+CLASSES = (
+    "policy.name=online_coarse",
+    "policy.window_steps=2",
+    "policy.patience=1",
+    "policy.share=0.02",
+    "policy.min_freq=2",
+    "rollouts.temperature=0.2",
+    "training.max_steps=7",
+)
+"""So hasty that classes are made of what random models happen to write."""
+
+
+def test_classes_found_so_far_survive_an_interruption_to_the_last_bit(pair, tmp_path):
+    logged = ("online_classes", "online_formed", "online_dissolved", "kl_decision")
+    records = same_when_stopped(pair, tmp_path, CLASSES, *logged)
+    formed = [record.get("online_formed", []) for record in records]
+    assert formed[1] and any(formed[2:])
+    assert not {*END_IDS} & {each for classes in formed for ids in classes for each in ids}
+    in_use = [False, *(record["online_classes"] > 0 for record in records[:-1])]
+    assert [("kl_decision" in record) for record in records] == in_use
+    assert all(record["loss"] == pytest.approx(record["kl_decision"]) for record in records if "kl_decision" in record)
+
+
+def test_classes_at_lambda_one_train_as_uniform_to_the_last_bit(pair, tmp_path):
+    runs = {
+        name: tiny_config(pair, tmp_path / name, *arm, "training.max_steps=4")
+        for name, arm in {"online": [*CLASSES, "policy.lam=1.0"], "uniform": ["rollouts.temperature=0.2"]}.items()
+    }
+    for config in runs.values():
+        distill(config)
+    online, uniform = (RunDir(config.run.directory) for config in runs.values())
+    assert log_records(online)[2]["online_classes"] > 0
+    compared = ("rollouts/", "checkpoints/step-4/model.safe", "checkpoints/step-4/optimizer.safe")
+    assert hashes(online, *compared) == hashes(uniform, *compared) and len(hashes(uniform, *compared)) >= 5
+    # The online run adds the choice within its classes to its later parts; the columns of the first are those of both.
+    pd.testing.assert_frame_equal(training_trace(online), training_trace(uniform), check_exact=True)
 
 
 def test_probed_tokens_of_frozen_types_have_scores_and_no_weight(pair, tmp_path):
@@ -278,6 +328,25 @@ def test_a_policy_by_scores_trains_and_traces_every_token(pair, tmp_path):
         assert record["loss"] == pytest.approx(kept.kl.sum() / len(rows), rel=1e-5)
         scoring = (16 + 24) / (3 * 16 + 24)
         assert record["head_compute_saved"] == pytest.approx(1 - len(kept) / len(rows) - scoring)
+
+
+def test_a_coarse_run_traces_the_choice_within_its_classes(pair, tmp_path):
+    """Of the student that wrote the step's rollouts; shifted by a token it is another number. The log agrees."""
+    classes = TokenClasses([[60, 61, 62, 70], [64, 69, 80, 90], [200, 3]])
+    groups = [list(group.ids) for group in classes]
+    run = tmp_path / "run"
+    coarse = ("policy.name=coarse", f"policy.classes={groups}", "training.max_steps=1", "training.save_steps=1")
+    distill(tiny_config(pair, run, *coarse))
+    trace, (record,) = training_trace(RunDir(run)), log_records(RunDir(run))
+    assert TraceStore(run, source="training").classes_sha256() == classes.sha256
+    student, teacher = (load_model(str(pair / name), "float32", "cpu") for name in ("student", "teacher"))
+    rollouts = read_rollouts(RunDir(run), "rollouts/training/step-0.parquet")
+    expected = score_rollouts(student, teacher, rollouts, classes=classes)
+    np.testing.assert_allclose(trace.kl_choice, expected.kl_choice, atol=1e-6)
+    np.testing.assert_allclose(trace.kl, expected.kl, atol=2e-6)
+    for shift in (1, -1):
+        assert np.abs(np.roll(trace.kl_choice, shift) - expected.kl_choice).max() > 1e-3
+    assert record["kl_decision"] == pytest.approx((trace.kl - trace.kl_choice).mean(), abs=1e-6)
 
 
 def write_rocks(path: Path, ids: range, sha256: str = "", verdict: str = "untested") -> None:
@@ -380,7 +449,7 @@ def test_a_directory_with_a_run_is_not_overwritten(finished):
     ("override", "key"),
     [
         ("training.learning_rate=0.02", "training.learning_rate = 0.02"),
-        ("training.max_steps=9", "training.max_steps = 9"),
+        ("training.warmup_steps=3", "training.warmup_steps = 3"),
         ("run.seed=4", "run.seed = 4"),
         ("rollouts.temperature=0.5", "rollouts.temperature = 0.5"),
         ("training.trace=false", "training.trace = False"),
@@ -441,16 +510,18 @@ def test_generations_must_divide_the_batch(pair, tmp_path):
 PAIR_ARMS = {
     "uniform": ["training.max_steps=3"],
     "scores": ["policy.name=tip", "policy.rho=0.7", "training.max_steps=3"],
+    "classes": [*CLASSES, "training.max_steps=3", "training.learning_rate=0.001"],
     "online": [*ONLINE, "policy.window_steps=3", "training.max_steps=5", "training.learning_rate=0.001"],
 }
-"""In the last one, types are frozen at the end of the third step."""
+"""In the last one types are frozen at the end of the third step, in the one before a choice is left out of it."""
 
 
 def test_two_processes_train_like_one(pair, tmp_path):
     """One process with two micro-batches, two processes with one each: the same data, the same updates.
 
     The dataset is smaller than a step, so that a prompt comes to both processes. With uniform weights, with some that
-    depend on the scores of the whole update, and with some that depend on earlier ones and on probes.
+    depend on the scores of the whole update, with classes found in earlier ones, and with weights that depend on
+    earlier ones and on probes.
     """
     alone = ["training.gradient_accumulation_steps=1", "task.limit=3"]
     configs = {name: tiny_config(pair, tmp_path / f"two-{name}", *alone, *arm) for name, arm in PAIR_ARMS.items()}
@@ -463,6 +534,7 @@ def test_two_processes_train_like_one(pair, tmp_path):
         require_alike(RunDir(tmp_path / f"one-{name}"), RunDir(tmp_path / f"two-{name}"))
     require_distinct_answers(RunDir(tmp_path / "two-uniform"))
     require_frozen_on_both_ranks(RunDir(tmp_path / "two-online"))
+    assert log_records(RunDir(tmp_path / "two-classes"))[2]["online_classes"] > 0
 
     runs = [RunDir(config.run.directory) for config in configs.values()]
     finished = [hashes(run, "checkpoints/", "traces/") for run in runs]
@@ -492,7 +564,7 @@ def require_alike(one: RunDir, two: RunDir) -> None:
     for ours, theirs in zip(log_records(one), log_records(two), strict=True):
         for key in ("loss", "kl", "grad_norm", "overlap16", "response_length", "learning_rate", "head_compute_saved"):
             assert ours[key] == pytest.approx(theirs[key], rel=1e-4), key
-        for key in ("online_frozen", "online_rocks"):
+        for key in ("online_frozen", "online_rocks", "online_classes", "online_formed", "online_dissolved"):
             assert ours.get(key) == theirs.get(key)
 
 
@@ -516,10 +588,5 @@ def require_frozen_on_both_ranks(run: RunDir) -> None:
 
 def run_two_processes(config_files: list[Path]) -> None:
     """Distil one config after the other, in the same two processes."""
-    script = (
-        "import sys, torch; torch.set_num_threads(1)\n"
-        "from rocktokens.config import load_config; from rocktokens.training.loop import distill\n"
-        "for path in sys.argv[1:]: distill(load_config(path), resume=True)\n"
-        "from accelerate import PartialState; PartialState().destroy_process_group()\n"
-    )
-    run_two_ranks("-c", script, *map(str, config_files), ACCELERATE_USE_CPU="true")
+    logs = config_files[0].parent
+    run_two_ranks(Path(distil_worker.__file__), map(str, config_files), logs, ACCELERATE_USE_CPU="true")

@@ -11,6 +11,9 @@ from rocktokens.run_dir import RunDir, file_sha256
 from rocktokens.training.checkpoint import POLICY_FILES, open_run
 
 POLICY = """
+[models]
+student = "pebbles-student"
+teacher = "pebbles-teacher"
 [policy]
 name = "product"
 protect = "{folder}/pillars.json"

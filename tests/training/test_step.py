@@ -1,5 +1,6 @@
 """Identities of one update: any split, any order of ranks, weights keyed by the predicted token."""
 
+from copy import deepcopy
 from dataclasses import replace
 
 import numpy as np
@@ -12,19 +13,23 @@ from update_oracle import gradients, largest_difference, naive_gradients, per_ro
 
 from rocktokens.errors import NonFiniteLossError, TrainingStoppedError
 from rocktokens.policies import make_policy
+from rocktokens.run_dir import derive_seed
 from rocktokens.scoring.batch import collate
-from rocktokens.training.objective import response_states
+from rocktokens.tasks import make_task
+from rocktokens.training import step
+from rocktokens.training.objective import LIKELY_K, response_states
 from rocktokens.training.session import make_session
 from rocktokens.training.step import (
     accumulate_gradients,
     micro_batches,
-    overlap_positions,
     require_weight,
+    sampled_positions,
+    token_arrays,
     token_weights,
     update_student,
     weigh,
 )
-from rocktokens.types import TokenWeights
+from rocktokens.types import Rollout, TokenWeights
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
@@ -99,11 +104,11 @@ def test_micro_batches_of_ranks_are_the_slices_of_one_process(rollouts):
     assert spans(1, 2, 4) == [(sum(lengths[:4]), sum(lengths), [4, 5, 6, 7])]
 
 
-def test_overlap_positions_are_distinct_seeded_and_bounded():
-    assert overlap_positions(10, 0).tolist() == list(range(10))
-    chosen = overlap_positions(5000, 1)
+def test_sampled_positions_are_distinct_seeded_and_bounded():
+    assert sampled_positions(10, 256, 0).tolist() == list(range(10))
+    chosen, again, other = (sampled_positions(5000, 256, seed) for seed in (1, 1, 2))
     assert len(set(chosen.tolist())) == 256 and chosen.max() < 5000
-    assert np.array_equal(chosen, overlap_positions(5000, 1)) and not np.array_equal(chosen, overlap_positions(5000, 2))
+    assert np.array_equal(chosen, again) and not np.array_equal(chosen, other)
 
 
 def test_overlap_and_scores_belong_to_their_positions(open_session, rollouts):
@@ -115,6 +120,38 @@ def test_overlap_and_scores_belong_to_their_positions(open_session, rollouts):
     np.testing.assert_allclose(one.overlap, many.overlap, atol=1e-6)
     assert one.loss == pytest.approx(float(np.mean(one.scores.kl)), rel=1e-5)
     assert many.grad_norm == pytest.approx(one.grad_norm, rel=1e-5)
+
+
+@pytest.mark.parametrize("most", [4096, 9])
+def test_a_policy_sees_what_both_models_could_have_written(open_session, rollouts, monkeypatch, most):
+    """At every position, whatever its weight and the micro-batches, or at a choice of them."""
+    monkeypatch.setattr(step, "LIKELY_POSITIONS", most)
+    parts = '[{name="online_coarse"}, {name="rocks", rocks=[60, 61, 62, 63]}]'
+    sessions = [
+        open_session("policy.name=product", f"policy.policies={parts}", f"training.per_device_train_batch_size={size}")
+        for size in (8, 3)
+    ]
+    models = [deepcopy(model).double() for model in (sessions[0].student, sessions[0].teacher)]  # before the update
+    likely, split = (update_student(session, rollouts, 0).likely for session in sessions)
+    tokens_T, _, rollouts_T = token_arrays(rollouts)
+    chosen_P = sampled_positions(len(tokens_T), most, derive_seed(3, "likely", 0))
+    assert len(chosen_P) == min(most, len(tokens_T)) and (tokens_T[chosen_P] < 64).any()
+    np.testing.assert_array_equal(likely.rollout_ids, rollouts_T[chosen_P])
+    for found, again in ((likely.ids, split.ids), (likely.rollout_ids, split.rollout_ids)):
+        np.testing.assert_array_equal(found, again)
+    np.testing.assert_allclose(likely.logp, split.logp, atol=1e-5)
+    for index, model in enumerate(models):
+        logp_TV = np.concatenate([log_probabilities(model, rollout) for rollout in rollouts])[chosen_P]
+        expected = np.column_stack([tokens_T[chosen_P], np.argsort(-logp_TV, axis=1)[:, :LIKELY_K]])
+        np.testing.assert_array_equal(likely.ids[:, index], expected)
+        np.testing.assert_allclose(likely.logp[:, index], np.take_along_axis(logp_TV, expected, 1), atol=1e-4)
+
+
+@torch.no_grad()
+def log_probabilities(model: torch.nn.Module, rollout: Rollout) -> np.ndarray:
+    """Where each response token is predicted, from the model's own logits."""
+    ids = torch.from_numpy(np.concatenate([rollout.prompt_ids, rollout.token_ids])).long()[None]
+    return model(input_ids=ids).logits[0].log_softmax(-1)[len(rollout.prompt_ids) - 1 : -1].numpy()
 
 
 @pytest.mark.parametrize("lora", ["false", "true"])
@@ -136,7 +173,8 @@ def bf16_accelerator():
 
 
 def test_both_forwards_run_under_the_same_autocast(bf16_accelerator, pair, tmp_path, rollouts):
-    session = make_session(tiny_config(pair, tmp_path / "run"), bf16_accelerator, None, None)
+    config = tiny_config(pair, tmp_path / "run")
+    session = make_session(config, make_task(config.task), bf16_accelerator, None, None)
     dtypes: dict[str, set[torch.dtype]] = {"student": set(), "teacher": set()}
     for name, model in (("student", session.student), ("teacher", session.teacher)):
         model.model.layers[0].self_attn.q_proj.register_forward_hook(

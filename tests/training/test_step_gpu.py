@@ -12,6 +12,7 @@ from tiny_pair import byte_tokenizer, tiny_config, tiny_llama
 
 from rocktokens.scoring.batch import collate
 from rocktokens.scoring.packed import packs
+from rocktokens.tasks import make_task
 from rocktokens.training.objective import teacher_states
 from rocktokens.training.session import Session, make_accelerator, make_session
 from rocktokens.training.step import accumulate_gradients, update_student, weigh
@@ -33,7 +34,7 @@ def open_on(pair: Path, tmp_path: Path):
         AcceleratorState._reset_state(True)
         models = [f"models.{side}='{tmp_path / side}'" for side in ("student", "teacher")]
         config = tiny_config(pair, tmp_path / "run", f"models.device='{device}'", *models, *overrides)
-        return make_session(config, make_accelerator(config), None, None)
+        return make_session(config, make_task(config.task), make_accelerator(config), None, None)
 
     yield open_with
     AcceleratorState._reset_state(True)

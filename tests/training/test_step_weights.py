@@ -235,6 +235,7 @@ def test_saved_head_compute_counts_what_was_multiplied(head_is_trained, trained,
         (Weighing(weights, unwatched_T, scores), 2 * trained + 5 * scored),
         (watching(uniform), 5 * trained),
         (Weighing(uniform, unwatched_T, scores), 5 * trained + 5 * scored),
+        (Weighing(uniform, unwatched_T, likely_P=np.arange(3)), 5 * trained + 3 * scored),
     ):
         saved = weighing.head_compute_saved(2, 4, head_is_trained=head_is_trained)
         assert saved == pytest.approx(1 - cost / (5 * trained))

@@ -2,14 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 
 import typer
 
-from rocktokens.cli.common import AsJson, ConfigPath, Overrides, print_json, terminal
+from rocktokens.cli.common import AsJson, ConfigPath, Overrides, output, print_json, terminal
 from rocktokens.cli.tables import print_table
 from rocktokens.config import load_config
 from rocktokens.display.table import Column, Table, text, verdict
-from rocktokens.preflight.findings import Finding
+from rocktokens.preflight.findings import Finding, Level
 
 
 def check(config: ConfigPath, overrides: Overrides = None, as_json: AsJson = False) -> None:
@@ -27,8 +28,16 @@ def check(config: ConfigPath, overrides: Overrides = None, as_json: AsJson = Fal
         print_json(asdict(result))
     else:
         print_table(finding_table(result.findings))
+        output.print(_conclusion(result.level, config), soft_wrap=True, markup=False, highlight=False)
     if result.level == "fail":
         raise typer.Exit(2)
+
+
+def _conclusion(level: Level, config: Path) -> str:
+    """Say in one line what to do next."""
+    if level == "fail":
+        return f"fix what failed, then: rocktokens check {config}"
+    return f"{'nothing failed' if level == 'warn' else 'all is well'}; next: rocktokens run {config}"
 
 
 def finding_table(findings: Sequence[Finding]) -> Table:

@@ -13,6 +13,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
+from rocktokens.config import checkpoint_label, run_checkpoint_names
+from rocktokens.run_dir import RunDir
+
 ConfigPath = Annotated[
     Path, typer.Argument(metavar="RUN.TOML", help="The config of the run, or a recipe's name.", show_default=False)
 ]
@@ -32,6 +35,13 @@ notes = Console(stderr=True, emoji=False)
 def print_json(record: dict[str, Any]) -> None:
     """Print the result as one JSON object on standard output."""
     typer.echo(json.dumps(record, ensure_ascii=False, allow_nan=False))
+
+
+def print_checkpoint_names(run: RunDir) -> None:
+    """Print which students the numbers of checkpoints stand for, where they have names of their own."""
+    if names := run_checkpoint_names(run):
+        listed = ", ".join(checkpoint_label(step, names) for step in names)
+        output.print(f"checkpoints: {listed}", soft_wrap=True, markup=False, highlight=False)
 
 
 class _Bar(Progress):
@@ -71,7 +81,7 @@ class Terminal:
 
     def note(self, line: str) -> None:
         """Print one line."""
-        notes.print(line, markup=False, highlight=False)
+        notes.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def heading(self, title: str) -> None:
         """Print a rule with the title of what comes next."""

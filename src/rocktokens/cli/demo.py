@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rocktokens.classes import TokenClasses
 from rocktokens.cli.common import AsJson, Overrides, output, print_json, terminal
 from rocktokens.cli.find_tables import print_summary
 from rocktokens.cli.gradients_tables import print_claims
@@ -16,8 +17,10 @@ from rocktokens.config import parse_config
 from rocktokens.display.numbers import fixed, percent
 from rocktokens.display.rocks import rock_table
 from rocktokens.display.table import Column, Table, number, text, token
+from rocktokens.display.text import visible
 from rocktokens.evaluation.records import EvaluationRecord, accuracy_table
 from rocktokens.recipes import shipped
+from rocktokens.rocks.classes import was_tested
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -54,6 +57,7 @@ def print_demo(result: "DemoResult") -> None:
     output.print()
     print_verdicts(result.knockout, "method", 20)
     output.print()
+    print_coarse_classes(result.classes)
     print_study(result.study)
     print_answer(result.evaluations, result.movement, Path(result.directory))
 
@@ -70,6 +74,19 @@ def movement_table(types: "pd.DataFrame", show: int, prompts: str) -> Table:
     ]
     title = f"kl before and after training, same tokens, {prompts}"
     return Table.of("movement", columns, types.head(show).to_dict("records"), title)
+
+
+def print_coarse_classes(classes: TokenClasses) -> None:
+    """Print what the arm called coarse takes for interchangeable."""
+    used = classes.unrefuted
+    if used.groups:
+        named = "; ".join(" ".join(map(visible, own.texts)) for own in used if len(own.ids) > 1)
+        title, shown = ("Classes", "") if was_tested(classes) else ("Candidate classes", " (no ban has tested them)")
+        output.print(
+            f"{title}, whose choice the arm called coarse leaves out: {named}{shown}",
+            markup=False,
+            highlight=False,
+        )
 
 
 def print_answer(evaluations: list[EvaluationRecord], movement: "Movement", run: Path) -> None:
@@ -89,7 +106,8 @@ def print_answer(evaluations: list[EvaluationRecord], movement: "Movement", run:
         "that is left"
     )
     output.print(
-        "the study is short, and two seeds and few steps decide little: `rocktokens study pebbles-paper` is longer"
+        "the study is short, and two seeds and few steps decide nothing: `rocktokens study pebbles-paper` and "
+        "`rocktokens study pebbles-coarse` are longer"
     )
     output.print(f"files: {run}, figures in {run / 'figures'}", soft_wrap=True, markup=False)
     output.print(f"all of it on one page: {run / 'report.html'}", soft_wrap=True, markup=False)

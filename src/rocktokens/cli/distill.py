@@ -10,7 +10,13 @@ from rocktokens.config import load_config
 
 def distill(
     config: ConfigPath,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue from the latest checkpoint of the run.")] = False,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Continue from the latest checkpoint of the run; a finished one to a larger training.max_steps.",
+        ),
+    ] = False,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:

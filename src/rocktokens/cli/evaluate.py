@@ -16,7 +16,9 @@ def evaluate(
     run_path: RunPath,
     checkpoint: Annotated[
         list[str] | None,
-        typer.Option(help="A step of the run, `all`, `teacher`, `student`, or any model; default: the last step."),
+        typer.Option(
+            help="A number or name, `first`, `last`, `all`, `teacher`, `student`, or any model; default last."
+        ),
     ] = None,
     overrides: Overrides = None,
     as_json: AsJson = False,

@@ -1,10 +1,10 @@
-"""``rocktokens explore``: a local, read-only web page over runs, until Ctrl-C."""
+"""``rocktokens explore``: a local, read-only web page over runs, until Ctrl-C; or a folder of it to share."""
 
 import html
 import socket
 import threading
 import webbrowser
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,37 +12,52 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rocktokens.cli.common import AsJson, notes, output, print_json
+from rocktokens.cli.common import AsJson, notes, output, print_json, terminal
+from rocktokens.display.numbers import byte_size
 from rocktokens.errors import RocktokensError
 
 if TYPE_CHECKING:
-    from rocktokens.report.views.run_view import RunView
+    from rocktokens.report.explorer.shelf import Shelf
 
 LOCAL = "127.0.0.1"
 EVERYWHERE = ("0.0.0.0", "::")
 
 
 def explore(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Folders of runs.", show_default=False)],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN", help="Folders of runs, or folders that hold runs.", show_default=False),
+    ],
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 0,
     host: Annotated[
         str, typer.Option(help="Address to listen on; any but this machine's own is open to others.")
     ] = LOCAL,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")] = True,
+    bundle: Annotated[
+        Path | None,
+        typer.Option("--bundle", metavar="DIR", help="Write the page and its data to a folder to share, and end."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Look at rollouts token by token, compare checkpoints and runs, and watch training, in a browser.
 
-    Example: [bold]rocktokens explore runs/mine runs/other[/bold]
+    Example: [bold]rocktokens explore runs/mine runs/other[/bold]; every run below a folder:
+    [bold]rocktokens explore runs[/bold]
+
+    To share: [bold]rocktokens explore runs/mine --bundle page[/bold] writes page/index.html, which needs no server.
 
     On another machine: [bold]rocktokens explore runs/mine --port 8000 --no-browser[/bold], and here
     [bold]ssh -L 8000:localhost:8000 MACHINE[/bold].
     """
     with notes.status("opening"):
         from rocktokens.report.explorer.security import LOOPBACK, new_token
-        from rocktokens.report.views.run_view import RunView
+        from rocktokens.report.explorer.shelf import Shelf
 
-        views = [RunView.open(path) for path in runs]
+        shelf = Shelf(runs)
+        for number in range(shelf.n_given):
+            shelf.view(number)
+    if bundle is not None:
+        return _write_bundle(shelf, bundle, as_json)
     with _listen(host, port) as listener:
         token = new_token()
         # Where a browser on this machine finds the server.
@@ -62,7 +77,19 @@ def explore(
             output.print(f"explorer: {url}", soft_wrap=True, markup=False, highlight=False)
             output.print("Anyone with this link can read the runs. Press Ctrl-C to stop.", markup=False)
         with _browser_at(url) if browser else nullcontext():
-            _serve(views, token, _hosts(host), listener)
+            _serve(shelf, token, _hosts(host), listener)
+
+
+def _write_bundle(shelf: "Shelf", folder: Path, as_json: bool) -> None:
+    from rocktokens.report.explorer.bundle import write_bundle
+
+    written = write_bundle(shelf, folder, terminal)
+    if as_json:
+        return print_json(written.to_record())
+    for sentence in written.left_out:
+        output.print(sentence, soft_wrap=True, markup=False, highlight=False)
+    output.print(f"bundle: {written.page} ({byte_size(written.bytes)})", soft_wrap=True, markup=False)
+    output.print("Anyone with this folder can read what it shows of the runs.", markup=False)
 
 
 @contextmanager
@@ -109,14 +136,14 @@ def _hosts(host: str) -> frozenset[str]:
     return LOOPBACK | {name.lower() for name in (socket.gethostname(), socket.getfqdn(), *addresses)}
 
 
-def _serve(views: Sequence["RunView"], token: str, hosts: frozenset[str], listener: socket.socket) -> None:
+def _serve(shelf: "Shelf", token: str, hosts: frozenset[str], listener: socket.socket) -> None:
     """Answer until an interrupt, which is how this ends."""
     import uvicorn
 
     from rocktokens.report.explorer.server import make_app
 
     config = uvicorn.Config(
-        make_app(views, token, hosts),
+        make_app(shelf, token, hosts),
         log_level="warning",
         access_log=False,  # it would hold the secret
         server_header=False,

@@ -1,18 +1,27 @@
-"""What ``rocktokens find`` prints: first what was found and how sure that is, then what it rests on."""
+"""What ``rocktokens find`` prints.
+
+1. One screen: the conclusion, the first rocks, and what to do next.
+2. With ``--verbose`` all tables: what was found, how sure that is, and what it rests on.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from rocktokens.classes import TokenClasses
 from rocktokens.cli.common import output
 from rocktokens.cli.tables import heading, print_lines, print_table
 from rocktokens.display.numbers import counted, decimal, fixed, p_value, percent, signed_percent, with_interval
-from rocktokens.display.rocks import label_sentence, movement_sentence, rock_table, why_none
+from rocktokens.display.rocks import brief_rock_table, label_sentence, movement_sentence, rock_table, share_sentence
 from rocktokens.display.table import Cell, Column, Table, ends, number, text, token
-from rocktokens.display.text import visible
+from rocktokens.display.text import printable, visible
+from rocktokens.report.knockout_notes import states_sentence
+from rocktokens.report.next_steps import Step
+from rocktokens.rocks.classes import ClassSummary, too_few_prompts, was_tested
 from rocktokens.rocks.compare import MovedType, RunComparison
 from rocktokens.rocks.records import (
     CategoryShares,
+    ChoiceShares,
     ControlMatch,
     Cutoff,
     FindRecord,
@@ -23,9 +32,41 @@ from rocktokens.rocks.records import (
 )
 from rocktokens.types import KEPT, SURE, RockSet
 
+SCREEN = 100
+"""Columns of the short output, on a wider screen too."""
+COMMAND = 60
+"""Longest command, in characters, whose purpose is aligned with the others."""
+MORE_SHARES = ("token_share_median", "grad_share")
 GROUP_NAMES = {"rock": "rocks", "high mean kl": "high mean kl", "random": "random types"}
 NAMED = 6
 """How many types that enter or leave the set are named."""
+SHORT_CLASSES, SHORT_MEMBERS = 3, 40
+"""Of the short output: classes that are shown, and characters of their members."""
+
+
+def print_screen(rocks: RockSet, choice: ChoiceShares | None, show: int) -> None:
+    """Print the conclusion and the first rocks, on one screen."""
+    print_lines(*_conclusion(rocks, choice), width=SCREEN)
+    if rocks.tokens:
+        output.print()
+        print_table(brief_rock_table(rocks, show), width=SCREEN)
+
+
+def print_next(steps: Sequence[Step], why_ungraded: str = "") -> None:
+    """Print what to do next, each a command as a shell takes it and what it is for, and why stages are left out."""
+    heading("What to do next")
+    room = max((len(step.command) for step in steps if len(step.command) <= COMMAND), default=0)
+    for step in steps:
+        line = printable(f"{step.command:<{room}}  # {step.purpose}")
+        output.print(line, soft_wrap=True, markup=False, highlight=False)
+    if why_ungraded:
+        left_out = f"left out: evaluate and knockout; {why_ungraded}"
+        output.print(left_out, soft_wrap=True, markup=False, highlight=False)
+
+
+def _conclusion(rocks: RockSet, choice: ChoiceShares | None = None) -> Iterator[str]:
+    """Say what the rocks hold, whether training moved each of them, and how much of the loss is a choice."""
+    yield from filter(None, [share_sentence(rocks), label_sentence(rocks), choice and choice.sentence])
 
 
 def print_found(rocks: RockSet, found: FindRecord, show: int) -> None:
@@ -35,6 +76,8 @@ def print_found(rocks: RockSet, found: FindRecord, show: int) -> None:
     from rocktokens.report.charts.terminal import curve_text, funnel_text
 
     print_summary(rocks)
+    if found.choice is not None:
+        print_lines(found.choice.sentence)
     if not rocks.tokens:
         return
     print_table(rock_table(rocks, show))
@@ -59,38 +102,27 @@ def print_found(rocks: RockSet, found: FindRecord, show: int) -> None:
 
 
 def print_summary(rocks: RockSet) -> None:
-    """Print how much the rocks hold, whether training moved them, and which prompts that was measured on."""
+    """Print the conclusion, further shares of the rocks, and which prompts all that was measured on."""
     summary, criterion, intervals = rocks.summary, rocks.criterion, rocks.summary["intervals"]
+    print_lines(*_conclusion(rocks))
     if not rocks.tokens:
-        return print_lines(f"No rocks: {why_none(rocks)}.")
-    if rocks.too_few_prompts:
-        print_lines(f"{rocks.too_few_prompts}. What follows may be chance.")
-
-    def share(name: str) -> str:
-        return with_interval(summary[name], intervals.get(name))
-
-    output.print(
-        f"[bold]{counted(len(rocks.tokens), 'rock')}[/bold] {'holds' if len(rocks.tokens) == 1 else 'hold'} "
-        f"{share('kl_share')} of the loss that is left (kl to the teacher, in nats), with {share('token_share')} of "
-        "the tokens.",
-        highlight=False,
-    )
+        return
+    median, gradient = (with_interval(summary[name], intervals.get(name)) for name in MORE_SHARES)
     lines = [
-        f"They are {percent(summary['vocab_share'])} of the types used, {share('token_share_median')} of the tokens of "
-        f"the median output, and {share('grad_share')} of the logit-gradient norm."
+        f"Rocks are {percent(summary['vocab_share'])} of the types used, {median} of the tokens of the median output, "
+        f"and {gradient} of the logit-gradient norm."
     ]
     if summary["kl_change_rocks"] is not None:
         names = ("kl_change_rocks", "kl_change_rest")
         own, rest = (with_interval(summary[name], intervals[name], signed_percent) for name in names)
         change = f"kl from checkpoint {criterion['baseline']} to {criterion['reference']}: rocks {own}, the rest {rest}"
-        said = (label_sentence(rocks), movement_sentence(rocks), f"On the same tokens, {change}.")
-        lines.append(" ".join(filter(None, said)))
+        lines.append(" ".join(filter(None, (movement_sentence(rocks), f"On the same tokens, {change}."))))
     print_lines(
         *lines,
-        f"Rocks are the token types that hold the most loss at checkpoint {criterion['reference']}"
-        f"{_ranked_by(criterion)}{_required(criterion)}. They were selected on {percent(criterion['split'])} of the "
-        f"prompts and measured on the {summary['measured_on']} ({summary['n_prompts']} prompts), with 95 % intervals "
-        "over prompts.",
+        f"Rocks are the token types that hold the most loss (kl to the teacher, in nats) at checkpoint "
+        f"{criterion['reference']}{_ranked_by(criterion)}{_required(criterion)}. They were selected on "
+        f"{percent(criterion['split'])} of the prompts and measured on the {summary['measured_on']} "
+        f"({summary['n_prompts']} prompts), with 95 % intervals over prompts.",
     )
 
 
@@ -243,6 +275,67 @@ def _controls(record: ControlMatch) -> str:
         f"Yes: {record.draws} draws of frequency-matched control types ({record.distinct} different), total "
         f"occurrences within {percent(worst)} of the rocks'."
     )
+
+
+def print_classes(classes: TokenClasses, summaries: Sequence[ClassSummary], show: int) -> None:
+    """Print which tokens may stand for each other, classes with the most loss first."""
+    heading("Which tokens may stand for each other?")
+    print_lines(class_sentence(classes, summaries))
+    if summaries:
+        note = (
+            "Strength: the probability that both models give one member where the other is written, relative to that "
+            f"one's own, in the weaker direction (at least {_least_share(classes)}). Shares at checkpoint "
+            f"{classes.criterion['reference']}, over all prompts."
+        )
+        state_of = {each.ids: each.state for each in classes}
+        members, *shares = _class_columns()
+        state: Column[ClassSummary] = Column("members are", lambda own: text(state_of[own.ids]))
+        strength: Column[ClassSummary] = Column("strength", lambda own: text(_strengths(own)))
+        columns = [members, *([state] if was_tested(classes) else []), strength, *shares]
+        print_table(Table.of("classes", columns, summaries[:show], notes=[note]))
+
+
+def print_short_classes(classes: TokenClasses, summaries: Sequence[ClassSummary]) -> None:
+    """Print how many classes there are and what they hold, and those with the most loss."""
+    output.print()
+    print_lines(class_sentence(classes, summaries), width=SCREEN)
+    if summaries:
+        print_table(Table.of("classes", _class_columns(SHORT_MEMBERS), summaries[:SHORT_CLASSES]), width=SCREEN)
+
+
+def class_sentence(classes: TokenClasses, summaries: Sequence[ClassSummary]) -> str:
+    """Say how many classes there are and what they hold, or why there are none."""
+    doubt = f"{too_few}. What follows may be chance. " if (too_few := too_few_prompts(classes)) else ""
+    if not summaries:
+        untested = f"no two types have {_least_share(classes)} of each other's mass where they are written"
+        return f"{doubt}No classes: {'bans refuted every link' if was_tested(classes) else untested}."
+    tokens, loss = (percent(sum(getattr(own, name) for own in summaries)) for name in ("token_share", "kl_share"))
+    number_of = f"{len(classes)} class holds" if len(classes) == 1 else f"{len(classes)} classes hold"
+    shown = "These are candidates: `rocktokens knockout RUN --classes` tests them."
+    if was_tested(classes):
+        shown = states_sentence(each.state for each in classes)
+    return f"{doubt}{number_of} {loss} of the loss that is left, with {tokens} of the tokens. {shown}"
+
+
+def _class_columns(longest: int | None = None) -> list[Column[ClassSummary]]:
+    def members(own: ClassSummary) -> Cell:
+        whole = "  ".join(map(visible, own.texts))
+        return text(whole if longest is None or len(whole) <= longest else f"{whole[: longest - 1]}…")
+
+    return [
+        Column("members", members),
+        Column("tokens", lambda own: number(own.token_share, percent)),
+        Column("kl", lambda own: number(own.kl_share, percent)),
+        Column("rocks", lambda own: text(f"{own.n_rocks} of {len(own.ids)}")),
+    ]
+
+
+def _least_share(classes: TokenClasses) -> str:
+    return percent(classes.criterion["share"], 0)
+
+
+def _strengths(own: ClassSummary) -> str:
+    return " to ".join(dict.fromkeys(decimal(value, 2) for value in (own.weakest, own.strongest)))
 
 
 def print_comparison(compared: RunComparison, show: int) -> None:

@@ -1,4 +1,4 @@
-"""What ``rocktokens knockout`` prints: what bans did, what placebos did, and what the sample could have shown.
+"""What ``rocktokens knockout`` prints: what bans did; with ``--verbose`` also what the sample could have shown.
 
 Changes of accuracy are in points (hundredths), with intervals; a dash stands for what is not known.
 """
@@ -25,11 +25,21 @@ from rocktokens.display.table import WIDE, WIDEST, Column, Table, ends, number, 
 from rocktokens.display.text import printable, visible
 from rocktokens.knockout.records import Correlation, Knockout, KnockoutSweep
 from rocktokens.report.knockout_notes import gold_sentences, lost_in_gold, neutral_sentence, undecided_sentence
+from rocktokens.report.page.answers import placebo_sentence
 from rocktokens.report.tables import KINDS, ROLES, ban_name, verdict_table
 
 COLUMN_NAMES = {"entropy": "student entropy", "log_freq": "log frequency", "kl": "kl"}
+RULE_NAMES = {"method": "by our rule", "paper": "by the paper's rule"}
+OTHER_RULE = {"method": "paper", "paper": "method"}
 WEAK = 0.2
 """A rank correlation whose interval lies within this is called weak."""
+
+
+def print_bans(sweep: KnockoutSweep, rule: str, show: int) -> None:
+    """Print the conclusion and the bans, with the verdicts of ``rule``, "method" or "paper"."""
+    placebos = placebo_sentence(sweep.of_role("matched"), sweep.settings.alpha)
+    print_lines(f"{conclusion(sweep, rule)} {placebos}", *brief_conditions(sweep), "")
+    _print_table_of_bans(sweep, rule, show)
 
 
 def print_sweep(sweep: KnockoutSweep, rule: str, show: int) -> None:
@@ -44,34 +54,38 @@ def print_sweep(sweep: KnockoutSweep, rule: str, show: int) -> None:
 
 def print_verdicts(sweep: KnockoutSweep, rule: str, show: int) -> None:
     """Print what bans did and the verdicts on them, without what these rest on."""
-    print_lines(conclusion(sweep, rule), *_conditions(sweep), "")
-    print_table(ban_table(sweep, rule, show))
-    needs = undecided_sentence(sweep) if rule == "method" else ""
-    print_lines(*gold_sentences(sweep), *filter(None, [needs]), "")
+    print_lines(conclusion(sweep, rule), *condition_sentences(sweep), "")
+    _print_table_of_bans(sweep, rule, show)
+    print_lines("")
     print_table(verdict_table(sweep))
 
 
+def _print_table_of_bans(sweep: KnockoutSweep, rule: str, show: int) -> None:
+    print_table(ban_table(sweep, rule, show))
+    needs = undecided_sentence(sweep) if rule == "method" else ""
+    print_lines(*gold_sentences(sweep), *filter(None, [needs]))
+
+
 def conclusion(sweep: KnockoutSweep, rule: str) -> str:
-    """Count the verdicts on the tested bans in one sentence."""
-    tested = [_verdict(own, rule) for own in sweep.of_role("tested")]
+    """Count the verdicts on the tested bans in one sentence, by one rule and, in brackets, by the other."""
+    tested = sweep.of_role("tested")
+    ours, theirs = (
+        [sum(_verdict(own, by) == kind for own in tested) for kind in KINDS] for by in (rule, OTHER_RULE[rule])
+    )
     kinds = {"pillar": "cost accuracy (pillar)", "stumbling": "improve it (stumbling)"}
-    found = [f"{tested.count(kind)} {kinds.get(kind, f'are {kind}')}" for kind in KINDS]
-    return f"Of {counted(len(tested), 'ban')}, {listed(found)}."
+    found = [f"{count} {kinds.get(kind, f'are {kind}')}" for kind, count in zip(KINDS, ours, strict=True)]
+    other = f"{RULE_NAMES[OTHER_RULE[rule]]} {listed(list(map(str, theirs)))}"
+    return f"Of {counted(len(tested), 'ban')}, {listed(found)} ({other})."
 
 
-def _conditions(sweep: KnockoutSweep) -> Iterator[str]:
-    baseline, cost, noise, settings = sweep.baseline, sweep.cost, sweep.noise, sweep.settings
+def brief_conditions(sweep: KnockoutSweep) -> Iterator[str]:
+    """Say who answered what, how well without a ban, and what limits the sweep."""
+    baseline, noise, settings = sweep.baseline, sweep.noise, sweep.settings
     yield (
         f"Without a ban, {with_interval(baseline.accuracy, baseline.interval)} of the answers are right: "
         f"{printable(settings.model)} at temperature {settings.temperature:g} on {settings.task}, "
         f"{baseline.n_prompts} prompts × {baseline.num_samples}."
     )
-    yield (
-        f"Decoded {cost.decoded_tokens:,} tokens and retraced {cost.retraced_tokens:,}: "
-        f"{decimal(cost.share, 2)} of the {cost.full_sweep_tokens:,} of a full sweep."
-    )
-    if not noise.differing:
-        yield f"Decoded again without a ban, 0 of {noise.rollouts} rollouts differ."
     for warning in sweep.warnings:
         yield f"warning: {printable(warning)}"
     if noise.differing:
@@ -81,12 +95,24 @@ def _conditions(sweep: KnockoutSweep) -> Iterator[str]:
         )
 
 
+def condition_sentences(sweep: KnockoutSweep) -> Iterator[str]:
+    """Say the same, then what the sweep cost, and that decoding again gives the same answers where it does."""
+    cost, noise = sweep.cost, sweep.noise
+    yield from brief_conditions(sweep)
+    yield (
+        f"Decoded {cost.decoded_tokens:,} tokens and retraced {cost.retraced_tokens:,}: "
+        f"{decimal(cost.share, 2)} of the {cost.full_sweep_tokens:,} of a full sweep."
+    )
+    if not noise.differing:
+        yield f"Decoded again without a ban, 0 of {noise.rollouts} rollouts differ."
+
+
 def ban_table(sweep: KnockoutSweep, rule: str, show: int) -> Table:
     """Make the table of the tested bans that change most, in order of Δ."""
     tested = sweep.of_role("tested")
     columns: list[Column[Knockout]] = [
         Column("banned", lambda own: text(ban_name(own.ban))),
-        Column("id", lambda own: number(own.ban.ids[0] if len(own.ban.ids) == 1 else None, str), room=WIDE),
+        Column("id", lambda own: number(own.ban.ids[0] if own.ban.is_one_type else None, str), room=WIDE),
         Column("category", lambda own: text(own.ban.category), room=WIDE),
         Column("in", lambda own: number(own.changes.n_rollouts)),
         Column("Δ", lambda own: number(own.delta, points)),

@@ -29,8 +29,10 @@ _RUST_ERROR = re.compile(r"\(os error (\d+)\)")
 
 VERBS = {
     "demo": "Run everything on the embedded pair: which tokens hold the loss that is left, and do they matter?",
+    "init": "Write a commented config for your models and data, with defaults that fit their size.",
     "run": "Do what is left of a run, from distill to knockout, and write one page with the answers.",
     "recipes": "List the configs that ship with the package, or write one to a file to change it.",
+    "config": "Print every key with type, default and meaning, or a config as it will be used.",
     "check": "Look for what would go wrong in a run, and estimate its memory and time, before it starts.",
     "distill": "Distil a teacher into a student on the student's own rollouts, with every token traced.",
     "trace": "Score one probe set of rollouts under several checkpoints, without training.",
@@ -47,7 +49,34 @@ VERBS = {
 A verb is the function of its name in the module of its name. It is imported when it is called or its own help is asked
 for: the list of verbs should not take as long as the libraries behind them.
 """
-STYLE: dict[str, Any] = {"add_completion": False, "rich_markup_mode": "rich", "pretty_exceptions_enable": False}
+STYLE: dict[str, Any] = {"rich_markup_mode": "rich", "pretty_exceptions_enable": False}
+VALUES = {"int": "N", "float": "X", "Path": "PATH", "str": "TEXT"}
+"""What the help calls the value of an option, by the name of its type."""
+
+
+def plain(params: list[Any]) -> list[Any]:
+    """Have the help name values by words, not by Python's types; flags have none, and arguments are words already."""
+    for param in params:
+        if param.param_type_name == "argument":
+            param.display_type_rich = lambda ctx: None
+        elif param.is_flag:
+            param.metavar = ""
+        elif param.metavar is None and hasattr(param, "bare_type"):  # an older Typer has words of its own
+            param.metavar = next((word for name, word in VALUES.items() if name in param.bare_type()), None)
+    return params
+
+
+class Verb(TyperCommand):
+    """A command whose help is filled to the width of the terminal."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        paragraphs = (self.help or "").split("\n\n")
+        self.help = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the parameters as the help shows them."""
+        return plain(super().get_params(ctx))
 
 
 class Verbs(TyperGroup):
@@ -57,13 +86,17 @@ class Verbs(TyperGroup):
         listed = {name: TyperCommand(name, help=line) for name, line in VERBS.items()}
         super().__init__(**{**settings, "commands": listed})
 
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the parameters as the help shows them."""
+        return plain(super().get_params(ctx))
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Put the command itself in the place of its entry in the list."""
         name, listed, rest = super().resolve_command(ctx, args)
         if name is None:
             return name, listed, rest
-        verb = typer.Typer(**STYLE)
-        verb.command(name)(getattr(import_module(f"rocktokens.cli.{name}"), name))
+        verb = typer.Typer(add_completion=False, **STYLE)
+        verb.command(name, cls=Verb)(getattr(import_module(f"rocktokens.cli.{name}"), name))
         return name, typer.main.get_command(verb), rest
 
 
@@ -87,11 +120,9 @@ def _options(
 
 def main() -> None:
     """Run the command line; never show a traceback for something the user can fix."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    os.environ.setdefault("TQDM_DISABLE", "1")  # bars of libraries; ours are Rich's
+    quiet_libraries()
     try:
-        app()
+        app(prog_name="rocktokens")
     except RocktokensError as error:
         _stop(str(error), 2)
     except SystemExit as stop:
@@ -105,6 +136,13 @@ def main() -> None:
             raise
         reason = os.strerror(number).lower()
         _stop(f"the run directory cannot be written ({reason}): {REMEDIES[number]}; nothing is lost, {AGAIN}", 2)
+
+
+def quiet_libraries() -> None:
+    """Tell libraries that are not imported yet to print nothing of their own."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("TQDM_DISABLE", "1")  # bars of libraries; ours are Rich's
 
 
 def _stop(sentence: str, code: int) -> None:

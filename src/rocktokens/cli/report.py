@@ -7,16 +7,20 @@ import typer
 
 from rocktokens.cli.common import AsJson, notes, output, print_json, terminal
 from rocktokens.display.text import for_terminal
+from rocktokens.errors import RocktokensError
+from rocktokens.run_dir import RunDir
 
 RunPaths = Annotated[
     list[Path],
-    typer.Argument(metavar="RUN…", help="Folders of runs or studies, compared if several.", show_default=False),
+    typer.Argument(metavar="RUN", help="Folders of runs or studies, compared if several.", show_default=False),
 ]
 
 
 def report(
     runs: RunPaths,
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The page to write.")] = Path("report.html"),
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="The page to write; default RUN/report.html.")
+    ] = None,
     figures: Annotated[
         Path | None, typer.Option("--figures", metavar="DIR", help="Write every figure as PDF and its data as CSV.")
     ] = None,
@@ -27,12 +31,21 @@ def report(
     The page is one file: it opens from a disk, loads nothing, and is the same for the same runs. For each part that was
     not run, it names the command that runs it.
 
-    Example: [bold]rocktokens report runs/demo -o report.html --figures figures[/bold]
-    """
-    with notes.status("loading"):
-        from rocktokens.report.build import build_report
+    Example: [bold]rocktokens report runs/demo --figures figures[/bold]
 
-    summary = build_report(runs, out, figures, terminal)
+    Several runs: [bold]rocktokens report runs/a runs/b -o both.html[/bold]
+    """
+    if out is None and len(runs) > 1:
+        raise RocktokensError(f"a page of {len(runs)} runs belongs to none of them: say where it goes with -o FILE")
+    for path in runs:
+        RunDir(path).require()
+    with notes.status("loading"):
+        from rocktokens.report.build import build_report, build_run_report
+
+    if out is None:
+        summary = build_run_report(RunDir(runs[0]), figures, terminal)
+    else:
+        summary = build_report(runs, out, figures, terminal)
     if as_json:
         return print_json(summary.to_record())
     for own in summary.runs:

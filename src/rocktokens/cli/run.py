@@ -27,3 +27,6 @@ def run(config: ConfigPath, overrides: Overrides = None, as_json: AsJson = False
         names = ", ".join(name for name, own in result.skipped.items() if own == because)
         output.print(f"skipped: {names}; {because}", soft_wrap=True, markup=False)
     output.print(f"report: {result.report}", soft_wrap=True, markup=False)
+    output.print(
+        f"open it in a browser; token by token: rocktokens explore {result.directory}", soft_wrap=True, markup=False
+    )

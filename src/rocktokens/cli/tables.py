@@ -11,13 +11,14 @@ def heading(title: str, explanation: str = "") -> None:
     output.print(f"[bold]{title}[/bold]{colon} {explanation}".rstrip(), highlight=False)
 
 
-def print_lines(*lines: str) -> None:
-    """Print sentences as they are, never as markup."""
+def print_lines(*lines: str, width: int | None = None) -> None:
+    """Print sentences as they are, never as markup; in ``width`` columns at most."""
     for line in lines:
-        output.print(line, highlight=False, markup=False)
+        output.print(line, highlight=False, markup=False, width=width)
 
 
-def print_table(table: Table) -> None:
-    """Print a table, as wide as there is room for, and what its columns mean."""
-    output.print(table.to_rich(output.width))
-    print_lines(*table.notes)
+def print_table(table: Table, width: int | None = None) -> None:
+    """Print a table, as wide as there is room for or as ``width``, and what its columns mean."""
+    room = min(output.width, width or output.width)
+    output.print(table.to_rich(room), width=room)
+    print_lines(*table.notes, width=width)

@@ -6,6 +6,14 @@ An unknown key is an error that names the nearest valid key; every error is one 
 from rocktokens.config.base import Divergence as Divergence
 from rocktokens.config.base import Section as Section
 from rocktokens.config.base import WholeOrAuto as WholeOrAuto
+from rocktokens.config.checkpoints import checkpoint_label as checkpoint_label
+from rocktokens.config.checkpoints import checkpoint_names as checkpoint_names
+from rocktokens.config.checkpoints import find_step as find_step
+from rocktokens.config.checkpoints import require_step as require_step
+from rocktokens.config.checkpoints import run_checkpoint_names as run_checkpoint_names
+from rocktokens.config.checkpoints import student_name as student_name
+from rocktokens.config.checkpoints import traced_students as traced_students
+from rocktokens.config.checkpoints import unknown_checkpoint as unknown_checkpoint
 from rocktokens.config.files import apply_overrides as apply_overrides
 from rocktokens.config.files import dump_config as dump_config
 from rocktokens.config.files import dump_toml as dump_toml
@@ -15,7 +23,7 @@ from rocktokens.config.files import load_config as load_config
 from rocktokens.config.files import parse_config as parse_config
 from rocktokens.config.files import read_toml as read_toml
 from rocktokens.config.files import run_config as run_config
-from rocktokens.config.files import student_name as student_name
+from rocktokens.config.options import TraceOptions as TraceOptions
 from rocktokens.config.policies import PolicySection as PolicySection
 from rocktokens.config.sections import ETA as ETA
 from rocktokens.config.sections import GAMMA as GAMMA
@@ -34,6 +42,8 @@ from rocktokens.config.sections import TraceSection as TraceSection
 from rocktokens.config.sections import TrainingSection as TrainingSection
 from rocktokens.config.sections import checkpoint_steps as checkpoint_steps
 from rocktokens.config.sections import evaluation_task as evaluation_task
+from rocktokens.config.sections import has_grades as has_grades
+from rocktokens.config.sections import why_not_graded as why_not_graded
 from rocktokens.config.sentences import validate as validate
 from rocktokens.config.tasks import HubTask as HubTask
 from rocktokens.config.tasks import JsonlTask as JsonlTask

@@ -3,7 +3,8 @@
 1. A file is read into a record, without keys that have since been removed, so that runs made before can be opened. An
    override replaces one value of it.
 2. An override that chooses the task or the policy comes first, in whatever order they are given, and takes away the
-   keys of the one that was there.
+   keys of the one that was there. One that gives the length of training takes the place of the length that was there,
+   in steps or in epochs.
 3. The record is validated (rocktokens.config.sentences).
 """
 
@@ -16,9 +17,9 @@ from typing import Any
 import tomli_w
 
 from rocktokens.config.policies import PolicyBase
-from rocktokens.config.sections import Config, checkpoint_steps
+from rocktokens.config.sections import Config
 from rocktokens.config.sentences import validate
-from rocktokens.errors import ConfigError, UnlistedStudentError
+from rocktokens.errors import ConfigError
 from rocktokens.recipes import recipes
 from rocktokens.run_dir import RunDir, as_listed
 
@@ -26,6 +27,8 @@ _CHOICE = re.compile(r"\s*(?:\w+\.)*(task|policy)\.name\s*=")
 _DEFAULT_NAMES = {"task": "wordmath", "policy": "uniform"}
 _REMOVED = (("knockout", "resamples"),)
 """Keys that earlier versions wrote into every run: left out of a file, unknown to ``--set``."""
+_LENGTHS = {"max_steps": "num_train_epochs", "num_train_epochs": "max_steps"}
+"""The two keys for the length of training, each with the other."""
 
 
 def load_config(path: str | Path, overrides: list[str] | None = None) -> Config:
@@ -42,23 +45,6 @@ def run_config(run: RunDir, overrides: list[str] | None = None) -> Config:
 def has_config(run: RunDir) -> bool:
     """Whether a run comes with a config, sound or not (``run_config`` tells); a folder of traces alone does not."""
     return run.config.exists() or run.lists(run.config.name)
-
-
-def student_name(run: RunDir, step: int) -> str:
-    """Return the student whose traces are filed under ``step``: a directory, a hub id or an embedded id.
-
-    That is an entry of ``trace.checkpoints`` in the run's config, else ``checkpoints/step-N`` of the run.
-    """
-    listed = run_config(run).trace.checkpoints if has_config(run) else []
-    if not listed:
-        return str(run.checkpoint(step))
-    by_step = dict(zip(checkpoint_steps(listed), listed, strict=True))
-    if step not in by_step:
-        raise UnlistedStudentError(
-            f"checkpoint {step} is none of those that trace.checkpoints of {run.config} lists (they are "
-            f"{', '.join(map(str, by_step))}): give one of these, or trace it with `rocktokens trace`"
-        )
-    return by_step[step]
 
 
 def parse_config(text: str, overrides: list[str] | None = None, name: str = "config") -> Config:
@@ -84,6 +70,9 @@ def read_toml(path: str | Path) -> dict[str, Any]:
                 "lists"
             ) from None
         text = recipe.text
+    except IsADirectoryError:
+        run = " (that of a run is its config.toml)" if RunDir(path).exists() else ""
+        raise ConfigError(f"config file {path} is a folder: give the path of a TOML file{run}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"config file {path} cannot be read ({error}): give the path of a TOML file") from None
     return _parse_toml(text, str(path))
@@ -137,6 +126,8 @@ def _apply_override(record: dict[str, Any], override: str) -> None:
         # Take away the keys of the task or policy that stood there.
         for key in table.keys() - (PolicyBase.common if choice.group(1) == "policy" else ()):
             del table[key]
+    if path[-2] == "training":
+        table.pop(_LENGTHS.get(path[-1], ""), None)
     table[path[-1]] = value
 
 

@@ -173,7 +173,7 @@ class TypeControlSection(PolicyBase):
     name: Literal["type_control"]
     controls: Controls = Field(description="a controls.json")
     draw: int = Field(default=0, ge=0, description="which draw of the controls")
-    lam: Weight = 0.0
+    lam: Weight = Field(default=0.0, description="weight of these types")
 
 
 class OccurrenceControlSection(_OfRocks):
@@ -296,8 +296,25 @@ class CoarseSection(PolicyBase):
     )
 
 
+class OnlineCoarseSection(PolicyBase):
+    """Weight 1; the choice within classes that training finds counts ``lam`` (docs/online.md)."""
+
+    name: Literal["online_coarse"]
+    lam: Weight = Field(default=0.0, description="weight of the choice within classes; 0 leaves it out of the loss")
+    share: Share = Field(
+        default=0.1, description="tokens are linked if each has this share of the other's mass where that is written"
+    )
+    window_steps: int = Field(default=8, ge=1, description="steps of a window; classes are made when one closes")
+    decay: float = Field(default=0.8, gt=0, lt=1, description="what a window's evidence still counts one window later")
+    patience: int = Field(
+        default=2, ge=1, description="windows running that must agree before a link is used or dropped"
+    )
+    min_freq: int = Field(default=20, ge=1, description="least (decayed) occurrences of a type that is in a class")
+    start: int = Field(default=0, ge=0, description="the first step that may leave the choice out of the loss")
+
+
 class _Composed(PolicyBase):
-    policies: list["PolicySection"] = Field(min_length=1)
+    policies: list["PolicySection"] = Field(min_length=1, description="the policies, each with its name and keys")
 
     @field_validator("policies")
     @classmethod
@@ -309,8 +326,10 @@ class _Composed(PolicyBase):
 
     @model_validator(mode="after")
     def _one_tracker(self) -> Self:
-        if sum(isinstance(section, OnlineRocksSection) for section in sections_in(self)) > 1:
-            raise ValueError("policies hold online_rocks more than once, and the log tells of one: keep one")
+        names = [section.name for section in sections_in(self)]
+        for online in ("online_rocks", "online_coarse"):
+            if names.count(online) > 1:
+                raise ValueError(f"policies hold {online} more than once, and the log tells of one: keep one")
         return self
 
     @field_serializer("policies")
@@ -361,6 +380,7 @@ PolicySection = Annotated[
     | EntropyMixSection
     | AsymmetricSection
     | CoarseSection
+    | OnlineCoarseSection
     | ProductSection
     | ScheduleSection,
     Field(discriminator="name"),

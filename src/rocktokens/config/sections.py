@@ -4,9 +4,9 @@ Names follow TRL and transformers where they have one.
 """
 
 import re
-from typing import Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from rocktokens.config.base import Divergence, Section, WholeOrAuto
 from rocktokens.config.policies import PolicySection, UniformSection
@@ -18,33 +18,35 @@ GAMMA, ETA = 0.9, 0.1
 """When contexts are similar, and how many similar ones make an occurrence consistent (docs/decisions.md says why)."""
 POSITIVE = 5e-324
 """The smallest number above 0."""
-_STEP = re.compile(r"(?:step|checkpoint|global_step)[-_](\d+)$")
+STEP_NAME = re.compile(r"(?:step|checkpoint|global_step)[-_](\d+)$")
+"""How the name of a checkpoint ends that says its step."""
 
 
 class RunSection(Section):
     """Where the run lives and the one seed everything random in it derives from."""
 
     directory: str = Field(min_length=1, description="folder of the run; created when it does not exist")
-    seed: int = Field(default=0, ge=0, lt=2**63)
+    seed: int = Field(default=0, ge=0, lt=2**63, description="everything random in the run derives from it")
 
 
 class ModelsSection(Section):
     """Student and teacher: a hub id, a local directory, or an embedded id such as `pebbles-student`."""
 
-    student: str = "pebbles-student"
-    teacher: str = "pebbles-teacher"
+    student: str = Field(description="the model that is trained; default: the first of trace.checkpoints, if listed")
+    teacher: str = Field(description="the model it learns from; both must have one tokenizer")
     dtype: Literal["float32", "bfloat16", "float16"] = Field(
-        default="float32", description="of the loaded weights; log-softmax is float32 whatever this says"
+        default="float32",
+        description="of the teacher and of replayed students; training keeps the student, and scores, in float32",
     )
-    device: str = Field(default="auto", description="auto, cpu, cuda or cuda:N")
+    device: str = Field(default="auto", description="auto (a GPU if there is one), cpu, cuda or cuda:N")
 
 
 class RolloutsSection(Section):
     """How the student writes."""
 
-    temperature: float = Field(default=1.0, ge=0, description="0 is greedy")
-    max_completion_length: int = Field(default=160, ge=1)
-    max_prompt_length: int = Field(default=512, ge=1, description="a longer prompt is an error, never cut")
+    temperature: float = Field(default=1.0, ge=0, description="of sampling; 0 is greedy")
+    max_completion_length: int = Field(default=160, ge=1, description="tokens after which a rollout is cut off")
+    max_prompt_length: int = Field(default=512, ge=1, description="in tokens; a longer prompt is an error, never cut")
     num_generations: int = Field(default=1, ge=1, description="rollouts per prompt and step")
     batch_size: int = Field(default=64, ge=1, description="sequences decoded together")
     chat_template: bool = Field(
@@ -55,8 +57,11 @@ class RolloutsSection(Section):
 class ScoringSection(Section):
     """What is measured and minimised at every token."""
 
-    divergence: Divergence = "reverse"
-    temperature: float = Field(default=1.0, gt=0)
+    divergence: Divergence = Field(
+        default="reverse",
+        description="reverse: KL(student ‖ teacher); forward: KL(teacher ‖ student); jsd: between them",
+    )
+    temperature: float = Field(default=1.0, gt=0, description="by which the logits of both models are divided")
     tokens_per_chunk: int = Field(default=1024, ge=1, description="positions whose logits are in memory at once")
     tokens_per_batch: int = Field(default=16384, ge=1, description="tokens and padding of a forward without gradient")
     round_logits: bool = Field(
@@ -67,10 +72,10 @@ class ScoringSection(Section):
 class LoraSection(Section):
     """Train low-rank adapters instead of all weights (PEFT)."""
 
-    enabled: bool = False
-    r: int = Field(default=16, ge=1)
-    lora_alpha: float = Field(default=32, gt=0)
-    lora_dropout: float = Field(default=0.0, ge=0, lt=1)
+    enabled: bool = Field(default=False, description="whether adapters are trained instead of all weights")
+    r: int = Field(default=16, ge=1, description="rank of an adapter")
+    lora_alpha: float = Field(default=32, gt=0, description="an adapter is scaled by lora_alpha / r")
+    lora_dropout: float = Field(default=0.0, ge=0, lt=1, description="dropout before an adapter")
     target_modules: str = Field(
         default="all-linear", description="PEFT's name for what gets an adapter; never the LM head"
     )
@@ -79,19 +84,26 @@ class LoraSection(Section):
 class TrainingSection(Section):
     """Optimisation. One step = one update on fresh rollouts."""
 
-    max_steps: int = Field(default=100, ge=1)
+    max_steps: int = Field(default=100, ge=1, description="updates of the run")
+    num_train_epochs: float | None = Field(
+        default=None, gt=0, description="passes over the task's prompts, instead of max_steps; not for wordmath"
+    )
     per_device_train_batch_size: int = Field(default=32, ge=1, description="rollouts of one micro-batch on one device")
-    gradient_accumulation_steps: int = Field(default=1, ge=1)
-    learning_rate: float = Field(default=5e-4, gt=0)
-    lr_scheduler_type: Literal["cosine", "linear", "constant"] = "cosine"
-    warmup_steps: int = Field(default=5, ge=0)
-    weight_decay: float = Field(default=0.0, ge=0)
-    adam_beta1: float = Field(default=0.9, ge=0, lt=1)
-    adam_beta2: float = Field(default=0.99, ge=0, lt=1)
-    adam_epsilon: float = Field(default=1e-8, gt=0)
-    max_grad_norm: float = Field(default=1.0, gt=0)
+    gradient_accumulation_steps: int = Field(default=1, ge=1, description="micro-batches of one step")
+    learning_rate: float = Field(default=5e-4, gt=0, description="of AdamW, after the warm-up")
+    lr_scheduler_type: Literal["cosine", "linear", "constant"] = Field(
+        default="cosine", description="how the learning rate goes on after the warm-up; cosine and linear end at 0"
+    )
+    warmup_steps: int = Field(default=5, ge=0, description="steps in which the learning rate rises from 0")
+    weight_decay: float = Field(default=0.0, ge=0, description="of AdamW")
+    adam_beta1: float = Field(default=0.9, ge=0, lt=1, description="decay of the mean of gradients")
+    adam_beta2: float = Field(default=0.99, ge=0, lt=1, description="decay of the mean of squared gradients")
+    adam_epsilon: float = Field(default=1e-8, gt=0, description="added to the root of the mean square")
+    max_grad_norm: float = Field(default=1.0, gt=0, description="a longer gradient is scaled down to this norm")
     bf16: bool = Field(default=True, description="bfloat16 autocast on a GPU; float32 on CPU")
-    gradient_checkpointing: bool = False
+    gradient_checkpointing: bool = Field(
+        default=False, description="compute activations again in the backward pass: less memory, about a third slower"
+    )
     save_steps: int = Field(
         default=25, ge=1, description="a checkpoint at step 0, every this many steps, and at the end"
     )
@@ -101,7 +113,26 @@ class TrainingSection(Section):
     trace: bool = Field(
         default=True, description="write the scores of every response token to traces/training while training"
     )
-    report_to: list[Literal["trackio", "wandb", "tensorboard"]] = Field(default_factory=list)
+    report_to: list[Literal["trackio", "wandb", "tensorboard"]] = Field(
+        default_factory=list, description="trackers that also get the log; the package of each must be installed"
+    )
+
+    @model_validator(mode="after")
+    def _one_length(self) -> Self:
+        if self.num_train_epochs is not None and "max_steps" in self.model_fields_set:
+            raise ValueError(
+                f"max_steps = {self.max_steps} and num_train_epochs = {self.num_train_epochs} are two lengths of one "
+                "run: remove one of them"
+            )
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_other_length(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out the steps that epochs stand for: what is written can be read."""
+        record = dump(self)
+        if self.num_train_epochs is not None:
+            record.pop("max_steps", None)
+        return record
 
     @property
     def rollouts_per_step(self) -> int:
@@ -118,11 +149,19 @@ class TraceSection(Section):
     probe: Literal["last", "first", "each"] = Field(
         default="last", description="which checkpoint writes the probe rollouts"
     )
-    num_prompts: int = Field(default=256, ge=1)
-    num_generations: int = Field(default=1, ge=1)
-    rollouts_per_part: int = Field(default=64, ge=1)
+    num_prompts: int = Field(default=256, ge=1, description="prompts of the probe set")
+    num_generations: int = Field(default=1, ge=1, description="rollouts per prompt of the probe set")
+    rollouts_per_part: int = Field(default=64, ge=1, description="rollouts of one Parquet file")
     top_k: int = Field(
-        default=0, ge=0, le=64, description="likeliest tokens of both models kept at every token, to look at; 0: none"
+        default=8,
+        ge=0,
+        le=64,
+        description="likeliest tokens of both models kept at every token, for `find --classes` and to look at; 0: none",
+    )
+    classes: str | None = Field(
+        default=None,
+        min_length=1,
+        description="a classes.json: how much of every token's kl is a choice within its classes is kept too",
     )
 
 
@@ -142,10 +181,10 @@ class FindSection(Section):
         description="stopped: types whose loss is surely still falling are no rocks; stuck: only types that surely "
         "kept three quarters of theirs",
     )
-    min_freq: int = Field(default=2, ge=1)
+    min_freq: int = Field(default=2, ge=1, description="types with fewer occurrences are not ranked")
     min_prompts: int = Field(default=5, ge=1, description="types in fewer prompts of the selection half are not ranked")
-    exclude_top_freq: int = Field(default=0, ge=0)
-    joint: bool = False
+    exclude_top_freq: int = Field(default=0, ge=0, description="leave out this many of the most frequent types")
+    joint: bool = Field(default=False, description="rank by the smaller score of the two checkpoints")
     min_score: float = Field(
         default=POSITIVE, ge=0, description="of the first k, only those that reach it; default: any score above 0"
     )
@@ -171,8 +210,8 @@ class EvaluationSection(Section):
     task: TaskSection | None = Field(
         default=None, description="default: the test problems of wordmath where that is the run's task"
     )
-    num_prompts: int = Field(default=500, ge=1)
-    num_samples: int = Field(default=1, ge=1)
+    num_prompts: int = Field(default=500, ge=1, description="prompts to answer")
+    num_samples: int = Field(default=1, ge=1, description="answers per prompt")
     temperature: float | None = Field(default=None, ge=0, description="default: that of the rollouts")
 
 
@@ -181,8 +220,8 @@ class KnockoutSection(Section):
 
     top: int = Field(default=200, ge=1, description="how many of the rocks are banned, in rank order")
     labels: list[Label] | None = Field(default=None, min_length=1, description="only rocks with these labels")
-    num_prompts: int = Field(default=200, ge=1)
-    num_samples: int = Field(default=1, ge=1)
+    num_prompts: int = Field(default=200, ge=1, description="prompts to answer under every ban")
+    num_samples: int = Field(default=1, ge=1, description="answers per prompt and ban")
     temperature: float | None = Field(default=None, ge=0, description="default: that of the evaluation")
     alpha: float = Field(default=0.05, gt=0, lt=1, description="one minus the coverage of intervals")
     epsilon: float = Field(default=0.01, ge=0, le=1, description="smallest change called pillar or stumbling")
@@ -209,7 +248,7 @@ class Config(Section):
     """Everything one run depends on."""
 
     run: RunSection
-    models: ModelsSection = ModelsSection()
+    models: ModelsSection
     task: TaskSection = WordmathTask()
     rollouts: RolloutsSection = RolloutsSection()
     scoring: ScoringSection = ScoringSection()
@@ -221,6 +260,15 @@ class Config(Section):
     evaluation: EvaluationSection = EvaluationSection()
     knockout: KnockoutSection = KnockoutSection()
     gradients: GradientsSection = GradientsSection()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _student_of_checkpoints(cls, record: Any) -> Any:
+        """Take the first of ``trace.checkpoints`` for the student where none is named: nothing else is trained."""
+        match record:
+            case {"models": dict(models), "trace": {"checkpoints": [str(first), *_]}}:
+                return {**record, "models": {"student": first, **models}}
+        return record
 
 
 def evaluation_task(config: Config) -> TaskSection:
@@ -235,7 +283,26 @@ def evaluation_task(config: Config) -> TaskSection:
     )
 
 
+def why_not_graded(config: Config) -> str:
+    """Say in one sentence why the config has no answers to measure accuracy against; nothing where it has."""
+    try:
+        task = evaluation_task(config)
+    except ConfigError as error:
+        return str(error)
+    if has_grades(task):
+        return ""
+    return (
+        "evaluation.task.answer_field is empty, so there are no answers to measure accuracy by: name the field that "
+        "has them, or an evaluation.task.grader that needs none"
+    )
+
+
+def has_grades(task: TaskSection) -> bool:
+    """Return whether responses can be graded: by an answer, or by a grader that may do without."""
+    return isinstance(task, WordmathTask) or bool(task.answer_field) or task.grader is not None
+
+
 def checkpoint_steps(names: list[str]) -> list[int]:
     """Return what ``trace.checkpoints`` are filed under: the steps in their names if all have one, else places."""
-    found = [_STEP.search(name.rstrip("/")) for name in names]
+    found = [STEP_NAME.search(name.rstrip("/")) for name in names]
     return [int(match.group(1)) if all(found) and match else index for index, match in enumerate(found)]

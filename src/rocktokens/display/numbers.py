@@ -94,6 +94,12 @@ def level(alpha: float) -> str:
     return f"{100 * (1 - alpha):g} %"
 
 
+def parameter_count(parameters: int) -> str:
+    """Show the size of a model: ``1.2 M``, ``0.5 B``."""
+    billions = parameters / 10**9
+    return f"{billions:.2g} B" if billions >= 0.1 else f"{parameters / 10**6:.2g} M"
+
+
 def byte_size(size: float) -> str:
     """Show bytes in the largest unit that leaves at least one: ``1.5 GB``."""
     for unit in ("B", "kB", "MB", "GB"):

@@ -39,6 +39,8 @@ class Cell:
     text: str
     kind: Kind = "text"
     value: float | None = None
+    token_id: int | None = None
+    """Which type it is, where it shows one."""
 
 
 def number(value: float | None, show: Show = count, ends: Sequence[float] | None = None) -> Cell:
@@ -58,9 +60,9 @@ def text(shown: str) -> Cell:
     return Cell(printable(shown))
 
 
-def token(shown: str) -> Cell:
+def token(shown: str, token_id: int | None = None) -> Cell:
     """Make a cell of a token's text, its spaces visible."""
-    return Cell(visible(shown), "token")
+    return Cell(visible(shown), "token", token_id=token_id)
 
 
 def verdict(word: str) -> Cell:

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rocktokens.errors import RocktokensError
 from rocktokens.evaluation.records import Accuracy
 from rocktokens.inference.proportions import bootstrap_interval, wilson_interval
 from rocktokens.rollouts.encode import Sampling, make_rollouts
 from rocktokens.rollouts.sampler import Sampler
-from rocktokens.tasks.base import Task
+from rocktokens.tasks.base import Task, require_answers
 from rocktokens.types import Prompt
 
 if TYPE_CHECKING:
@@ -56,15 +55,3 @@ def measure_accuracy(
         correct=correct,
         answers=[[task.answer(text) for text in own] for own in texts_of],
     )
-
-
-def require_answers(task: Task, prompts: Sequence[Prompt]) -> None:
-    """Refuse prompts that cannot be graded, or none at all."""
-    if not prompts:
-        raise RocktokensError(f"task {task.name!r} has no prompts to evaluate: raise evaluation.num_prompts")
-    for prompt in prompts:
-        if prompt.answer is None:
-            raise RocktokensError(
-                f"task {task.name!r}: prompt {prompt.id!r} has no answer, so nothing can be graded: "
-                "set evaluation.task.answer_field to the field that holds it"
-            )

@@ -10,17 +10,23 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from rocktokens.config import Config, JsonlTask, evaluation_task, run_config
-from rocktokens.errors import RocktokensError
+from rocktokens.config import (
+    Config,
+    JsonlTask,
+    checkpoint_label,
+    checkpoint_names,
+    evaluation_task,
+    find_step,
+    run_config,
+    traced_students,
+    unknown_checkpoint,
+)
 from rocktokens.evaluation.records import EvaluationRecord, Ledger
 from rocktokens.models.fingerprints import model_identity
 from rocktokens.progress import SILENT, Progress
 from rocktokens.run_dir import RunDir, derive_seed, file_sha256
-
-if TYPE_CHECKING:
-    from rocktokens.models.load import LoadedModel
 
 
 def evaluate(
@@ -54,20 +60,30 @@ def evaluate(
 
 
 def resolve_models(run: RunDir, config: Config, names: Sequence[str]) -> dict[str, str]:
-    """Return what to load for each name: a step, "all" steps, the "last", "teacher", "student", or any model."""
-    steps = run.checkpoints()
+    """Return what to load for each name, by what it is filed under.
+
+    A name is "teacher", "student", "all" traced checkpoints, one of them (its number, its own name, "first" or "last"),
+    or any model.
+    """
+    students, called = traced_students(run, config), checkpoint_names(config)
     models: dict[str, str] = {}
     for name in names:
         if name in ("teacher", "student"):
             models[name] = getattr(config.models, name)
-        elif name in ("all", "last") or name.isdecimal():
-            chosen = {"all": steps, "last": steps[-1:]}.get(name, [int(name)] if name.isdecimal() else [])
-            if not chosen or not set(chosen) <= set(steps):
-                raise RocktokensError(f"checkpoint {name!r} is not in {run.path}: it has the steps {steps}")
-            models |= {f"step {step}": str(run.checkpoint(step)) for step in chosen}
+        elif name == "all" and students:
+            models |= {_filed_as(step, called): model for step, model in students.items()}
+        elif (step := find_step(name, run, config)) is not None:
+            models[_filed_as(step, called)] = students[step]
+        elif name in ("all", "first", "last") or name.isdecimal():
+            raise unknown_checkpoint(name, run, config)
         else:
             models[name] = name
     return models
+
+
+def _filed_as(step: int, called: Mapping[int, str]) -> str:
+    """Return what a checkpoint is called: by its step, unless it has a name and so perhaps no step."""
+    return f"checkpoint {checkpoint_label(step, called)}" if step in called else f"step {step}"
 
 
 def _kept_or_measured(
@@ -75,12 +91,7 @@ def _kept_or_measured(
 ) -> EvaluationRecord:
     with progress.status("loading"):
         kept = kept_evaluation(run, config, name, model, seed=seed)
-        if kept is not None:
-            return kept
-        from rocktokens.models.load import load_model
-
-        loaded = load_model(model, config.models.dtype, config.models.device)
-    return _measured(run, config, name, loaded, seed, progress)
+    return kept or _measured(run, config, name, model, seed, progress)
 
 
 def kept_evaluation(run: RunDir, config: Config, name: str, model: str, *, seed: int) -> EvaluationRecord | None:
@@ -94,18 +105,23 @@ def _ledger(run: RunDir) -> Ledger:
     return Ledger.load(run.verified(run.evaluations.name)) if has_any else Ledger()
 
 
-def _measured(
-    run: RunDir, config: Config, name: str, loaded: "LoadedModel", seed: int, progress: Progress
-) -> EvaluationRecord:
+def _measured(run: RunDir, config: Config, name: str, model: str, seed: int, progress: Progress) -> EvaluationRecord:
     """Let a model answer the evaluation's prompts, and file its accuracy in the run."""
-    from rocktokens.evaluation.accuracy import measure_accuracy
-    from rocktokens.rollouts.encode import Sampling
-    from rocktokens.rollouts.sampler import make_sampler
     from rocktokens.tasks import make_task
+    from rocktokens.tasks.base import prompts_to_grade, ungraded_note
 
     section = config.evaluation
     task = make_task(evaluation_task(config))
-    prompts = task.prompts(section.num_prompts, derive_seed(seed, "evaluation prompts"))
+    prompts = prompts_to_grade(task, section.num_prompts, derive_seed(seed, "evaluation prompts"))
+    if note := ungraded_note(task):
+        progress.note(note)
+    with progress.status("loading"):
+        from rocktokens.evaluation.accuracy import measure_accuracy
+        from rocktokens.models.load import load_model
+        from rocktokens.rollouts.encode import Sampling
+        from rocktokens.rollouts.sampler import make_sampler
+
+        loaded = load_model(model, config.models.dtype, config.models.device)
     with progress.bar(f"evaluating {name}", len(prompts) * section.num_samples) as advance:
         accuracy = measure_accuracy(
             make_sampler(config, loaded),
@@ -122,7 +138,9 @@ def _measured(
 
 
 def _settings(run: RunDir, config: Config, model: str, seed: int) -> dict[str, Any]:
-    """Return what an accuracy depends on: the content of model and data, not where they lie or what they are called."""
+    """Return what an accuracy depends on: the content of model, data and grader, not where they lie."""
+    from rocktokens.tasks.graders import grader_identity
+
     task = evaluation_task(config)
     data = Path(task.path) if isinstance(task, JsonlTask) else None
     return {
@@ -132,4 +150,5 @@ def _settings(run: RunDir, config: Config, model: str, seed: int) -> dict[str, A
         "data_sha256": file_sha256(data) if data and data.is_file() else None,  # loading says what is wrong
         "rollouts": config.rollouts.model_dump(mode="json"),
         "seed": seed,
+        **grader_identity(task),
     }

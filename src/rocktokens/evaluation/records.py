@@ -43,7 +43,7 @@ class Accuracy:
     correct: list[int]
     """Right answers per prompt, in the order of ``prompt_ids``."""
     answers: list[list[str | None]]
-    """The final answers per prompt, as the task reads them; None where there was none."""
+    """The final answers per prompt, as the task reads them; None where there was none, or a grader of your own."""
 
     @property
     def interval(self) -> Interval:

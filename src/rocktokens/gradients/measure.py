@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from rocktokens.config import Config
+from rocktokens.config import Config, checkpoint_label, checkpoint_names
 from rocktokens.errors import RocktokensError
 from rocktokens.gradients.adam import AdamSettings
 from rocktokens.gradients.claims import judge
@@ -181,7 +181,8 @@ def _type_gradients(session: Session, step: int) -> TypeGradients:
     config, rollouts = session.config, session.held_out.rollouts
     student = load_model(session.student_name(step), config.models.dtype, config.models.device)
     same_tokenizer(student.tokenizer, session.teacher.tokenizer)
-    with session.progress.bar(f"logit space, checkpoint {step}", len(rollouts)) as advance:
+    checkpoint = checkpoint_label(step, checkpoint_names(config))
+    with session.progress.bar(f"logit space, checkpoint {checkpoint}", len(rollouts)) as advance:
         return logit_gradients(
             student,
             session.teacher,
@@ -223,7 +224,7 @@ def _load_trainee(session: Session) -> Trainee:
     has_state = is_own and session.run.lists(f"checkpoints/{folder.name}/{OPTIMIZER_FILE}")
     state = load_file(folder / OPTIMIZER_FILE) if has_state else {}
     if not state:
-        missing = f"{name} has no optimizer state here"
+        missing = f"Adam's view needs the optimizer's state, which {name} does not come with"
         if is_own:
             missing = f"{folder.name} keeps no optimizer state (finished runs of a study drop it)"
         if has_state:

@@ -7,7 +7,7 @@
    bit. The term of a policy ``coarse`` is not in TRL's kernel: there our own ``weighted_kl`` takes its place.
 3. TRL divides by the tokens of the whole step, over all micro-batches and processes: our denominator ``all``. ``kept``
    divides by the sum of their weights instead.
-4. Scores for traces, and for policies that watch the run, come from the same hidden states.
+4. Scores for traces, and scores and likely tokens for policies that watch the run, come from the same hidden states.
 
 Evaluation is TRL's own. See https://huggingface.co/docs/trl/distillation_trainer.
 """
@@ -30,6 +30,7 @@ from rocktokens.integrations.trl_step import TrlStep, own_rollouts, weigh
 from rocktokens.models.fingerprints import vocabulary_sha256
 from rocktokens.policies import Coarse, WeightPolicy, policy_from_section
 from rocktokens.run_dir import derive_seed
+from rocktokens.training.objective import LIKELY_K
 from rocktokens.training.session import DATA_PARALLEL
 from rocktokens.training.step import Denominator, concatenated, numpy_scores, require_weight
 from rocktokens.types import EXTRA_COLUMNS, TokenScores
@@ -74,7 +75,8 @@ class RockDistillationTrainer(DistillationTrainer):
         super().__init__(*args, **kwargs)
         sha256 = vocabulary_sha256(self._tokenizer.get_vocab())
         if section is not None:
-            policy = policy_from_section(section, sha256, derive_seed(self.args.seed, "policy"), self._tokenizer)
+            seed = derive_seed(self.args.seed, "policy")
+            policy = policy_from_section(section, sha256, seed, self._tokenizer, self.eos_token_ids)
         self.policy = cast(WeightPolicy, policy)
         self.denominator: Denominator = denominator or (section.denominator if section else "all")
         observes = type(self.policy).observe is not WeightPolicy.observe
@@ -125,7 +127,7 @@ class RockDistillationTrainer(DistillationTrainer):
         step, rank, ranks = self.state.global_step, self.accelerator.process_index, self.accelerator.num_processes
         rollouts = own_rollouts(batch, inputs, step, (step * ranks + rank) * len(inputs), self.eos_token_ids)
         scores = self._scores_first(batch, step) if self.policy.needs else None
-        self._update = weigh(self.policy, self.denominator, rollouts, scores, rank)
+        self._update = weigh(self.policy, self.denominator, rollouts, scores, rank, self.args.seed)
         require_weight(step, self._update.weights)
         return {**batch, **self._update.layout(batch["completion_mask"])}
 
@@ -161,15 +163,24 @@ class RockDistillationTrainer(DistillationTrainer):
 
     def _weighted_loss(self, update: TrlStep, inputs: Any, heads: HeadInputs) -> LossParts:
         """This micro-batch's part of Σ w · divergence / D, and the entropy and number of the tokens that count."""
+        if self.policy.sees_likely:
+            likely_N = inputs["token_likely"].flatten()
+            top = heads.likely(likely_N, inputs["completion_ids"].flatten(), LIKELY_K)
+            update.record_likely(inputs["token_index"].flatten()[likely_N], top)
         weights_N = inputs["token_weights"].flatten()
         kept_N = heads.valid_N & (weights_N != 0)
-        term, terms = self.policy.term_at(update.step), self._terms(update, inputs, heads, kept_N)
+        term = self.policy.term_at(update.step)
         if isinstance(term, Coarse) and term.lam != 1.0:
             arrays = (kept_N, inputs["completion_ids"].flatten(), weights_N)
-            loss, entropy = heads.coarse_sum(*arrays, DIVERGENCES[self.beta], term)
-            return loss / heads.num_items, entropy, kept_N.sum()
+            loss, scores = heads.coarse_sum(*arrays, DIVERGENCES[self.beta], term)
+            if self._records_scores:
+                update.record(inputs["token_index"].flatten()[kept_N], scores)
+                probed_N = inputs["token_scored"].flatten() & ~kept_N
+                if probed_N.any():
+                    self._scored(update, inputs, heads, probed_N)
+            return loss / heads.num_items, scores.entropy_student.sum(), kept_N.sum()
         loss, entropy = 0.0, 0.0
-        for rows, beta in terms:
+        for rows, beta in self._terms(update, inputs, heads, kept_N):
             divergence_n, entropy_n = heads.divergence(rows, beta)
             left_out_n = ~kept_N[rows]
             loss = loss + (divergence_n * weights_N[rows]).masked_fill(left_out_n, 0).sum()
@@ -180,17 +191,27 @@ class RockDistillationTrainer(DistillationTrainer):
         self, update: TrlStep, inputs: Any, heads: HeadInputs, kept_N: torch.Tensor
     ) -> list[tuple[slice | torch.Tensor, float]]:
         """Which rows go through TRL's kernel, and with which ``beta``; scores are taken on the way where wanted."""
-        term = self.policy.term_at(update.step)
-        asymmetric = term == "asymmetric"
-        if asymmetric or (self._keeps_scores and not self.policy.needs):
+        asymmetric = self.policy.term_at(update.step) == "asymmetric"
+        if asymmetric or self._records_scores:
             scored_N = inputs["token_scored"].flatten()
-            scores = heads.scores(scored_N, inputs["completion_ids"].flatten(), DIVERGENCES[self.beta], term)
-            update.record(inputs["token_index"].flatten()[scored_N], scores)
+            scores = self._scored(update, inputs, heads, scored_N)
             if asymmetric:
                 toward_N = torch.zeros_like(kept_N)
                 toward_N[scored_N] = scores.logp_teacher > scores.logp_student
                 return [(kept_N & toward_N, REVERSE), (kept_N & ~toward_N, FORWARD)]
         return [(heads.rows_of(kept_N), self.beta)]
+
+    @property
+    def _records_scores(self) -> bool:
+        """Whether scores are kept that the policy has not asked for before it weighed."""
+        return self._keeps_scores and not self.policy.needs
+
+    def _scored(self, update: TrlStep, inputs: Any, heads: HeadInputs, rows_N: torch.Tensor) -> TokenScores:
+        """Score some rows of a micro-batch and record that."""
+        term = self.policy.term_at(update.step)
+        scores = heads.scores(rows_N, inputs["completion_ids"].flatten(), DIVERGENCES[self.beta], term)
+        update.record(inputs["token_index"].flatten()[rows_N], scores)
+        return scores
 
     def _scores_first(self, batch: dict[str, Any], step: int) -> TokenScores:
         """Every token of this process's completions, scored without gradient, micro-batch after micro-batch."""
@@ -218,14 +239,16 @@ class RockDistillationTrainer(DistillationTrainer):
         record: dict[str, Any] = {
             "weight_dropped_share": 1.0 - float(np.mean(update.weights.weights, dtype=np.float64))
         }
-        if self._keeps_scores:
-            scores = update.scores()
+        scores = update.scores() if self._keeps_scores else None
+        if scores is not None:
             record |= {"head_rows_skipped": float(np.mean(np.isnan(scores.kl))), "kl": float(np.nanmean(scores.kl))}
             if scores.kl_choice is not None:
                 record["kl_decision"] = float(np.nanmean(scores.kl - scores.kl_choice))
             record |= self.policy.observe(scores, update.token_ids, update.step)
-            if self._run is not None:
-                self._run.append(update, scores, {"step": update.step, **record})
+        if self.policy.sees_likely:
+            record |= self.policy.observe_likely(update.likely(), update.step)
+        if scores is not None and self._run is not None:
+            self._run.append(update, scores, {"step": update.step, **record})
         for name, value in record.items():
             if isinstance(value, int | float):
                 self._metrics["train"][name].append(value)

@@ -25,6 +25,7 @@ from rocktokens.errors import RocktokensError
 from rocktokens.models.head import LMHead
 from rocktokens.policies import Coarse, Term, term_arguments
 from rocktokens.scoring.divergence import token_scores, weighted_kl
+from rocktokens.scoring.top_tokens import Top, likely_tokens
 from rocktokens.types import TokenScores
 
 TESTED = "1.16"
@@ -49,6 +50,8 @@ SEAMS = {
     "_use_triton": "device",
 }
 """Names in TRL's module, with their parameters in order."""
+LIKELY_CHUNK = 1024
+"""Rows whose logits are in memory at once while the likeliest tokens are found."""
 HEAD_PARTS = ("lm_head_weight", "lm_head_bias", "logit_scale", "final_logit_softcapping")
 """The fields of ``LMHead``, as TRL names them."""
 
@@ -180,12 +183,11 @@ class HeadInputs:
         weights_N: torch.Tensor,
         divergence: Divergence,
         term: Coarse,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Σ weight · (decision + λ · choice) of some rows, differentiable in the student, and their summed entropy."""
+    ) -> tuple[torch.Tensor, TokenScores]:
+        """Σ weight · (decision + λ · choice) of some rows, differentiable in the student, and their scores."""
         h_s_ND, h_t_NE = self.h_s_ND[rows_N], self.h_t_NE[rows_N]
         arrays = (h_s_ND, self.student, h_t_NE, self.teacher, token_ids_N[rows_N], weights_N[rows_N])
-        total, scores = weighted_kl(*arrays, 1.0, divergence, self.temperature, **term_arguments(term))
-        return total, scores.entropy_student.sum()
+        return weighted_kl(*arrays, 1.0, divergence, self.temperature, **term_arguments(term))
 
     @torch.no_grad()
     def scores(
@@ -208,6 +210,11 @@ class HeadInputs:
             extras=extras,
             classes=term.classes if isinstance(term, Coarse) else None,
         )
+
+    def likely(self, rows_N: torch.Tensor, token_ids_N: torch.Tensor, k: int) -> Top:
+        """The token that was written and the ``k`` likeliest of both models at some rows, at TRL's temperature."""
+        states = (self.h_s_ND[rows_N], self.student, self.h_t_NE[rows_N], self.teacher)
+        return likely_tokens(*states, token_ids_N[rows_N], k, self.temperature, LIKELY_CHUNK)
 
 
 _computes: dict[int, PerTokenLoss] = {}

@@ -9,7 +9,7 @@
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,8 +18,16 @@ from accelerate.utils import gather_object
 
 from rocktokens.errors import TrainingStoppedError
 from rocktokens.policies import Coarse, WeightPolicy
-from rocktokens.training.step import Denominator, concatenated, numpy_scores, token_arrays, token_weights
-from rocktokens.types import CHOICE, STANDARD_COLUMNS, Rollout, TokenScores, TokenWeights
+from rocktokens.scoring.top_tokens import Top
+from rocktokens.training.step import (
+    Denominator,
+    concatenated,
+    likely_positions,
+    numpy_scores,
+    token_arrays,
+    token_weights,
+)
+from rocktokens.types import CHOICE, STANDARD_COLUMNS, LikelyTokens, Rollout, TokenScores, TokenWeights
 
 
 @dataclass(slots=True)
@@ -35,6 +43,10 @@ class TrlStep:
     """This process's tokens."""
     own_scores: TokenScores
     """Of those, numpy, NaN where there is no score yet."""
+    likely_T: np.ndarray
+    """bool: where the policy sees what both models could have written."""
+    own_likely: list[tuple[np.ndarray, ...]] = field(default_factory=list)
+    """That, micro-batch after micro-batch: places among this process's tokens, ids and log-probabilities."""
 
     @property
     def token_ids(self) -> np.ndarray:
@@ -47,6 +59,17 @@ class TrlStep:
         for name, column_N in numpy_scores([scores]).present():
             getattr(self.own_scores, name)[index] = column_N
 
+    def record_likely(self, index_N: torch.Tensor, top: Top) -> None:
+        """Take in what could have been written at some of this process's tokens, given by their places among them."""
+        self.own_likely.append(tuple(part.cpu().numpy() for part in (index_N, *top)))
+
+    def likely(self) -> LikelyTokens:
+        """What could have been written on all processes; every process must ask."""
+        places, *columns = (np.concatenate(parts) for parts in zip(*self.own_likely, strict=True))
+        ranks = gather_object([[column[np.argsort(places)] for column in columns]])
+        ids_P2K, logp_P2K = (np.concatenate(parts) for parts in zip(*ranks, strict=True))
+        return LikelyTokens(token_arrays(self.rollouts)[2][self.likely_T], ids_P2K, logp_P2K)
+
     def scores(self) -> TokenScores:
         """The scores of all processes, NaN where there is none; every process must ask."""
         return concatenated(gather_object([self.own_scores]))
@@ -56,6 +79,7 @@ class TrlStep:
         own = {
             "token_weights": torch.as_tensor(self.weights.weights[self.own]),
             "token_scored": torch.as_tensor(self.scored_T[self.own]),
+            "token_likely": torch.as_tensor(self.likely_T[self.own]),
             "token_index": torch.arange(self.own.stop - self.own.start),
         }
         spread = {}
@@ -96,11 +120,17 @@ def prompt_id(example: dict[str, Any]) -> str:
 
 
 def weigh(
-    policy: WeightPolicy, denominator: Denominator, rollouts: list[Rollout], scores: TokenScores | None, rank: int
+    policy: WeightPolicy,
+    denominator: Denominator,
+    rollouts: list[Rollout],
+    scores: TokenScores | None,
+    rank: int,
+    seed: int,
 ) -> TrlStep:
     """Weigh the step that all processes' rollouts make.
 
-    ``rollouts`` and ``scores`` (numpy, of each of their tokens; None where the policy needs none) are this process's.
+    ``rollouts`` and ``scores`` (numpy, of each of their tokens; None where the policy needs none) are this process's,
+    ``seed`` is the run's.
     """
     ranks = gather_object([(rollouts, scores)])
     ends = np.cumsum([0, *(sum(len(rollout.token_ids) for rollout in part) for part, _ in ranks)]).tolist()
@@ -118,7 +148,9 @@ def weigh(
     own = slice(ends[rank], ends[rank + 1])
     names = (*STANDARD_COLUMNS, *([CHOICE] if isinstance(policy.term_at(step), Coarse) else []))
     unscored = {name: np.full(own.stop - own.start, np.nan, dtype=np.float32) for name in names}
-    return TrlStep(step, everyone, weights, scored_T, own, scores or TokenScores(**unscored))
+    likely_T = np.zeros(len(scored_T), dtype=bool)
+    likely_T[likely_positions(policy, len(likely_T), seed, step)] = True
+    return TrlStep(step, everyone, weights, scored_T, own, scores or TokenScores(**unscored), likely_T)
 
 
 def _unpadded(ids: torch.Tensor, mask: torch.Tensor) -> np.ndarray:

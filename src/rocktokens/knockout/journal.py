@@ -1,8 +1,8 @@
 """What a sweep has decoded so far, so that it can be interrupted at any moment and go on with the same result.
 
 Free rollouts are written once. What was decoded under bans is gathered and committed to the run as immutable Parquet
-parts; a process that is killed loses at most a fiftieth of its work. An entry is found again by what was banned and
-which rollout it continues, so a later sweep over other tokens uses what is there. The folder is named after the
+parts; a process that is killed loses at most a fiftieth of its work. An entry is found again by what was banned, where,
+and which rollout it continues, so a later sweep over other tokens uses what is there. The folder is named after the
 conditions the rollouts were decoded under. Only ids are kept, not whether an answer was right: grades are made by the
 grader of today.
 """
@@ -16,19 +16,23 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rocktokens.errors import RunDirError
+from rocktokens.knockout.records import BanKey
 from rocktokens.rollouts.store import read_rollouts, write_rollouts
 from rocktokens.run_dir import RunDir
 from rocktokens.types import Rollout
 
-Key = tuple[tuple[int, ...], int]
-"""The banned ids, ascending, and the place of the free rollout."""
+Key = tuple[BanKey, int]
+"""The ban, and the place of the free rollout."""
 SHARE_PER_PART, LEAST_SECONDS = 0.02, 0.2
 """A part is written when this share of the time so far has passed since the last one: few parts, and little lost."""
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+READABLE = ("1", "2")
+"""In parts of version 1 every ban acts everywhere."""
 _VERSION_KEY = b"rocktokens.knockout.version"
 SCHEMA = pa.schema(
     [
         ("banned", pa.list_(pa.int32())),
+        ("alternatives", pa.list_(pa.int32())),
         ("rollout_id", pa.int64()),
         ("start", pa.int32()),
         ("token_ids", pa.list_(pa.int32())),
@@ -106,7 +110,10 @@ class RunJournal(Journal):
     def flush(self) -> None:
         """Commit what has not been committed yet."""
         if self._new:
-            rows = [{"banned": banned, "rollout_id": place, **asdict(own)} for (banned, place), own in self._new]
+            rows = [
+                {"banned": ban.ids, "alternatives": ban.alternatives, "rollout_id": place, **asdict(own)}
+                for (ban, place), own in self._new
+            ]
             path, table = f"{self._folder}/part-{self._n_parts:05d}.parquet", pa.Table.from_pylist(rows, schema=SCHEMA)
             self._run.commit(path, lambda target: pq.write_table(table, target, compression="zstd"), table.num_rows)
             self._n_parts += 1
@@ -116,13 +123,13 @@ class RunJournal(Journal):
 
 def _entries(table: pa.Table) -> dict[Key, Decoded]:
     version = (table.schema.metadata or {}).get(_VERSION_KEY, b"none").decode()
-    if version != str(SCHEMA_VERSION):
+    if version not in READABLE:
         raise RunDirError(
             f"these knock-outs have schema version {version}, this rocktokens reads {SCHEMA_VERSION}: "
             "use the version that wrote them, or remove the knockout folder of the run"
         )
     return {
-        (tuple(row["banned"]), row["rollout_id"]): Decoded(
+        (BanKey(tuple(row["banned"]), tuple(row.get("alternatives", ()))), row["rollout_id"]): Decoded(
             row["start"], np.array(row["token_ids"], np.int32), row["finished"]
         )
         for row in table.to_pylist()

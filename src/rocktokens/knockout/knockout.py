@@ -8,21 +8,23 @@
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
-from rocktokens.config import Config, evaluation_task
+from rocktokens.config import Config, evaluation_task, run_config
 from rocktokens.errors import RocktokensError
 from rocktokens.evaluation.evaluate import resolve_models
 from rocktokens.knockout.bans import Tokens, Wanted, choose_bans, control_ban, ranked_rocks
-from rocktokens.knockout.records import Ban, Conditions, Knockout, KnockoutSweep, Mode, digest
+from rocktokens.knockout.records import Ban, BanKey, Conditions, Knockout, KnockoutSweep, Mode, digest
 from rocktokens.models.fingerprints import model_identity, vocabulary_sha256
 from rocktokens.progress import SILENT, Progress
-from rocktokens.run_dir import RunDir, derive_seed, package_versions
+from rocktokens.run_dir import MAKERS, RunDir, derive_seed, package_versions
 from rocktokens.types import Prompt, RockSet, RockToken
 
 if TYPE_CHECKING:
+    from rocktokens.knockout.journal import RunJournal
+    from rocktokens.knockout.outcomes import Answering
     from rocktokens.models.load import LoadedModel
     from rocktokens.rollouts.encode import Sampling
     from rocktokens.tasks.base import Task
@@ -60,91 +62,146 @@ def knockout(
         run: a run with rocks.json.
         config: of the run.
         wanted: what to ban; default: the first ``knockout.top`` rocks with ``knockout.labels``, one by one.
-        checkpoint: a step of the run, "last", "teacher", "student", or any model.
+        checkpoint: a traced checkpoint by number or name, "first", "last", "teacher", "student", or any model.
         mode: when a ban is settled, as in ``knockout_sweep``.
         rule: whose verdicts go into rocks.json; knockout.json has both.
         progress: shows what is going on.
     """
-    with progress.status("loading"):
-        from rocktokens.knockout.journal import RunJournal
-        from rocktokens.knockout.sweep import SweepSettings, knockout_sweep
-        from rocktokens.knockout.verdicts import VerdictRule
-        from rocktokens.rollouts.sampler import make_sampler
-
     section = config.knockout
     wanted = wanted or Wanted(top=section.top, labels=section.labels or ())
-    own_seed = derive_seed(config.run.seed, "knockout")
-    judge = VerdictRule(section.alpha, section.epsilon, section.margin, own_seed)
-    sampling = _sampling(config)
     with run.lock():
         rocks = RockSet.load(run.verified(run.rocks.name))
-        task, prompts = _task_and_prompts(config)
-        with progress.status("loading"):
-            banned = _load(run, config, checkpoint)
+        rocks.require_tokenizer(run.manifest().get("tokenizer_sha256", rocks.tokenizer_sha256))
+        asked = ranked_rocks(rocks, wanted) if wanted.any_rocks else []
+        answers = RunAnswers.open(run, config, checkpoint, progress)
+        banned = answers.banned
         rocks.require_tokenizer(banned.tokenizer_sha256)
-        earlier = _earlier_traces(run, rocks)
-        bans, left_out = _bans(run, config, rocks, wanted, banned.loaded)
-        conditions = Conditions(**_conditions(config, banned, prompts, sampling))
-        journal = RunJournal(run, conditions.digest)
-        try:
-            sweep = knockout_sweep(
-                make_sampler(config, banned.loaded, threads=1 if conditions.device == "cpu" else None),
-                banned.loaded.tokenizer,
-                task,
-                prompts,
-                bans,
-                sampling=sampling,
-                settings=SweepSettings(
-                    num_samples=section.num_samples,
-                    mode=mode,
-                    rule=judge,
-                    matched=0 if wanted.together else section.matched,
-                    never=section.never,
-                    tolerance=section.tolerance,
-                ),
-                rocks=rocks.ids.tolist(),
-                columns=_columns(run, rocks, bans),
-                model=banned.name,
-                conditions=conditions,
-                journal=journal,
-                progress=progress,
-            )
-        finally:
-            journal.flush()
+        earlier = earlier_traces(run, rocks.source, run.rocks.name)
+        bans, left_out = _bans(run, config, rocks, wanted, asked, banned.loaded)
+        sweep = answers.sweep(
+            bans,
+            config,
+            mode,
+            matched=0 if wanted.together else section.matched,
+            rocks=rocks.ids.tolist(),
+            columns=_columns(run, rocks, bans),
+            progress=progress,
+        )
         sweep = replace(sweep, warnings=[*sweep.warnings, *left_out, *earlier])
         entry = run.commit(run.knockout.name, sweep.save)
+        prompts, sampling = answers.answering.prompts, answers.answering.sampling
         inputs = _inputs_digest(config, banned.identity, prompts, sampling)
         run.update_manifest(**{INPUTS: {"sha256": entry.sha256, "of_rocks": wanted.any_rocks, "digest": inputs}})
-        # The rocks are this model's if it is a checkpoint of the run, or one of the students it was traced with.
-        students = [*(str(run.checkpoint(step)) for step in run.checkpoints()), *config.trace.checkpoints]
-        if banned.identity in {model_identity(name, run) for name in students}:
+        if is_student(run, config, banned.identity):
             run.commit(run.rocks.name, with_verdicts(rocks, sweep, rule).save)
     return sweep
 
 
-def _earlier_traces(run: RunDir, rocks: RockSet) -> list[str]:
-    """Warn of rocks that were found in traces the run has replaced or extended since; refuse those of another run."""
+@dataclass(frozen=True, slots=True)
+class RunAnswers:
+    """The answers of a run's knock-out: who writes them, to which prompts, and where they are kept."""
+
+    banned: BannedModel
+    answering: "Answering"
+    conditions: Conditions
+    journal: "RunJournal"
+
+    @classmethod
+    def open(cls, run: RunDir, config: Config, checkpoint: str, progress: Progress) -> Self:
+        """Load the model, and what was decoded under the same conditions before; under the caller's lock."""
+        from rocktokens.tasks.base import ungraded_note
+
+        task, prompts = _task_and_prompts(config)
+        name, model = _resolve(run, config, checkpoint)
+        if note := ungraded_note(task):
+            progress.note(note)
+        with progress.status("loading"):
+            from rocktokens.knockout.journal import RunJournal
+            from rocktokens.knockout.outcomes import Answering
+            from rocktokens.rollouts.sampler import make_sampler
+
+            banned = _load(run, config, name, model)
+        sampling = _sampling(config)
+        conditions = Conditions(**_conditions(config, banned, prompts, sampling))
+        sampler = make_sampler(config, banned.loaded, threads=1 if conditions.device == "cpu" else None)
+        answering = Answering(sampler, banned.loaded.tokenizer, task, prompts, sampling)
+        return cls(banned, answering, conditions, RunJournal(run, conditions.digest))
+
+    def sweep(
+        self,
+        bans: Sequence[Ban],
+        config: Config,
+        mode: Mode,
+        *,
+        matched: int = 0,
+        rocks: Collection[int] = (),
+        columns: Mapping[str, Mapping[int, float]] | None = None,
+        progress: Progress = SILENT,
+    ) -> KnockoutSweep:
+        """Make the sweep over these bans; what it has decoded is kept, however it ends."""
+        from rocktokens.knockout.sweep import SweepSettings, knockout_sweep
+        from rocktokens.knockout.verdicts import VerdictRule
+
+        section, own = config.knockout, self.answering
+        rule = VerdictRule(section.alpha, section.epsilon, section.margin, derive_seed(config.run.seed, "knockout"))
+        placebos = {"matched": matched, "never": section.never, "tolerance": section.tolerance}
+        try:
+            return knockout_sweep(
+                own.sampler,
+                own.tokenizer,
+                own.task,
+                own.prompts,
+                bans,
+                sampling=own.sampling,
+                settings=SweepSettings(num_samples=section.num_samples, mode=mode, rule=rule, **placebos),
+                rocks=rocks,
+                columns=columns,
+                model=self.banned.name,
+                conditions=self.conditions,
+                journal=self.journal,
+                progress=progress,
+            )
+        finally:
+            self.journal.flush()
+
+
+def is_student(run: RunDir, config: Config, identity: str) -> bool:
+    """Return whether this is a checkpoint of the run, or one of the students it was traced with.
+
+    Only then are verdicts on it verdicts on the run's rocks and classes.
+    """
+    students = [*(str(run.checkpoint(step)) for step in run.checkpoints()), *config.trace.checkpoints]
+    return identity in {model_identity(name, run) for name in students}
+
+
+def earlier_traces(run: RunDir, source: Mapping[str, Any], name: str) -> list[str]:
+    """Warn of a file found in traces that the run has replaced or extended since; refuse that of another run."""
     from rocktokens.traces.store import TraceStore
 
     store = TraceStore(run)
-    is_current = not store.checkpoints or store.made(rocks.source, run.rocks.name)
-    return [] if is_current else ["rocks.json was found in other traces than the run has now: run `rocktokens find`"]
+    is_current = not store.checkpoints or store.made(source, name)
+    return [] if is_current else [f"{name} was found in other traces than the run has now: run `{MAKERS[name]}`"]
 
 
-def _load(run: RunDir, config: Config, checkpoint: str) -> BannedModel:
-    from rocktokens.models.load import load_model
-
+def _resolve(run: RunDir, config: Config, checkpoint: str) -> tuple[str, str]:
+    """Return what the model is called and what to load."""
     models = resolve_models(run, config, [checkpoint])
     if len(models) != 1:
-        steps = ", ".join(name.removeprefix("step ") for name in models)
+        steps = ", ".join(name.removeprefix("step ").removeprefix("checkpoint ") for name in models)
         raise RocktokensError(f"checkpoint {checkpoint!r} names {len(models)} models: give one, of {steps}")
-    [(name, model)] = models.items()
+    [named] = models.items()
+    return named
+
+
+def _load(run: RunDir, config: Config, name: str, model: str) -> BannedModel:
+    from rocktokens.models.load import load_model
+
     loaded = load_model(model, config.models.dtype, config.models.device)
     return BannedModel(name, model_identity(loaded.name, run), loaded, vocabulary_sha256(loaded.tokenizer.get_vocab()))
 
 
 def _bans(
-    run: RunDir, config: Config, rocks: RockSet, wanted: Wanted, loaded: "LoadedModel"
+    run: RunDir, config: Config, rocks: RockSet, wanted: Wanted, asked: Sequence[RockToken], loaded: "LoadedModel"
 ) -> tuple[list[Ban], list[str]]:
     """Return what is wanted, and a warning where that includes rocks that end answers, which are left out."""
     from rocktokens.traces.store import TraceStore
@@ -159,7 +216,6 @@ def _bans(
     if wanted.controls:
         seed = derive_seed(config.run.seed, "knockout controls")
         bans.append(control_ban(TraceStore(run), bannable, bans[0], loaded.eos_ids, config.knockout.tolerance, seed))
-    asked = ranked_rocks(rocks, wanted) if wanted.any_rocks else []
     ends = [repr(token.text) for token in asked if token.id in loaded.eos_ids]
     return bans, [f"never banned, since no answer could end without them: {', '.join(ends)}"] if ends else []
 
@@ -167,11 +223,13 @@ def _bans(
 def _conditions(config: Config, banned: BannedModel, prompts: Sequence[Prompt], sampling: "Sampling") -> dict[str, Any]:
     """Return what rollouts and grades depend on under any ban; not what is banned, nor how the change is judged."""
     from rocktokens.rollouts.encode import encode_prompt
+    from rocktokens.tasks.graders import grader_identity
 
     loaded, template, longest = banned.loaded, sampling.chat_template, sampling.max_prompt_length
     seen = [encode_prompt(loaded.tokenizer, prompt, template, longest).tolist() for prompt in prompts]
     return {
         **_conditions_without_model(config, banned.identity, prompts, sampling),
+        **grader_identity(evaluation_task(config)),
         "tokenizer_sha256": banned.tokenizer_sha256,
         "config_sha256": digest(json.loads(loaded.model.config.to_json_string())),
         "eos_ids": sorted(loaded.eos_ids),
@@ -200,14 +258,23 @@ def _conditions_without_model(
 
 
 def _inputs_digest(config: Config, identity: str, prompts: Sequence[Prompt], sampling: "Sampling") -> str:
-    """Digest all that answers depend on and that is known before the model is loaded, prompts by their content."""
+    """Digest all that grades depend on and that is known before the model is loaded, prompts by their content."""
+    from rocktokens.tasks.graders import grader_identity
+
     return digest(
         {
             **_conditions_without_model(config, identity, prompts, sampling),
+            **grader_identity(evaluation_task(config)),
             "chat_template": sampling.chat_template,
-            "prompts": [[prompt.id, prompt.text, prompt.answer] for prompt in prompts],
+            "prompts": [_content(prompt) for prompt in prompts],
         }
     )
+
+
+def _content(prompt: Prompt) -> list[Any]:
+    """Return what a prompt says; a conversation is longer by what comes before the last message."""
+    earlier = [[own.role, own.content] for own in prompt.messages[:-1]]
+    return [prompt.id, prompt.text, prompt.answer, *([earlier] if earlier else [])]
 
 
 def _sampling(config: Config) -> "Sampling":
@@ -220,9 +287,11 @@ def _sampling(config: Config) -> "Sampling":
 
 def _task_and_prompts(config: Config) -> "tuple[Task, list[Prompt]]":
     from rocktokens.tasks import make_task
+    from rocktokens.tasks.base import prompts_to_grade
 
     task = make_task(evaluation_task(config))
-    return task, task.prompts(config.knockout.num_prompts, derive_seed(config.run.seed, "evaluation prompts"))
+    seed = derive_seed(config.run.seed, "evaluation prompts")
+    return task, prompts_to_grade(task, config.knockout.num_prompts, seed)
 
 
 def is_current(run: RunDir, config: Config, checkpoint: str = "last") -> bool:
@@ -255,7 +324,7 @@ def is_current(run: RunDir, config: Config, checkpoint: str = "last") -> bool:
     return (
         run.manifest().get(INPUTS) == inputs
         and settings.items() <= asdict(sweep.settings).items()
-        and [own.ban.ids for own in sweep.of_role("tested")] == [(token.id,) for token in wanted]
+        and [own.ban.key for own in sweep.of_role("tested")] == [BanKey((token.id,)) for token in wanted]
         and has_verdicts(rocks, sweep, "method")
     )
 
@@ -266,7 +335,7 @@ def _columns(run: RunDir, rocks: RockSet, bans: Sequence[Ban]) -> dict[str, dict
     from rocktokens.traces.store import TraceStore
 
     store, reference = TraceStore(run), rocks.criterion.get("reference")
-    ids = [ban.ids[0] for ban in bans if len(ban.ids) == 1]
+    ids = [ban.ids[0] for ban in bans if ban.is_one_type]
     if reference not in store.checkpoints or not ids:
         return {}
     columns = type_columns(store.table(reference), ids)
@@ -289,6 +358,17 @@ def with_verdicts(rocks: RockSet, sweep: KnockoutSweep, rule: RuleName) -> RockS
     return replace(rocks, tokens=[judged(token) for token in rocks.tokens], source=source)
 
 
+def with_known_verdicts(run: RunDir, rocks: RockSet) -> RockSet:
+    """Return rocks with the verdicts of the run's knockout.json, as they are without one by a student of the run."""
+    try:
+        sweep = KnockoutSweep.load(run.verified(run.knockout.name))
+        made_under = sweep.settings.conditions
+        is_own = made_under is not None and is_student(run, run_config(run), made_under.model)
+    except RocktokensError:
+        return rocks
+    return with_verdicts(rocks, sweep, "method") if is_own else rocks
+
+
 def has_verdicts(rocks: RockSet, sweep: KnockoutSweep, rule: RuleName) -> bool:
     """Return whether the verdicts of rocks are those of this sweep by this rule."""
     return bool(_tested_rocks(rocks, sweep)) and rocks.source.get("verdicts") == _provenance(sweep, rule)
@@ -301,5 +381,5 @@ def _provenance(sweep: KnockoutSweep, rule: RuleName) -> dict[str, Any]:
 
 def _tested_rocks(rocks: RockSet, sweep: KnockoutSweep) -> dict[int, Knockout]:
     """Return by id the rocks that were banned alone."""
-    alone = {own.ban.ids[0]: own for own in sweep.of_role("tested") if len(own.ban.ids) == 1}
+    alone = {own.ban.ids[0]: own for own in sweep.of_role("tested") if own.ban.is_one_type}
     return {token_id: alone[token_id] for token_id in rocks.ids.tolist() if token_id in alone}

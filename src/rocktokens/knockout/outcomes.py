@@ -2,7 +2,8 @@
 
 1. With common random numbers a ban changes nothing before a banned token would first have been written. So a rollout
    that holds no banned token is its own outcome (``first_occurrences`` finds that for all bans in one pass). Any other
-   is a job, decoded from its first banned token on: a ``Continuation``.
+   is a job, decoded from its first banned token on: a ``Continuation``. That holds of bans with alternatives too, which
+   act at fewer positions: where they do is seen while decoding.
 2. The jobs of all bans are decoded together, and what the journal has is not decoded again. Results count only once
    their prompt is looked at, so that what a design decides does not depend on what happened to be decoded before.
 3. Amid the jobs every free rollout is continued once more, from a random position, under the ban of an id that no free
@@ -19,7 +20,7 @@ import numpy as np
 
 from rocktokens.knockout.designs import Design, Interim, Settled
 from rocktokens.knockout.journal import Decoded, Journal, Key
-from rocktokens.knockout.records import Ban, EngineNoise
+from rocktokens.knockout.records import Ban, BanKey, EngineNoise
 from rocktokens.knockout.verdicts import EXACT, VerdictRule, paired_effects
 from rocktokens.progress import Progress
 from rocktokens.rollouts.encode import Sampling, make_rollouts
@@ -28,9 +29,9 @@ from rocktokens.run_dir import derive_seed
 from rocktokens.tasks.base import Task
 from rocktokens.types import Prompt, Rollout
 
-Job = tuple[tuple[int, ...], int, int]
-"""Banned ids, place of the free rollout, and the first position that differs."""
-NOTHING: tuple[int, ...] = ()
+Job = tuple[BanKey, int, int]
+"""The ban, place of the free rollout, and the first position that may differ."""
+NOTHING = BanKey(())
 """What is banned when free rollouts are decoded again and every id occurs in one of them."""
 NOWHERE = -1
 """The position of the first banned token in a rollout that holds none."""
@@ -62,7 +63,8 @@ class Continuation:
     start: int
     """Position of the free rollout's first banned token."""
     token_ids: np.ndarray
-    """int32: what stands from ``start`` on; at least one token. The first took the banned token's place."""
+    """int32: what stands from ``start`` on; at least one token. The first took the banned token's place, or is it where
+    no alternative is likely there."""
     finished: bool
     """As in ``Rollout``."""
     right: bool
@@ -130,7 +132,7 @@ class SweepDecoder:
             free_right_R=self.free_right_R,
             first_KR=self.first_KR,
             looked=[
-                {int(place): self._outcome((ban.ids, int(place))) for place in np.flatnonzero(looked_R)}
+                {int(place): self._outcome((ban.key, int(place))) for place in np.flatnonzero(looked_R)}
                 for ban, looked_R in zip(self.bans, self._looked_KR, strict=True)
             ],
             interim=self._interim(),
@@ -144,7 +146,7 @@ class SweepDecoder:
 
     def _repetitions(self) -> list[Job]:
         """Return every free rollout from some position on, under bans that change nothing."""
-        idle = [ban.ids for ban in self.bans if ban.role == "never"] or [NOTHING]
+        idle = [ban.key for ban in self.bans if ban.role == "never"] or [NOTHING]
         rng = np.random.Generator(np.random.PCG64(derive_seed(self.answering.sampling.seed, "repetitions")))
         return [
             (idle[place % len(idle)], place, int(rng.integers(len(rollout.token_ids))))
@@ -153,7 +155,7 @@ class SweepDecoder:
 
     def _noise(self, rule: VerdictRule) -> EngineNoise:
         """Return what has changed in the free rollouts that were decoded again, amid the jobs."""
-        again = [self._outcome((ids, place)) for ids, place, _ in self._again]
+        again = [self._outcome((ban, place)) for ban, place, _ in self._again]
         changes_R = np.array([own.right for own in again]).astype(int) - self.free_right_R
         [effect] = paired_effects(changes_R[None], self.num_samples, rule)
         flips = int(np.count_nonzero(changes_R))
@@ -188,10 +190,10 @@ class SweepDecoder:
         jobs = [
             (ban, int(place)) for ban in bans for place in np.flatnonzero((self.first_KR[ban] != NOWHERE) & inside_R)
         ]
-        wanted = [(self.bans[ban].ids, place, int(self.first_KR[ban, place])) for ban, place in jobs]
+        wanted = [(self.bans[ban].key, place, int(self.first_KR[ban, place])) for ban, place in jobs]
         self._decode([*others, *wanted], label, progress)
         for ban, place in jobs:
-            right = self._outcome((self.bans[ban].ids, place)).right
+            right = self._outcome((self.bans[ban].key, place)).right
             change = int(right) - int(self.free_right_R[place])
             self._lowest_KR[ban, place] = self._highest_KR[ban, place] = change
             self._looked_KR[ban, place] = True
@@ -206,15 +208,18 @@ class SweepDecoder:
         with progress.bar(label, len(missing)) as advance:
 
             def done(index: int, completion: Completion) -> None:
-                banned, place, start = missing[index]
-                self.journal.add((banned, place), Decoded(start, completion.token_ids, completion.finished))
-                self._outcome((banned, place))
+                ban, place, start = missing[index]
+                self.journal.add((ban, place), Decoded(start, completion.token_ids, completion.finished))
+                self._outcome((ban, place))
                 advance(1)
 
             sampling = self.answering.sampling
             self.answering.sampler.branch(
                 self.free,
-                [Branch(place, start, frozenset(banned)) for banned, place, start in missing],
+                [
+                    Branch(place, start, frozenset(ban.ids), frozenset(ban.alternatives))
+                    for ban, place, start in missing
+                ],
                 temperature=sampling.temperature,
                 max_new_tokens=sampling.max_new_tokens,
                 seed=sampling.seed,

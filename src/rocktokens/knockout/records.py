@@ -8,7 +8,7 @@ import json
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 from rocktokens.display.numbers import counted, level, points
 from rocktokens.display.table import Column, Table, number, text, token, verdict
@@ -19,16 +19,26 @@ if TYPE_CHECKING:
     import pandas as pd
     from altair import Chart, FacetChart, LayerChart
 
-KNOCKOUT_SCHEMA_VERSION = 2
+KNOCKOUT_SCHEMA_VERSION = 3
 Role = Literal["tested", "matched", "never"]
 """Tested: a rock or what was asked for; matched: a placebo as frequent as a rock; never: an id in no rollout."""
 Mode = Literal["exact", "curtailed", "sequential"]
 """When a ban is settled (rocktokens.knockout.sweep)."""
 
 
+class BanKey(NamedTuple):
+    """What tells one ban from another, whatever it is called.
+
+    Example: ``BanKey((325,))`` acts everywhere, ``BanKey((325,), (17, 40))`` only where id 17 or id 40 is likely.
+    """
+
+    ids: tuple[int, ...]
+    alternatives: tuple[int, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Ban(Record):
-    """Ids that are banned together.
+    """Ids that are banned together, everywhere or where an alternative is likely.
 
     Example: ``Ban(ids=(325,), name="So", role="tested", category="discourse")``.
     """
@@ -41,6 +51,19 @@ class Ban(Record):
     category: str = ""
     beside: int | None = None
     """The tested type that a matched placebo is as frequent as."""
+    alternatives: tuple[int, ...] = ()
+    """Ascending: the ban acts at positions where the model gives one of these at least 0.05, everywhere if there are
+    none (docs/method.md, section 10). Files of schema 2 have none."""
+
+    @property
+    def key(self) -> BanKey:
+        """What is banned, and where."""
+        return BanKey(self.ids, self.alternatives)
+
+    @property
+    def is_one_type(self) -> bool:
+        """Whether it is a single type, banned everywhere."""
+        return len(self.ids) == 1 and not self.alternatives
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +88,9 @@ class BanChanges(Record):
     """Prompt and sample of answers that were right and are wrong under the ban."""
     gained: list[tuple[str, int]]
     """Prompt and sample of answers that were wrong and are right under the ban."""
+    n_changed: int | None = None
+    """Rollouts decoded under the ban whose text it changed: none, where it never acts. None in files of schema 2 or
+    before."""
 
     @property
     def lost_prompts(self) -> int:
@@ -127,11 +153,13 @@ class Conditions(Record):
     max_new_tokens: int
     batch_size: int
     seed: int
+    grader_sha256: str = ""
+    """Of the task's own grader, "" where it has none."""
 
     @property
     def digest(self) -> str:
-        """What the rollouts decoded under them are filed under."""
-        return digest(asdict(self))
+        """What the rollouts decoded under them are filed under; a grader that was changed grades the same ones."""
+        return digest({name: value for name, value in asdict(self).items() if name != "grader_sha256"})
 
 
 def digest(content: Any) -> str:
@@ -268,6 +296,10 @@ class KnockoutSweep(Record):
         """Return the knock-outs of one role, in order."""
         return [knockout for knockout in self.knockouts if knockout.ban.role == role]
 
+    def of_ban(self, key: BanKey) -> Knockout:
+        """Return what a ban of the sweep did."""
+        return next(knockout for knockout in self.knockouts if knockout.ban.key == key)
+
     def __len__(self) -> int:
         return len(self.knockouts)
 
@@ -307,9 +339,8 @@ class KnockoutSweep(Record):
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """Read knockout.json; a newer schema or a damaged file is refused by name."""
-        return load_record(
-            cls, path, "knockout.json", "`rocktokens knockout`", KNOCKOUT_SCHEMA_VERSION, {1: _from_schema_1}
-        )
+        upgrades = {1: _from_schema_1, 2: lambda record: record}  # every ban of schema 2 acts everywhere
+        return load_record(cls, path, "knockout.json", "`rocktokens knockout`", KNOCKOUT_SCHEMA_VERSION, upgrades)
 
     def to_frame(self) -> "pd.DataFrame":
         """Return the knock-outs as a pandas frame, one row each; lists of rollouts become their counts."""

@@ -68,7 +68,7 @@ def summarise(
         settings: recorded as they are, with the rule.
         columns: by name and id, what Δ of the tested types is correlated with.
         unmatched: tested types without a placebo.
-        gold_of: by prompt, the right answer.
+        gold_of: by prompt, the right answers.
     """
     noise = outcomes.noise
     knockouts = _knockouts(outcomes, rule, noise.interval, vocabulary, gold_of)
@@ -201,6 +201,7 @@ def describe_changes(
     def over(statistic: Callable[[list[float]], Any], value: Callable[[Rollout, Continuation], float]) -> float | None:
         return float(statistic([value(before, after) for before, _, after in decoded])) if decoded else None
 
+    changed = [not np.array_equal(before.token_ids[after.start :], after.token_ids) for before, _, after in decoded]
     counts = Counter(int(after.token_ids[0]) for _, _, after in decoded)
     commonest = sorted(counts, key=lambda token_id: (-counts[token_id], token_id))[:MOST_REPLACEMENTS]
     return BanChanges(
@@ -213,6 +214,7 @@ def describe_changes(
         replacements=[(token_id, text_of(token_id), counts[token_id] / len(decoded)) for token_id in commonest],
         lost=[(before.prompt_id, before.sample) for before, right, after in decoded if right and not after.right],
         gained=[(before.prompt_id, before.sample) for before, right, after in decoded if after.right and not right],
+        n_changed=sum(changed),
     )
 
 
@@ -276,7 +278,7 @@ def _correlations(
     tested: Sequence[Knockout], columns: Mapping[str, Mapping[int, float]], seed: int
 ) -> list[Correlation]:
     """Correlate over types that are written at all; not if some were stopped without Δ: the others are no sample."""
-    single = [knockout for knockout in tested if len(knockout.ban.ids) == 1 and knockout.changes.n_rollouts]
+    single = [knockout for knockout in tested if knockout.ban.is_one_type and knockout.changes.n_rollouts]
     if not single or any(knockout.delta is None for knockout in single):
         return []
     deltas_K = np.array([knockout.delta for knockout in single])

@@ -19,12 +19,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rocktokens.errors import RocktokensError
-from rocktokens.evaluation.accuracy import require_answers
 from rocktokens.knockout.designs import Complete, Curtailed, Design
 from rocktokens.knockout.journal import Journal
 from rocktokens.knockout.outcomes import Answering, SweepDecoder, free_rollouts
 from rocktokens.knockout.placebos import matched_placebos, never_emitted, token_counts
-from rocktokens.knockout.records import Ban, Conditions, KnockoutSweep, Mode, Role
+from rocktokens.knockout.records import Ban, BanKey, Conditions, KnockoutSweep, Mode, Role
 from rocktokens.knockout.sequential import GroupSequential
 from rocktokens.knockout.summary import summarise
 from rocktokens.knockout.verdicts import VerdictRule
@@ -34,7 +33,7 @@ from rocktokens.rocks.categories import categorise_all
 from rocktokens.rollouts.encode import Sampling
 from rocktokens.rollouts.sampler import Sampler
 from rocktokens.run_dir import derive_seed
-from rocktokens.tasks.base import Task
+from rocktokens.tasks.base import Task, require_answers
 from rocktokens.traces.token_text import Vocabulary
 from rocktokens.types import Prompt, Rollout
 
@@ -89,14 +88,15 @@ def knockout_sweep(
     journal: Journal | None = None,
     progress: Progress = SILENT,
 ) -> KnockoutSweep:
-    """Ban each of these at every decoding step, and measure what that does to accuracy on the same prompts.
+    """Ban each of these while decoding, and measure what that does to accuracy on the same prompts.
 
     Args:
         sampler: writes the rollouts; a ``TransformersSampler`` with ``threads=1`` makes them exact on a CPU.
         tokenizer: the sampler's model's.
         task: grades the answers.
         prompts: with answers, each once.
-        bans: what to ban: an id, ids that are banned together, or a ``Ban``; each counts once.
+        bans: what to ban: an id, ids that are banned together, or a ``Ban``, which may have alternatives; each counts
+            once.
         sampling: how prompts are encoded and answered, and the seed of the placebos; default: temperature 1, responses
             of at most 160 tokens, seed 0.
         settings: answers per prompt, when bans are settled and judged, how many placebos.
@@ -115,9 +115,9 @@ def knockout_sweep(
     _require_distinct(prompts)
     rule, journal = settings.rule or VerdictRule(seed=sampling.seed), journal or Journal()
     vocabulary = Vocabulary(getattr(tokenizer, "backend_tokenizer", None))
-    first_of: dict[tuple[int, ...], Ban] = {}
+    first_of: dict[BanKey, Ban] = {}
     for ban in (_as_ban(ban, vocabulary) for ban in bans):
-        first_of.setdefault(ban.ids, ban)
+        first_of.setdefault(ban.key, ban)
     tested = [*first_of.values()]
     _require_bannable(tested, sampler)
     answering = Answering(sampler, tokenizer, task, prompts, sampling)
@@ -134,7 +134,7 @@ def knockout_sweep(
         **{name: getattr(settings, name) for name in ("num_samples", "mode", "matched", "never", "tolerance")},
     }
     sha256 = vocabulary_sha256(tokenizer.get_vocab())
-    gold_of = {prompt.id: prompt.answer or "" for prompt in prompts}
+    gold_of = {prompt.id: "\n".join(prompt.answers) for prompt in prompts}
     return summarise(outcomes, rule, vocabulary, sha256, recorded, columns or {}, unmatched, gold_of)
 
 
@@ -153,7 +153,7 @@ def _placebos(
     everything = range(sampler.vocab_size)
     forbidden = {token for token in everything if token in excluded or vocabulary.is_special(token)}
     allowed = [token for token in everything if token not in forbidden]
-    single = [ban.ids[0] for ban in tested if len(ban.ids) == 1 and counts_V[ban.ids[0]]]
+    single = [ban.ids[0] for ban in tested if ban.is_one_type and counts_V[ban.ids[0]]]
     partners = matched_placebos(counts_V, allowed, single, settings.tolerance, settings.matched)
     unheard = never_emitted(counts_V, forbidden, settings.never, derive_seed(answering.sampling.seed, "never emitted"))
     matched = [
@@ -186,7 +186,7 @@ def _require_bannable(bans: Sequence[Ban], sampler: Sampler) -> None:
             raise RocktokensError(
                 f"ban {ban.name!r}: id {min(ends)} is an end token, and without it no answer could end: leave it out"
             )
-        if outside := [token for token in ban.ids if not 0 <= token < sampler.vocab_size]:
+        if outside := [token for token in (*ban.ids, *ban.alternatives) if not 0 <= token < sampler.vocab_size]:
             raise RocktokensError(
                 f"ban {ban.name!r}: id {outside[0]} is outside the vocabulary of {sampler.vocab_size}: leave it out"
             )

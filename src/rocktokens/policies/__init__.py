@@ -5,7 +5,16 @@ They know nothing of the trainer. A policy is a pure function in the file of its
 detached, numpy for numpy and torch for torch.
 """
 
-from rocktokens.policies.base import Coarse, Term, WeightPolicy, term_arguments
+from rocktokens.policies.base import Coarse, Term, WeightPolicy, term_arguments, term_classes
 from rocktokens.policies.registry import POLICIES, make_policy, policy_from_section
 
-__all__ = ["POLICIES", "Coarse", "Term", "WeightPolicy", "make_policy", "policy_from_section", "term_arguments"]
+__all__ = [
+    "POLICIES",
+    "Coarse",
+    "Term",
+    "WeightPolicy",
+    "make_policy",
+    "policy_from_section",
+    "term_arguments",
+    "term_classes",
+]

@@ -18,6 +18,7 @@ import numpy as np
 
 from rocktokens.classes import TokenClasses
 from rocktokens.errors import RocktokensError
+from rocktokens.types import LikelyTokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,8 @@ class WeightPolicy(ABC):
     term: Term | None = None
     """What is weighed: None, the run's divergence; asymmetric, reverse or forward KL, chosen at every token;
     ``Coarse``, the run's divergence with less of the choice within classes, or none."""
+    sees_likely: bool = False
+    """Whether ``observe_likely`` is to be told what both models could have written."""
 
     @abstractmethod
     def weigh(self, tokens: UpdateTokens) -> np.ndarray:
@@ -94,6 +97,10 @@ class WeightPolicy(ABC):
         """Learn from the scores of an update, NaN where a row was not scored; returns entries of the log line."""
         return {}
 
+    def observe_likely(self, likely: LikelyTokens, step: int) -> dict[str, Any]:
+        """Learn from what both models could have written in an update; returns entries of the log line."""
+        return {}
+
     def state(self) -> dict[str, np.ndarray]:
         """What a checkpoint keeps of the policy."""
         return {}
@@ -119,6 +126,11 @@ class WeightPolicy(ABC):
 def term_arguments(term: Term | None) -> dict[str, Any]:
     """What ``weighted_kl`` is told of a term."""
     return {"classes": term.classes, "lam": term.lam} if isinstance(term, Coarse) else {"term": term}
+
+
+def term_classes(term: Term | None) -> TokenClasses | None:
+    """The classes whose choice a term tells from the decision; None where it has none."""
+    return term.classes if isinstance(term, Coarse) else None
 
 
 def as_numpy(array: Any) -> np.ndarray:

@@ -4,7 +4,7 @@ A whole needs what any of its parts needs, and passes on what the trainer tells 
 the one part that has any; a schedule may change how much of the choice within its classes counts.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from rocktokens.errors import ConfigError
 from rocktokens.policies.base import Coarse, Term, UpdateTokens, WeightPolicy
+from rocktokens.types import LikelyTokens
 
 
 class CompositePolicy(WeightPolicy):
@@ -20,6 +21,7 @@ class CompositePolicy(WeightPolicy):
     def __init__(self, parts: Sequence[WeightPolicy]) -> None:
         self.parts = list(parts)
         self.needs = frozenset().union(*(part.needs for part in self.parts))
+        self.sees_likely = any(part.sees_likely for part in self.parts)
         self.term = self._whole_term([part.term for part in self.parts if part.term])
 
     def _whole_term(self, terms: list[Term]) -> Term | None:
@@ -52,9 +54,16 @@ class CompositePolicy(WeightPolicy):
 
     def observe(self, scores: Any, token_ids_T: np.ndarray, step: int) -> dict[str, Any]:
         """All parts observe; the entries are those of the active ones."""
+        return self._told(step, lambda part: part.observe(scores, token_ids_T, step))
+
+    def observe_likely(self, likely: LikelyTokens, step: int) -> dict[str, Any]:
+        """All parts observe; the entries are those of the active ones."""
+        return self._told(step, lambda part: part.observe_likely(likely, step))
+
+    def _told(self, step: int, tell: Callable[[WeightPolicy], dict[str, Any]]) -> dict[str, Any]:
         entries: dict[str, Any] = {}
         for part in self.parts:
-            of_part = part.observe(scores, token_ids_T, step)
+            of_part = tell(part)
             entries |= of_part if part in self.active(step) else {}
         return entries
 

@@ -6,7 +6,7 @@
 3. Random policies without a seed get the one that is given; the parts of a composed policy get one each.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -30,6 +30,7 @@ from rocktokens.policies.controls import (
     WeightControlPolicy,
 )
 from rocktokens.policies.formulas import FormulaPolicy
+from rocktokens.policies.online_coarse import OnlineCoarsePolicy
 from rocktokens.policies.online_rocks import OnlineRocksPolicy
 from rocktokens.policies.rocks import RocksPolicy
 from rocktokens.run_dir import derive_seed
@@ -57,11 +58,13 @@ POLICIES: dict[str, Callable[..., WeightPolicy]] = {
     "entropy_mix": partial(FormulaPolicy, formulas.entropy_mix),
     "asymmetric": partial(FormulaPolicy, formulas.asymmetric, term="asymmetric"),
     "coarse": CoarsePolicy,
+    "online_coarse": OnlineCoarsePolicy,
     "product": ProductPolicy,
     "schedule": SchedulePolicy,
 }
 _KNOW_PILLARS = ("rocks", "online_rocks", "occurrence_control", "loss_control", "weight_control", "coarse")
-"""Policies that leave protected types out of what they mark, count and log, or out of their classes."""
+"""Policies that leave protected types out of what they mark, count and log, or out of their classes; ``online_coarse``
+leaves out the ends of responses too."""
 
 
 class _Call(Section):
@@ -81,14 +84,20 @@ def make_policy(name: str, **params: Any) -> WeightPolicy:
 
 
 def policy_from_section(
-    section: PolicyBase, tokenizer_sha256: str = "", seed: int = 0, tokenizer: Any = None
+    section: PolicyBase,
+    tokenizer_sha256: str = "",
+    seed: int = 0,
+    tokenizer: Any = None,
+    end_ids: Iterable[int] = (),
 ) -> WeightPolicy:
     """Build the policy of a config; ``seed`` is for random policies whose section has none.
 
     Files made with another vocabulary than that of ``tokenizer_sha256`` are refused; "" checks nothing. ``tokenizer``
-    is what turns classes that are given as texts into ids; without it they are refused.
+    is what turns classes that are given as texts into ids; without it they are refused. ``end_ids`` end a response: no
+    policy takes one of them for another token's twin.
     """
-    return _protected(section, _Given(tokenizer_sha256, seed, allows_nothing=False, tokenizer=tokenizer))
+    given = _Given(tokenizer_sha256, seed, allows_nothing=False, tokenizer=tokenizer, end_ids=tuple(end_ids))
+    return _protected(section, given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +110,7 @@ class _Given:
     allows_nothing: bool = True
     """Whether a policy may have no rocks or classes to act on."""
     tokenizer: Any = None
+    end_ids: tuple[int, ...] = ()
 
 
 def _protected(section: PolicyBase, given: _Given) -> WeightPolicy:
@@ -131,6 +141,8 @@ def _build(section: PolicyBase, given: _Given) -> WeightPolicy:
         params["parts"] = [_build(part, replace(given, seed=derive_seed(given.seed, "part", i))) for i, part in parts]
     if section.name in _KNOW_PILLARS:
         params["protected"] = given.pillars
+    if section.name == "online_coarse":
+        params["protected"] = {*given.pillars.tolist(), *given.end_ids}
     return POLICIES[section.name](**params)
 
 

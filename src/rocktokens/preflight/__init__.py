@@ -1,1 +1,1 @@
-"""What ``rocktokens check`` looks at before a run starts (docs/method.md, section 9)."""
+"""What ``rocktokens check`` and ``rocktokens init`` look at before a run starts (docs/method.md, section 9)."""

@@ -1,7 +1,7 @@
 """Look for what would go wrong in a run, and estimate what it will need, before it starts (docs/method.md, section 9).
 
-1. Without sampling (``static_checks``): tokenizers, LM heads, end tokens, chat templates, prompts, policy, run
-   directory, disk.
+1. Without sampling (``static_checks``): tokenizers, LM heads, end tokens, chat templates, learning rate, prompts,
+   policy, trackers, run directory, disk.
 2. A probe (``pair_probe``): the student answers a few training prompts, the teacher scores them. Overlap, stop mass,
    lengths, the distance of the sampler from the trainer; from its timings and sizes an estimate of memory and time
    (``resources``).
@@ -29,6 +29,7 @@ from rocktokens.preflight.static_checks import check_static, sample_prompts
 from rocktokens.progress import SILENT, Progress
 from rocktokens.scoring.student import load_student
 from rocktokens.tasks import make_task
+from rocktokens.training.length import in_steps
 from rocktokens.types import Prompt
 
 PROBE_ROLLOUTS = 16
@@ -39,6 +40,7 @@ def check(config: Config, progress: Progress = SILENT) -> Preflight:
     """Look at models, data and run directory, probe the pair, and judge everything that was measured."""
     with progress.status("loading"):
         task = make_task(config.task)
+        config = in_steps(config, task, max(1, config.training.rollouts_per_step // config.rollouts.num_generations))
         student = load_student(config, None, config.models.device)
         teacher = load_model(config.models.teacher, config.models.dtype, config.models.device)
     with progress.status("looking at models and data"):

@@ -4,7 +4,8 @@
    difference is what a row costs, the rest (weights cast by autocast, say) does not grow with the batch.
 2. ``memory_need`` is arithmetic on this and on the models' sizes, at the longest prompt and response.
 3. ``update_seconds`` and ``sampling_seconds`` scale the timings of a probe to a step, as if all steps were like it.
-4. ``disk_need`` counts checkpoints and traces, as if every response were as long as it may be.
+4. ``disk_need`` counts all checkpoints, which are kept, and traces with rollouts, as if every response were as long as
+   it may be; ``disk_use`` counts what a run that is there has of them.
 """
 
 import math
@@ -20,8 +21,9 @@ from rocktokens.config import Config
 from rocktokens.display.numbers import byte_size, duration
 from rocktokens.models.head import hidden_states, lm_head
 from rocktokens.models.load import LoadedModel
-from rocktokens.preflight.findings import Finding, Level, warn_if
+from rocktokens.preflight.findings import Finding, Level
 from rocktokens.preflight.pair_probe import PairProbe
+from rocktokens.run_dir import RunDir
 from rocktokens.types import Rollout
 
 FLOAT32, HALF = 4, 2
@@ -35,6 +37,8 @@ CHECKPOINT_BYTES = 12
 """A trained parameter on disk: its float32 value and Adam's two moments."""
 TRACE_BYTES = 40
 """A token on disk: its trace row and its share of the stored rollouts, before compression."""
+TOP_BYTES = 8
+"""One of the likeliest tokens beside it, of one model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,10 +211,20 @@ def disk_need(config: Config, trainable: int) -> dict[str, int]:
     checkpoints = 1 + math.ceil(training.max_steps / training.save_steps)
     trained = training.max_steps * config.training.rollouts_per_step
     replayed = trace.num_prompts * trace.num_generations * (len(trace.checkpoints) or checkpoints)
+    per_position = TRACE_BYTES * (trained + replayed) + 2 * TOP_BYTES * trace.top_k * replayed
     return {
         "checkpoints": checkpoints * CHECKPOINT_BYTES * trainable,
-        "traces": TRACE_BYTES * (trained + replayed) * config.rollouts.max_completion_length,
+        "traces": per_position * config.rollouts.max_completion_length,
     }
+
+
+def disk_use(run: RunDir) -> dict[str, int]:
+    """Count bytes that the run has already, under the names of ``disk_need``; nothing where there is no run."""
+    if not run.exists():
+        return {}
+    folders = {"checkpoints": ("checkpoints/",), "traces": ("traces/", "rollouts/")}
+    paths = {name: [run.path / e.path for own in folders[name] for e in run.files(own)] for name in folders}
+    return {name: sum(path.stat().st_size for path in paths[name] if path.exists()) for name in paths}
 
 
 def check_memory(need: MemoryNeed, available: int) -> Finding:
@@ -228,13 +242,20 @@ def check_memory(need: MemoryNeed, available: int) -> Finding:
     return Finding("memory", level, value, "" if level == "ok" else remedy, measured)
 
 
-def check_disk(need: Mapping[str, int], free: int) -> Finding:
-    """Check that there is room for what the run will write."""
-    total = sum(need.values())
-    parts = ", ".join(f"{name} {byte_size(part)}" for name, part in need.items())
-    problem = "free some space, raise training.save_steps, or give a run.directory on another disk"
-    value = f"at most {byte_size(total)} ({parts}), {byte_size(free)} free"
-    return warn_if(problem if total > free else "", "disk", value, {**need, "free": free})
+def check_disk(need: Mapping[str, int], free: int, written: Mapping[str, int]) -> Finding:
+    """Check that there is room for what the run will write beside what is ``written``.
+
+    Without room for the checkpoints, whose size is known, the run would stop. Traces may be smaller than counted.
+    """
+    left = {name: max(0, size - written.get(name, 0)) for name, size in need.items()}
+    total = sum(left.values())
+    parts = ", ".join(f"{name} {byte_size(part)}" for name, part in left.items())
+    value = f"at most {byte_size(total)}{' more' if any(written.values()) else ''} ({parts}), {byte_size(free)} free"
+    if total <= free:
+        return Finding("disk", "ok", value, measured={**left, "free": free})
+    level: Level = "warn" if left["checkpoints"] <= free else "fail"
+    remedy = f"free {byte_size(total - free)}, raise training.save_steps, or give a run.directory on another disk"
+    return Finding("disk", level, value, remedy, {**left, "free": free})
 
 
 def estimate_time(config: Config, probe: PairProbe, sampled_in: float, rollouts: int, device: str) -> Finding:

@@ -1,8 +1,10 @@
 """What ``rocktokens check`` can see without sampling.
 
 1. The models: whether they share a tokenizer, have heads that are understood, and end and begin turns alike.
-2. The data: whether the prompts of training and evaluation are there, fit the models, and have answers.
-3. The run: whether its rocks can be read, its directory written, and its disk holds what will be written.
+2. The data: whether the prompts of training and evaluation are there, fit the models, and have answers, and whether
+   the grader takes such an answer for right.
+3. The run: whether its learning rate fits the student, its rocks can be read, its trackers used, its directory
+   written, and its disk holds what will be written.
 """
 
 import os
@@ -12,21 +14,26 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rocktokens.config import Config, evaluation_task
+from rocktokens.config import Config, evaluation_task, why_not_graded
+from rocktokens.display.numbers import parameter_count
 from rocktokens.errors import RocktokensError
 from rocktokens.models.fingerprints import SAMPLES, same_tokenizer, vocabulary_sha256
 from rocktokens.models.head import lm_head, verify_head
 from rocktokens.models.load import LoadedModel
 from rocktokens.policies import policy_from_section
 from rocktokens.preflight.findings import Finding, or_fail, warn_if
-from rocktokens.preflight.resources import check_disk, disk_need
+from rocktokens.preflight.resources import ModelSize, check_disk, disk_need, disk_use
+from rocktokens.preflight.starter_rules import usual_learning_rate
+from rocktokens.preflight.trackers import check_trackers
 from rocktokens.rollouts.encode import encode_prompt
 from rocktokens.run_dir import RunDir, derive_seed
 from rocktokens.tasks import make_task
-from rocktokens.tasks.base import Task
+from rocktokens.tasks.base import DatasetTask, Task, ungraded_note
 from rocktokens.training.session import global_batch
 from rocktokens.types import Prompt
 
+FAR_RATE = 10
+"""By which factor a learning rate may differ from the usual one; those of the recipes differ by up to 5."""
 PROMPT_SAMPLE = 2000
 """Prompts whose length is looked at: seconds to tokenise, and enough to meet a length that one in a thousand has."""
 
@@ -36,7 +43,7 @@ def check_static(
 ) -> list[Finding]:
     """Check the models, the data and the run; ``lengths`` are those of the sampled prompts."""
     contexts = {"student": student.context_length, "teacher": teacher.context_length}
-    trainable = sum(parameter.numel() for parameter in student.model.parameters() if parameter.requires_grad)
+    size = ModelSize.of(student.model)
     directory = Path(config.run.directory)
     weighs = config.policy.name != "uniform" or config.policy.protect is not None
     return [
@@ -47,11 +54,17 @@ def check_static(
         check_ends(student.eos_ids, teacher.eos_ids),
         check_templates(student.tokenizer, teacher.tokenizer, used=config.rollouts.chat_template),
         check_batch(config),
+        check_learning_rate(config, size.parameters),
         check_prompts(config, task, lengths, contexts),
-        check_evaluation(config, contexts, student.tokenizer),
+        *check_evaluation(config, contexts, student.tokenizer),
         *([check_policy(config, student.tokenizer)] if weighs else []),
+        *([check_trackers(config.training.report_to)] if config.training.report_to else []),
         check_directory(directory),
-        check_disk(disk_need(config, trainable), shutil.disk_usage(_existing_part(directory)).free),
+        check_disk(
+            disk_need(config, size.trainable),
+            shutil.disk_usage(_existing_part(directory)).free,
+            written=disk_use(RunDir(directory)),
+        ),
     ]
 
 
@@ -138,17 +151,30 @@ def check_batch(config: Config) -> Finding:
     return or_fail("batch", lay_out)
 
 
+def check_learning_rate(config: Config, parameters: int) -> Finding:
+    """Compare the learning rate with the one that ``rocktokens init`` would choose for a student of this size."""
+    rate, usual = config.training.learning_rate, usual_learning_rate(parameters, lora=config.lora.enabled)
+    problem = ""
+    if rate > FAR_RATE * usual:
+        problem = f"{rate / usual:,.0f} times the usual rate, at which training may diverge"
+    elif rate < usual / FAR_RATE:
+        problem = f"1/{usual / rate:,.0f} of the usual rate, at which the student may hardly change"
+    what = "adapters of a student" if config.lora.enabled else "a student"
+    value = f"{rate:g}; usual for {what} of {parameter_count(parameters)} parameters: {usual:g}"
+    remedy = f"{problem}: set training.learning_rate near {usual:g}" if problem else ""
+    return warn_if(remedy, "learning rate", value, {"learning_rate": rate, "usual": usual, "parameters": parameters})
+
+
 def check_prompts(
     config: Config, task: Task, lengths: Mapping[str, int], contexts: Mapping[str, int | None]
 ) -> Finding:
     """Check how many there are, and whether the longest fits with its answer."""
-    items = getattr(task, "items", None)
     asked = config.training.max_steps * config.training.rollouts_per_step // config.rollouts.num_generations
-    there = "endless" if items is None else f"{len(items):,} there"
+    there = "endless" if task.size is None else f"{task.size:,} there"
     value = f"{asked:,} asked for, {there}; the longest of {len(lengths):,} has {max(lengths.values())} tokens"
     measured = {
         "asked": asked,
-        "available": None if items is None else len(items),
+        "available": task.size,
         "looked_at": len(lengths),
         "longest": max(lengths.values()),
     }
@@ -174,23 +200,44 @@ def misfit(config: Config, lengths: Mapping[str, int], contexts: Mapping[str, in
     return ""
 
 
-def check_evaluation(config: Config, contexts: Mapping[str, int | None], tokenizer: Any) -> Finding:
-    """Check whether accuracy can be measured later: prompts enough, short enough, with answers."""
-    asked = config.evaluation.num_prompts
+def check_evaluation(config: Config, contexts: Mapping[str, int | None], tokenizer: Any) -> list[Finding]:
+    """Check whether accuracy can be measured later: prompts enough, short enough, with answers that can be graded."""
+    asked, seed = config.evaluation.num_prompts, derive_seed(config.run.seed, "evaluation prompts")
     try:
         task = make_task(evaluation_task(config))
-        prompts = task.prompts(asked, derive_seed(config.run.seed, "evaluation prompts"))
+        prompts = task.prompts(asked, seed, gradable=True) or task.prompts(asked, seed)
         problem = misfit(config, _lengths(config, prompts, tokenizer), contexts)
     except RocktokensError as error:
-        return Finding("evaluation", "warn", "not possible", str(error))
-    unanswered = sum(prompt.answer is None for prompt in prompts)
+        return [Finding("evaluation", "warn", "not possible", str(error))]
+    answered = sum(prompt.answer is not None for prompt in prompts)
     if len(prompts) < asked:
         problem = problem or f"only {len(prompts)} prompts are there: lower evaluation.num_prompts"
-    if unanswered:
-        problem = f"{unanswered} prompts have no answer to grade against: set evaluation.task.answer_field"
-    value = f"{asked:,} prompts asked for, {len(prompts):,} there, {len(prompts) - unanswered:,} with an answer"
-    measured = {"asked": asked, "available": len(prompts), "answered": len(prompts) - unanswered}
-    return warn_if(problem, "evaluation", value, measured)
+    problem = why_not_graded(config) or problem or ungraded_note(task)
+    value = f"{asked:,} prompts asked for, {len(prompts):,} there, {answered:,} with an answer"
+    measured = {"asked": asked, "available": len(prompts), "answered": answered}
+    findings = [warn_if(problem, "evaluation", value, measured)]
+    if isinstance(task, DatasetTask) and task.can_grade(prompts[0]):
+        findings.append(or_fail("grader", lambda: check_grader(task, prompts)))
+    return findings
+
+
+def check_grader(task: Task, prompts: Sequence[Prompt]) -> Finding:
+    """Check how long the answers are, and whether a response that is one of them grades as right."""
+    task.require_grader()
+    answered = [prompt for prompt in prompts if prompt.answers]
+    if not answered:
+        return Finding("grader", "ok", "found; there is no answer to try it on")
+    lengths, first = [len(answer) for prompt in answered for answer in prompt.answers], answered[0]
+    is_right = task.grade(first, first.answers[0])
+    value = (
+        f"answers of {min(lengths):,} to {max(lengths):,} characters; that of {first.id!r} grades as "
+        f"{'right' if is_right else 'wrong'}"
+    )
+    problem = (
+        "" if is_right else "a response that is the answer itself should be right: check the grader and its answers"
+    )
+    measured = {"answered": len(answered), "shortest": min(lengths), "longest": max(lengths), "is_right": is_right}
+    return warn_if(problem, "grader", value, measured)
 
 
 def _lengths(config: Config, prompts: Sequence[Prompt], tokenizer: Any) -> dict[str, int]:

@@ -8,6 +8,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from rocktokens.classes import TokenClasses
 from rocktokens.config import Config
 from rocktokens.errors import RocktokensError, TokenizerMismatchError
 from rocktokens.run_dir import RunDir
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
     from rocktokens.models.load import LoadedModel
 
 
-def replay_settings(run: RunDir, config: Config, students: Mapping[int, str]) -> ReplayRecord:
+def replay_settings(
+    run: RunDir, config: Config, students: Mapping[int, str], classes: TokenClasses | None
+) -> ReplayRecord:
     """Describe what the rows of a replay depend on; ``students`` are the models to replay through, by step."""
     from rocktokens.models.fingerprints import model_identity
 
@@ -34,6 +37,7 @@ def replay_settings(run: RunDir, config: Config, students: Mapping[int, str]) ->
         rollouts=config.rollouts.model_dump(mode="json"),
         scoring=config.scoring.model_dump(mode="json", exclude={"round_logits"}),  # a replay never rounds them
         top_k=config.trace.top_k,
+        classes="" if classes is None else classes.sha256,
     )
 
 
@@ -42,10 +46,24 @@ def has_replay(run: RunDir) -> bool:
     return bool(_replay_files(run))
 
 
-def require_same_replay(run: RunDir, settings: ReplayRecord) -> None:
-    """Refuse to mix replays made with different settings, or with traces that came another way."""
+def lacks_checkpoints(run: RunDir, settings: ReplayRecord) -> bool:
+    """Whether the replay that is there differs from these settings only in checkpoints that it does not have."""
+    recorded, now = run.manifest().get("replay"), settings.to_manifest()
+    if not recorded or not has_replay(run):
+        return False
+    before, after = recorded.pop("checkpoints"), now.pop("checkpoints")
+    return recorded == now and before.items() < after.items()
+
+
+def require_same_replay(run: RunDir, settings: ReplayRecord, *, is_whole: bool) -> None:
+    """Refuse to mix replays made with different settings, or with traces that came another way.
+
+    One that is whole is not continued, so it may have been made with other classes, or none.
+    """
     recorded = run.manifest().get("replay")
     now = settings.to_manifest()
+    if is_whole and recorded:
+        recorded, now = ({**own, "classes": settings.classes} for own in (recorded, now))
     if recorded == now or not has_replay(run):
         return
     remedy = "replace them with `rocktokens trace --restart`, or give another run.directory"
@@ -53,6 +71,12 @@ def require_same_replay(run: RunDir, settings: ReplayRecord) -> None:
         raise RocktokensError(f"{run.path} holds traces that `rocktokens trace` did not make: {remedy}")
     before, now = _flat(recorded), _flat(now)
     changed = next(key for key in now | before if before.get(key) != now.get(key))
+    if changed == "classes":
+        began = "with the classes it began with" if "classes" in before else "without --classes and trace.classes"
+        raise RocktokensError(
+            f"{run.path} holds a replay that is not finished, and other classes can only be added to one that is: "
+            f"finish it {began} first, or start again with `rocktokens trace --restart`"
+        )
     raise RocktokensError(
         f"{run.path} holds replays made with {changed} = {before.get(changed)!r}, now it is {now.get(changed)!r}: "
         f"{remedy}"
@@ -79,7 +103,15 @@ def begin_record(run: RunDir, config: Config, teacher: "LoadedModel", settings: 
     run.update_manifest(replay=settings.to_manifest())
     if not _is_distilled(run):
         run.drop([entry.path for entry in run.files("tokenizer/")])
-        describe_run(run, config, teacher.tokenizer, command="trace")
+        describe_run(run, _with_student(config), teacher.tokenizer, command="trace")
+
+
+def _with_student(config: Config) -> Config:
+    """Return the config of a run that only replays: its student is the first one traced, unless another is named."""
+    if not config.trace.checkpoints or "student" in config.models.model_fields_set:
+        return config
+    models = config.models.model_copy(update={"student": config.trace.checkpoints[0]})
+    return config.model_copy(update={"models": models})
 
 
 def _replay_files(run: RunDir) -> list[str]:

@@ -5,28 +5,41 @@
 3. Every checkpoint scores the same rollouts, ``rollouts_per_part`` to a part. The teacher sees them once; checkpoints
    go through one model, the next being read while the present one scores; parts are written meanwhile.
 4. Parts that are committed are not made again, so a killed replay continues where it was and ends with the same bytes.
+5. With classes of tokens (``trace.classes``) every token's choice within them is scored in the same pass. Classes are
+   usually found after the replay: then the last checkpoint alone is scored again, and its parts get the column
+   ``kl_choice`` and keep the others. Parts that have it of these classes are passed over, so that resumes too.
 
-Nothing is written before the checkpoints are found and verified, and the teacher and the student that writes the first
-probe loaded.
+Nothing is written, and no replay that is there is dropped, before the prompts are read, the checkpoints found and
+verified, their tokenizers compared, the teacher loaded, and the first probe answered.
 """
 
 import math
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
-from rocktokens.config import Config, checkpoint_steps
-from rocktokens.errors import ConfigError, NonFiniteLossError, RunDirError
-from rocktokens.models.fingerprints import same_tokenizer
-from rocktokens.models.load import LoadedModel, load_model
+from rocktokens.classes import TokenClasses
+from rocktokens.config import Config, checkpoint_label, checkpoint_names, checkpoint_steps, traced_students
+from rocktokens.errors import ConfigError, NonFiniteLossError, RunDirError, TokenizerMismatchError
+from rocktokens.models.fingerprints import same_tokenizer, vocabulary_sha256
+from rocktokens.models.head import lm_head
+from rocktokens.models.load import LoadedModel, load_model, load_tokenizer
 from rocktokens.progress import SILENT, Advance, Progress
 from rocktokens.replay.checkpoint_swap import Students
-from rocktokens.replay.record import begin_record, has_replay, replay_settings, require_same_replay, require_vocabulary
-from rocktokens.rollouts.encode import Sampling, make_rollouts
+from rocktokens.replay.record import (
+    begin_record,
+    has_replay,
+    lacks_checkpoints,
+    replay_settings,
+    require_same_replay,
+    require_vocabulary,
+)
+from rocktokens.rollouts.encode import Sampling, make_rollouts, require_rendered
 from rocktokens.rollouts.sampler import make_sampler
 from rocktokens.rollouts.store import read_rollouts, write_rollouts
 from rocktokens.run_dir import RunDir, derive_seed, require_as_listed
@@ -34,9 +47,10 @@ from rocktokens.scoring.score import PendingScores, score_pass
 from rocktokens.scoring.teacher_pass import StatesRoom, TeacherPass
 from rocktokens.scoring.top_tokens import TopTokens
 from rocktokens.tasks import make_task
-from rocktokens.traces.schema import trace_table
-from rocktokens.traces.writer import TraceWriter, WriteBehind
-from rocktokens.types import Rollout
+from rocktokens.tasks.base import Task
+from rocktokens.traces.schema import TraceError, trace_table
+from rocktokens.traces.writer import TraceWriter, WriteBehind, add_choice, part_classes, parts_folder
+from rocktokens.types import Prompt, Rollout
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +76,8 @@ class Checkpoint:
 
     step: int
     model: str
+    label: str
+    """Its number, and beside it the name it has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +111,8 @@ class ReplaySession:
     checkpoints: list[Checkpoint]
     teacher: LoadedModel
     students: Students
+    classes: TokenClasses | None = None
+    """Whose choice is scored too."""
     progress: Progress = SILENT
 
 
@@ -102,40 +120,86 @@ def replay(config: Config, *, restart: bool = False, progress: Progress = SILENT
     """Score the probe set of ``config.trace`` under every checkpoint and commit the traces.
 
     ``trace.checkpoints`` names students of your own. With ``restart`` a replay that is there is dropped; otherwise it
-    is continued, or refused if its settings were others.
+    is continued, or refused if its settings were others. One that is finished may have been made with other classes of
+    ``trace.classes``, or none: its last checkpoint gets the choice within those of now.
     """
-    run = RunDir(config.run.directory)
+    run, classes = RunDir(config.run.directory), traced_classes(config)
     with ExitStack() as stack:
         if run.exists():
             stack.enter_context(run.lock())
         checkpoints = find_checkpoints(run, config)
-        settings = replay_settings(run, config, {checkpoint.step: checkpoint.model for checkpoint in checkpoints})
+        students_by_step = {checkpoint.step: checkpoint.model for checkpoint in checkpoints}
+        settings = replay_settings(run, config, students_by_step, classes)
         if not restart:
-            require_same_replay(run, settings)
+            require_same_replay(run, settings, is_whole=_is_whole(run, config, checkpoints))
+        is_new = restart or not has_replay(run)
+        if is_new:
+            _probe_prompts(config, make_task(config.task))  # what cannot be read is refused before models load
         with progress.status("loading"):
             for checkpoint in checkpoints:
                 require_as_listed(checkpoint.model)
             teacher = load_model(config.models.teacher, config.models.dtype, config.models.device)
         require_vocabulary(run, teacher)
+        for name in config.trace.checkpoints:
+            _require_tokenizer(name, teacher)
+        if classes is not None:
+            classes.require_tokenizer(vocabulary_sha256(teacher.tokenizer.get_vocab()))
+            classes.require_width(lm_head(teacher.model).width)
         students = stack.enter_context(open_students(config, teacher))
-        session = ReplaySession(run, config, checkpoints, teacher, students, progress)
-        if restart or not has_replay(run):
+        session = ReplaySession(run, config, checkpoints, teacher, students, classes, progress)
+        if is_new:
             probe = probes(config, checkpoints)[0]
-            student = students.get(probe.writer.model)  # loads before anything is replaced
+            student = students.get(probe.writer.model)  # loads before there is a folder
+            task = make_task(config.task)
+            require_rendered(student.tokenizer, _probe_prompts(config, task), config.rollouts.chat_template)
             stack.enter_context(run.lock())
+            rollouts = _answer_probe(session, probe, student)  # before anything is replaced
             begin_record(run, config, teacher, settings)
-            _write_probe(session, probe, student)
+            write_rollouts(run, probe.file, rollouts)
+            if task.revision is not None:
+                run.update_manifest(task_revision=task.revision)
         stack.enter_context(run.lock())
         rollouts, tokens = score_probes(session)
-    return Replayed(str(run.path), [checkpoint.step for checkpoint in checkpoints], rollouts, tokens)
+        if classes is not None:
+            _add_choice(session, classes)
+    steps = [checkpoint.step for checkpoint in checkpoints]
+    return Replayed(str(run.path), steps, rollouts, tokens)
+
+
+def is_outgrown(config: Config) -> bool:
+    """Whether the run was trained further after its replay, whose probe is then not that of the last student."""
+    run = RunDir(config.run.directory)
+    students = traced_students(run, config)
+    settings = replay_settings(run, config, students, traced_classes(config))
+    return not config.trace.checkpoints and lacks_checkpoints(run, settings)
 
 
 def is_replayed(config: Config) -> bool:
     """Whether every checkpoint of the config has scored its whole probe; refused where another replay is there."""
-    run = RunDir(config.run.directory)
+    run, classes = RunDir(config.run.directory), traced_classes(config)
     checkpoints = find_checkpoints(run, config)
-    settings = replay_settings(run, config, {checkpoint.step: checkpoint.model for checkpoint in checkpoints})
-    require_same_replay(run, settings)
+    students_by_step = {checkpoint.step: checkpoint.model for checkpoint in checkpoints}
+    is_whole = _is_whole(run, config, checkpoints)
+    require_same_replay(run, replay_settings(run, config, students_by_step, classes), is_whole=is_whole)
+    return is_whole and (classes is None or not _without_choice(run, checkpoints[-1], classes))
+
+
+def traced_classes(config: Config) -> TokenClasses | None:
+    """The classes of ``trace.classes`` that bans have not refuted; refused where there is nothing to choose among."""
+    if config.trace.classes is None:
+        return None
+    classes = TokenClasses.load(config.trace.classes)
+    if not classes.unrefuted.groups:
+        why = "only classes that bans have refuted" if classes.groups else "no class of two tokens"
+        raise ConfigError(
+            f"trace.classes = {config.trace.classes!r} has {why}, so there is no choice to score: give other classes, "
+            "or leave it out"
+        )
+    return classes.unrefuted
+
+
+def _is_whole(run: RunDir, config: Config, checkpoints: list[Checkpoint]) -> bool:
+    """Whether every probe is there and every checkpoint that scores it has all its parts."""
     for probe in probes(config, checkpoints):
         rollouts = sum(entry.rows for entry in run.files(probe.file))
         parts = math.ceil(rollouts / config.trace.rollouts_per_part)
@@ -146,17 +210,28 @@ def is_replayed(config: Config) -> bool:
 
 def find_checkpoints(run: RunDir, config: Config) -> list[Checkpoint]:
     """The checkpoints to replay through, oldest first."""
-    if not config.trace.checkpoints:
-        steps = run.checkpoints()
-        if not steps:
-            raise RunDirError(
-                f"{run.path} has no checkpoints: run `rocktokens distill` first, or list students in trace.checkpoints"
-            )
-        return [Checkpoint(step, str(run.checkpoint(step))) for step in steps]
-    steps = checkpoint_steps(config.trace.checkpoints)
+    students, listed = traced_students(run, config), config.trace.checkpoints
+    if not students:
+        raise RunDirError(
+            f"{run.path} has no checkpoints: run `rocktokens distill` first, or list students in trace.checkpoints"
+        )
+    steps = checkpoint_steps(listed)
     if steps != sorted(set(steps)):
         raise ConfigError(f"trace.checkpoints has the steps {steps}: list each checkpoint once, oldest first")
-    return [Checkpoint(step, name) for step, name in zip(steps, config.trace.checkpoints, strict=True)]
+    for name in listed:
+        _require_folder(name)
+        if sum(own.rstrip("/") == name.rstrip("/") for own in listed) > 1:
+            raise ConfigError(f"trace.checkpoints has {name!r} twice: list each checkpoint once, oldest first")
+    names = checkpoint_names(config)
+    return [Checkpoint(step, model, checkpoint_label(step, names)) for step, model in students.items()]
+
+
+def _require_folder(name: str) -> None:
+    """Refuse a file, and a folder that is not there in one that is: neither is meant as a hub id."""
+    path = Path(name)
+    if not path.is_dir() and (path.exists() or (path.parent != Path() and path.parent.is_dir())):
+        what = "is a file" if path.exists() else "does not exist"
+        raise ConfigError(f"trace.checkpoints has {name!r}, which {what}: give folders of saved models, or hub ids")
 
 
 def probes(config: Config, checkpoints: list[Checkpoint]) -> list[Probe]:
@@ -175,6 +250,14 @@ def open_students(config: Config, teacher: LoadedModel) -> Students:
         return student
 
     return Students(load)
+
+
+def _require_tokenizer(name: str, teacher: LoadedModel) -> None:
+    """Refuse a student of another tokenizer before any student is loaded: it may be the last to be scored."""
+    try:
+        same_tokenizer(load_tokenizer(name), teacher.tokenizer)
+    except TokenizerMismatchError as error:
+        raise TokenizerMismatchError(f"trace.checkpoints has {name!r}: {error}") from error
 
 
 def score_probes(session: ReplaySession) -> tuple[int, int]:
@@ -198,16 +281,22 @@ def score_probes(session: ReplaySession) -> tuple[int, int]:
 def _rollouts(session: ReplaySession, probe: Probe) -> list[Rollout]:
     """What the probe's writer answers the probe prompts with, written if it is not there yet."""
     if not session.run.files(probe.file):
-        _write_probe(session, probe, session.students.get(probe.writer.model))
+        student = session.students.get(probe.writer.model)
+        write_rollouts(session.run, probe.file, _answer_probe(session, probe, student))
     return read_rollouts(session.run, probe.file)
 
 
-def _write_probe(session: ReplaySession, probe: Probe, student: LoadedModel) -> None:
+def _probe_prompts(config: Config, task: Task) -> list[Prompt]:
+    return task.prompts(config.trace.num_prompts, derive_seed(config.run.seed, "probe prompts"))
+
+
+def _answer_probe(session: ReplaySession, probe: Probe, student: LoadedModel) -> list[Rollout]:
+    """Let the probe's writer answer the probe prompts."""
     config, writer = session.config, probe.writer
-    prompts = make_task(config.task).prompts(config.trace.num_prompts, derive_seed(config.run.seed, "probe prompts"))
+    prompts = _probe_prompts(config, make_task(config.task))
     count = len(prompts) * config.trace.num_generations
-    with session.progress.bar(f"writing the probe with checkpoint {writer.step}", count) as advance:
-        rollouts = make_rollouts(
+    with session.progress.bar(f"writing the probe with checkpoint {writer.label}", count) as advance:
+        return make_rollouts(
             make_sampler(config, student, session.teacher),
             student.tokenizer,
             prompts,
@@ -217,7 +306,6 @@ def _write_probe(session: ReplaySession, probe: Probe, student: LoadedModel) -> 
             first_rollout_id=count * session.checkpoints.index(writer) if config.trace.probe == "each" else 0,
             on_done=advance,
         )
-    write_rollouts(session.run, probe.file, rollouts)
 
 
 def _parts(session: ReplaySession, probe: Probe, rollouts: list[Rollout]) -> list[Part]:
@@ -246,39 +334,95 @@ def _score_under(
     advance(sum(len(part.teacher_pass.rollouts) for part in parts[:done]))
     if done >= len(parts):
         return
-    student, scoring = session.students.get(checkpoint.model), session.config.scoring
+    student = session.students.get(checkpoint.model)
     if following is not None:
         session.students.read_ahead(following.model)
     for part in parts[done:]:
-        with _naming(checkpoint.step, part.teacher_pass.rollouts):
-            scores = score_pass(
-                student,
-                part.teacher_pass,
-                divergence=scoring.divergence,
-                temperature=scoring.temperature,
-                tokens_per_chunk=scoring.tokens_per_chunk,
-                on_done=advance,
-                tops=part.tops,
-            )
-        behind.put(partial(_write_part, session.run, checkpoint.step, part.teacher_pass.rollouts, scores))
+        scores = _scores(session, checkpoint, student, part, advance)
+        behind.put(partial(_write_part, session, checkpoint, part.teacher_pass.rollouts, scores))
 
 
-def _write_part(run: RunDir, step: int, rollouts: Sequence[Rollout], scores: PendingScores) -> None:
+def _scores(
+    session: ReplaySession, checkpoint: Checkpoint, student: LoadedModel, part: Part, advance: Advance
+) -> PendingScores:
+    scoring = session.config.scoring
+    with _naming(checkpoint, part.teacher_pass.rollouts):
+        return score_pass(
+            student,
+            part.teacher_pass,
+            divergence=scoring.divergence,
+            temperature=scoring.temperature,
+            tokens_per_chunk=scoring.tokens_per_chunk,
+            on_done=advance,
+            tops=part.tops,
+            classes=session.classes,
+        )
+
+
+def _write_part(
+    session: ReplaySession, checkpoint: Checkpoint, rollouts: Sequence[Rollout], scores: PendingScores
+) -> None:
     """Commit the scores of some rollouts as one part.
 
     The number of parts tells how many rollouts are done, so the writer may not cut them by rows.
     """
-    with _naming(step, rollouts):
-        table = trace_table(rollouts, scores.wait(), tops=scores.wait_tops())
-    with TraceWriter(run, checkpoint=step, rows_per_part=sys.maxsize) as traces:
+    with _naming(checkpoint, rollouts):
+        table = trace_table(rollouts, scores.wait(), tops=scores.wait_tops(), classes=session.classes)
+    with TraceWriter(session.run, checkpoint=checkpoint.step, rows_per_part=sys.maxsize) as traces:
         traces.append(table)
 
 
+def _add_choice(session: ReplaySession, classes: TokenClasses) -> None:
+    """Score the last checkpoint again where its parts do not have the choice within these classes, and add that."""
+    last = session.checkpoints[-1]
+    if not (lacking := _without_choice(session.run, last, classes)):
+        return
+    probe = replace(probes(session.config, session.checkpoints)[-1], scored_by=[last])
+    parts = dict(enumerate(_parts(session, probe, read_rollouts(session.run, probe.file))))
+    student = session.students.get(last.model)
+    count = sum(len(parts[number].teacher_pass.rollouts) for number in lacking)
+    with session.progress.bar("adding the choice", count) as advance, WriteBehind() as behind:
+        for number, relative in lacking.items():
+            scores = _scores(session, last, student, replace(parts[number], tops=None), advance)
+            behind.put(partial(_write_choice, session, last, parts[number], relative, scores, classes))
+
+
+def _write_choice(
+    session: ReplaySession,
+    checkpoint: Checkpoint,
+    part: Part,
+    relative: str,
+    scores: PendingScores,
+    classes: TokenClasses,
+) -> None:
+    with _naming(checkpoint, part.teacher_pass.rollouts):
+        kl_choice_T = scores.wait().kl_choice
+    try:
+        add_choice(session.run, relative, kl_choice_T, classes)
+    except TraceError as error:
+        raise RunDirError(
+            f"the choice does not fit the kl of {session.run.path / relative} ({error}), as when a replay is scored "
+            "again on another device or with other versions: use those of the replay, or start again with `rocktokens "
+            "trace --restart`"
+        ) from error
+
+
+def _without_choice(run: RunDir, checkpoint: Checkpoint, classes: TokenClasses) -> dict[int, str]:
+    """By number, the parts of a checkpoint that do not have the choice within these classes."""
+    parts = run.files(parts_folder("replay", checkpoint.step))
+    paths = run.verify_all(parts)
+    return {
+        number: part.path
+        for number, (part, path) in enumerate(zip(parts, paths, strict=True))
+        if part_classes(path) != classes.sha256
+    }
+
+
 @contextmanager
-def _naming(step: int, rollouts: Sequence[Rollout]) -> Iterator[None]:
+def _naming(checkpoint: Checkpoint, rollouts: Sequence[Rollout]) -> Iterator[None]:
     """Add the checkpoint and the part to an error about scores, which come from where neither is known."""
     try:
         yield
     except NonFiniteLossError as error:
         part = f"rollouts {rollouts[0].rollout_id} to {rollouts[-1].rollout_id}"
-        raise NonFiniteLossError(f"checkpoint {step}, {part}: {error}") from error
+        raise NonFiniteLossError(f"checkpoint {checkpoint.label}, {part}: {error}") from error

@@ -12,9 +12,10 @@ from rocktokens.report.charts.figures import run_figures
 from rocktokens.report.charts.save import save_chart
 from rocktokens.report.charts.theme import finite
 from rocktokens.report.page.answers import Answer, five_answers
-from rocktokens.report.page.render import file_name, report_html
+from rocktokens.report.page.parts import file_name
+from rocktokens.report.page.render import report_html
 from rocktokens.report.views.run_view import RunView
-from rocktokens.run_dir import write_atomically
+from rocktokens.run_dir import RunDir, write_atomically
 
 Written = TypeVar("Written")
 
@@ -62,6 +63,14 @@ def build_report(
         written = () if folder is None else _write("figures", folder, lambda: tuple(_figures(views, folder)))
     answered = tuple(RunAnswers(view.name, five_answers(view)) for view in views)
     return ReportSummary(out, len(html), written, answered)
+
+
+def build_run_report(run: RunDir, figures: str | Path | None = None, progress: Progress = SILENT) -> ReportSummary:
+    """Write the page of one run into the run, as a file that the run lists."""
+    with run.require().lock():
+        summary = build_report([run.path], run.report, figures, progress)
+        run.adopt([run.report.name])
+    return summary
 
 
 def _without_earlier_rocks(view: RunView) -> RunView:

@@ -1,11 +1,24 @@
 """Sentences about a knock-out sweep that both the command and the page show."""
 
-from rocktokens.display.numbers import about, counted, quoted
+from collections import Counter
+from collections.abc import Iterable
+
+from rocktokens.classes import STATES, State
+from rocktokens.display.numbers import about, counted, listed, quoted
 from rocktokens.knockout.records import Knockout, KnockoutSweep
 from rocktokens.report.tables import ban_name
 
 NAMED = 4
 """Bans that a sentence names."""
+
+
+def states_sentence(states: Iterable[State]) -> str:
+    """Count classes of tokens by what bans have shown of them; there is at least one."""
+    count = Counter(states)
+    if count.total() == 1:
+        return f"The only class is {next(iter(count))}."
+    said = [f"{count[state]} {'is' if count[state] == 1 else 'are'} {state}" for state in STATES if count[state]]
+    return f"Of {count.total():,} classes, {listed(said)}."
 
 
 def neutral_sentence(sweep: KnockoutSweep) -> str:

@@ -26,6 +26,7 @@ from rocktokens.studies.records import Arm, CollapsedRuns, Comparison, Kind, Stu
 from rocktokens.types import RockSet, Verdict
 
 if TYPE_CHECKING:
+    from rocktokens.report.views.classes import ClassView
     from rocktokens.report.views.run_view import RunView
 
 KINDS: tuple[Verdict, ...] = ("pillar", "stumbling", "neutral", "undecided")
@@ -41,7 +42,7 @@ UNRELIABLE_NOTE = "Unreliable: where a run collapsed, means and their intervals 
 
 def ban_name(ban: Ban) -> str:
     """Name what a knock-out banned: a token with its spaces visible, a set by its name."""
-    return visible(ban.name) if len(ban.ids) == 1 else printable(ban.name)
+    return visible(ban.name) if ban.is_one_type else printable(ban.name)
 
 
 def verdict_table(sweep: KnockoutSweep) -> Table:
@@ -61,6 +62,54 @@ def verdict_table(sweep: KnockoutSweep) -> Table:
     ]
     title = "Verdicts on the tested bans, beside those on placebos."
     return Table.of("verdicts", columns, rows, title, ["Corrected: for the number of bans of the same kind."], rows)
+
+
+def class_table(views: Sequence["ClassView"]) -> Table:
+    """Make the table of classes: their members, what bans have shown of them, and what they hold of the loss."""
+    columns: list[Column[ClassView]] = [
+        Column("class", lambda own: number(own.number)),
+        Column("members", lambda own: text(member_texts(own))),
+        Column("members are", lambda own: verdict(own.state)),
+        Column("banned alone", lambda own: text(_by_member(own, own.banned))),
+        Column("forced", lambda own: text(_by_member(own, own.forced))),
+        Column("whole class banned", lambda own: verdict(own.verdict)),
+        Column("of the tokens", lambda own: number(own.token_share, percent)),
+        Column("of the kl", lambda own: number(own.kl_share, percent)),
+        Column("of its kl, choice", lambda own: number(own.choice_share, percent)),
+    ]
+    records = [
+        {
+            "class": own.number,
+            "ids": " ".join(map(str, own.ids)),
+            "members": member_texts(own),
+            "state": own.state,
+            "banned": " ".join(own.banned),
+            "forced": " ".join(own.forced),
+            "whole": own.verdict,
+            "token_share": own.token_share,
+            "kl_share": own.kl_share,
+            "choice_share": own.choice_share,
+        }
+        for own in views
+    ]
+    notes = (
+        "Banned alone: each member, where another one is likely. Forced: each member, all others banned there. If all "
+        "of these are neutral, the members are interchangeable. Whole class banned, everywhere: a pillar's decision "
+        "matters.",
+    )
+    return Table.of("classes", columns, views, "Classes of tokens that may stand for each other.", notes, records)
+
+
+def member_texts(own: "ClassView") -> str:
+    """Show the members of a class in one line, their spaces visible."""
+    return " ".join(map(visible, own.texts))
+
+
+def _by_member(own: "ClassView", verdicts: Sequence[Verdict]) -> str:
+    """Show the one verdict of all members, or the verdict of each."""
+    if len(set(verdicts)) < 2:
+        return next(iter(verdicts), "untested")
+    return ", ".join(f"{visible(shown)} {found}" for shown, found in zip(own.texts, verdicts, strict=True))
 
 
 def arm_table(study: StudyResult) -> Table:

@@ -3,8 +3,9 @@
 Each part answers a question a referee would ask: where the rocks stand among all types (funnel), whether they moved
 (persistence, trajectory), why this many (cut-off), whether other prompts or another selector would name them too
 (sample size, selectors), what depends on the settings (sensitivity), what they are and where they sit (categories,
-positions), and whether there are types to compare them with (controls). Claims about the set are measured on prompts
-that did not select it, or say so.
+positions), whether there are types to compare them with (controls), and how much of the loss only chooses between
+interchangeable tokens, where the traces say so (choice; docs/method.md, section 10). Claims about the set are measured
+on prompts that did not select it, or say so.
 
 Sensitivity: one setting at a time has another value. Always: the score without its bound, types that still move, or
 only stuck ones, fewer and more prompts, the joint score, the five most frequent types left out. With the context stage
@@ -45,6 +46,7 @@ from rocktokens.rocks.persistence import (
 from rocktokens.rocks.ranking import rank_types, rankable
 from rocktokens.rocks.records import (
     CategoryShares,
+    ChoiceShares,
     ControlMatch,
     Cutoff,
     FindRecord,
@@ -57,8 +59,8 @@ from rocktokens.rocks.records import (
 )
 from rocktokens.rocks.search import Criterion, SearchResult, compare_contexts, compares_all, score_types, with_kept
 from rocktokens.rocks.selectors import Sample
-from rocktokens.rocks.sums import PromptSums, checkpoint_samples
-from rocktokens.rocks.uncertainty import paired_tests, share_intervals
+from rocktokens.rocks.sums import HELD_OUT, NOT_SPLIT, PromptSums, checkpoint_samples
+from rocktokens.rocks.uncertainty import choice_share, paired_tests, share_intervals
 from rocktokens.run_dir import derive_seed
 from rocktokens.traces.store import TraceStore
 from rocktokens.types import ONE, Category, RockSet
@@ -108,6 +110,7 @@ def analyse(store: TraceStore, result: SearchResult, rocks: RockSet) -> FindReco
         categories=category_table(token_ids, categories, sums.measuring, result.is_rock),
         positions=position_profile(store, sums.reference, rocks.ids, sums.prompts.measuring, seed=seed),
         controls=_controls(store, rocks),
+        choice=_choice(store, result, seed),
     )
 
 
@@ -350,6 +353,17 @@ def _compared(
 def _first(sample: Sample, criterion: Criterion, k: int) -> np.ndarray:
     rules = criterion.rules(k)
     return rank_types(score_types(sample, criterion.selector), rankable(sample, rules)[0], rules)
+
+
+def _choice(store: TraceStore, result: SearchResult, seed: int) -> ChoiceShares | None:
+    """Measure how much of the loss is choice, of all types and of the rocks; None where the traces do not say."""
+    sums, classes = result.sums, store.classes_sha256(result.sums.reference)
+    if classes is None:
+        return None
+    everything = np.ones_like(result.is_rock)
+    half = HELD_OUT if sums.is_split else NOT_SPLIT
+    whole, rocks = (choice_share(sums.measuring, chosen, seed=seed) for chosen in (everything, result.is_rock))
+    return ChoiceShares(classes, half, *whole, *rocks)
 
 
 def _controls(store: TraceStore, rocks: RockSet) -> ControlMatch:

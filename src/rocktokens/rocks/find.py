@@ -171,8 +171,9 @@ def find_settings(run: RunDir, overrides: list[str] | None = None) -> tuple[Find
     if has_config(run):
         config = run_config(run, overrides)
         return config.find, split_seed(config)
-    directory = f"run.directory={json.dumps(str(run.path))}"
-    return parse_config("", ["find.min_score=0", *(overrides or []), directory], name=str(run.path)).find, 0
+    # Traces alone name no models, which every config must.
+    needed = ["models.student=none", "models.teacher=none", f"run.directory={json.dumps(str(run.path))}"]
+    return parse_config("", ["find.min_score=0", *(overrides or []), *needed], name=str(run.path)).find, 0
 
 
 def split_seed(config: Config) -> int:

@@ -39,7 +39,7 @@ def rankable(sample: Sample, rules: Rules, weights_BC: np.ndarray | None = None)
     weights_BC = np.ones((1, sample.n_clusters)) if weights_BC is None else weights_BC
     may_BU = np.stack([frequent_enough(freq_U, rules) for freq_U in weighted_totals(weights_BC, sample.freq)])
     if rules.min_prompts > 1:
-        may_BU &= weighted_totals(weights_BC > 0, sample.freq.astype(bool)) >= rules.min_prompts
+        may_BU &= weighted_totals(weights_BC > 0, sample.holds) >= rules.min_prompts
     if rules.require == "stuck":
         may_BU &= label_types(sample, weights_BC) == "stuck"
     elif rules.require == "stopped":

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import BeforeValidator
 
-from rocktokens.display.numbers import fixed, signed_percent
+from rocktokens.display.numbers import fixed, signed_percent, with_interval
 from rocktokens.display.table import Column, Table, number, text
 from rocktokens.types import Category, Interval, Record, load_record, write_record
 
@@ -222,6 +222,33 @@ class ControlMatch(Record):
 
 
 @dataclass(frozen=True, slots=True)
+class ChoiceShares(Record):
+    """What share of the kl is a choice within classes of tokens, on the measuring prompts."""
+
+    classes_sha256: str
+    """Of the classes, which the traces name too."""
+    half: str
+    share: float | None
+    share_interval: Interval | None
+    rock_share: float | None
+    """Of the kl of rocks alone."""
+    rock_share_interval: Interval | None
+
+    @property
+    def sentence(self) -> str:
+        """Say how much of the loss is choice, of all tokens and of rocks."""
+        if self.share is None:
+            return f"There is no loss left that could be choice ({self.half})."
+        rocks = ""
+        if self.rock_share is not None:
+            rocks = f". Of the loss of rocks it is {with_interval(self.rock_share, self.rock_share_interval)}"
+        return (
+            f"{with_interval(self.share, self.share_interval)} of the remaining loss is choice: which member of "
+            f"a class of tokens comes, not whether one of them does{rocks} ({self.half})."
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class FindRecord(Record):
     """Everything in find.json."""
 
@@ -240,6 +267,8 @@ class FindRecord(Record):
     categories: list[CategoryShares]
     positions: PositionProfile
     controls: ControlMatch
+    choice: ChoiceShares | None = None
+    """Not in the file where the traces do not tell the choice from the decision."""
     schema_version: int = FIND_SCHEMA_VERSION
 
     def __repr__(self) -> str:
@@ -285,7 +314,7 @@ class FindRecord(Record):
         """Return the JSON object of the file."""
         record = asdict(self)
         record["controls"] = {name: value for name, value in record["controls"].items() if value is not None}
-        return record
+        return {name: value for name, value in record.items() if name != "choice" or value is not None}
 
     def save(self, path: str | Path) -> None:
         """Write find.json, byte for byte the same for the same content."""

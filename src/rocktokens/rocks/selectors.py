@@ -19,9 +19,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
+from scipy.sparse import csr_array
 
 from rocktokens.types import ONE
 
+POOLED_CLUSTERS = 500
+"""Clusters that many prompts are pooled into: a bootstrap over 500 gives standard errors to about 3 %."""
 LOWER_BOUND_Z = 1.6448536269514722
 """One-sided 95 %: how far below its estimate the lower confidence bound of a score lies, in standard errors."""
 
@@ -41,15 +44,24 @@ class Sample:
     """Fixed point, at the baseline checkpoint; None where there is no other checkpoint."""
     kl_middle: Any | None = None
     """Fixed point, halfway between the two; None where no checkpoint there scored the same occurrences."""
+    kl_choice: Any | None = None
+    """Fixed point, the part of ``kl`` that is a choice within classes of tokens; None where the trace does not say."""
     paired: bool = True
     """Whether ``kl_before`` is of the same occurrences."""
     kept: Any | None = None
     """Occurrences with consistent contexts; float64 where it was estimated from a sample; None before that stage."""
+    prompts: Any | None = None
+    """How many of the clusters that were pooled into each hold a type; None where none were: then one or none."""
 
     @property
     def n_clusters(self) -> int:
         """Rows of the matrices."""
         return self.freq.shape[0]
+
+    @property
+    def holds(self) -> Any:
+        """In how many prompts of each cluster a type occurs, int64 (C, U)."""
+        return self.freq.astype(bool).astype(np.int64) if self.prompts is None else self.prompts
 
     def rows(self, chosen: np.ndarray) -> Self:
         """The clusters chosen by mask or index."""
@@ -62,6 +74,13 @@ class Sample:
     def by_type(self) -> Self:
         """The same sums stored type after type (CSC): several times quicker under many sets of weights."""
         return self._each(lambda matrix: matrix.tocsc())
+
+    def pooled(self, size: int, seed: int) -> Self:
+        """The same sums over ``size`` random groups of the clusters."""
+        groups_C = pooled_groups(self.n_clusters, size, seed)
+        shape = size, self.n_clusters
+        gather_GC = csr_array((np.ones_like(groups_C), (groups_C, np.arange(self.n_clusters))), shape=shape)
+        return replace(self._each(lambda matrix: gather_GC @ matrix), prompts=gather_GC @ self.holds)
 
     def totals(self, name: str) -> np.ndarray:
         """Column sums (U,) of one matrix, exact."""
@@ -84,9 +103,14 @@ class Sample:
         return (kl - before) / before if before > 0 else None
 
     def _each(self, change: Callable[[Any], Any]) -> Self:
-        names = ("freq", "kl", "grad_norm", "kl_before", "kl_middle", "kept")
+        names = ("freq", "kl", "grad_norm", "kl_before", "kl_middle", "kl_choice", "kept", "prompts")
         matrices = {name: getattr(self, name) for name in names}
         return replace(self, **{name: change(matrix) for name, matrix in matrices.items() if matrix is not None})
+
+
+def pooled_groups(count: int, size: int, seed: int) -> np.ndarray:
+    """Draw a group below ``size`` for each unit, int64; group sizes differ by one unit at most."""
+    return np.random.Generator(np.random.PCG64([seed, count])).permutation(count) % size
 
 
 def weighted_totals(weights_BC: np.ndarray, matrix_CU: Any) -> np.ndarray:

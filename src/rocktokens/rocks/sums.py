@@ -1,7 +1,8 @@
 """Sum over the occurrences of a trace, exactly and in any order: the arithmetic every statistic here rests on.
 
 1. A score enters a sum in fixed point, ``floor(x · 2^24 + 1/2)`` as int64. Integer addition is associative, so a sum
-   does not depend on threads, parts or engine; one occurrence is rounded by at most 2^-25 nats.
+   does not depend on threads, parts or engine; one occurrence is rounded by at most 2^-25 nats. Probabilities are
+   summed likewise; a polynomial makes them from log-probabilities, as engines may differ in the last bit of exp.
 2. Range: a token's score is at most 2^15 (checked when written), and before a sum is taken, rows × largest score is
    checked to stay below 2^39, so no partial sum can leave int64 (100 million tokens may average 5,000 nats).
 3. Rows without a ``kl`` (positions that a policy froze, never scored) are not occurrences: they count nowhere.
@@ -13,9 +14,8 @@
 What a search rests on, ``gather`` (docs/method.md, section 4.7):
 
 6. The prompts of the reference checkpoint are split, seeded, into a selection half and a measuring half.
-7. A cluster is one prompt; a half with more than 2,000 prompts pools them at random into 500 clusters. Prompts are what
-   is independent, so clusters are what a bootstrap draws; pooled ones are independent too, and 500 of them keep the
-   sums small at any number of rows.
+7. A cluster is one prompt. A half with more than 8,000 prompts pools them at random into 500 clusters, which keeps the
+   sums small at any number of rows. Prompts are what is independent; pooled ones are independent too.
 8. One group-by per checkpoint gives the sums of every (cluster, type) as sparse matrices, both halves at once. Only
    where both checkpoints scored the same occurrences are before/after statements paired.
 9. The middle checkpoint is the one nearest to half the reference step, the earlier on a tie, of those that lie between
@@ -36,9 +36,9 @@ import pyarrow as pa
 from scipy.sparse import csr_array
 
 from rocktokens.errors import RocktokensError
-from rocktokens.rocks.selectors import Sample
+from rocktokens.rocks.selectors import POOLED_CLUSTERS, Sample, pooled_groups
 from rocktokens.traces.store import TraceStore
-from rocktokens.types import ONE
+from rocktokens.types import CHOICE, ONE
 
 MAX_TOTAL = 2.0**63 / ONE
 MAX_ROWS = 1 << 31
@@ -50,8 +50,14 @@ BUCKETS_PER_BUCKET = 2.0**12
 """Powers of two, so that the edges of buckets are exact."""
 MAX_VALUES = 1 << 20
 """Values of one bucket that are sorted in memory; a fuller bucket is divided first."""
-MOST_PROMPTS, POOLED_CLUSTERS = 2000, 500
-"""Of one half, before it is pooled and after: a bootstrap over 500 gives standard errors to about 3 %."""
+MOST_PROMPTS = 8_000
+"""Of one half, before it is pooled: their sums take some hundred MiB."""
+LOG_ZERO = -40.0
+"""Log-probabilities below count as this one, whose probability is 0 in fixed point."""
+LOG_2, PER_LOG_2 = 0.693147180559945, 1.4427
+"""Engines take such a literal for a decimal; with 15 digits or fewer all of them make the same float of it."""
+EXP_TERMS = 8
+"""Of Taylor's series: e^r to 2·10^-10 where 2 |r| ≤ log 2."""
 SELECTION, HELD_OUT, NOT_SPLIT = "selection half", "held-out half", "selection half (no split)"
 
 
@@ -67,6 +73,8 @@ class TypeSums:
     """Fixed point; an occurrence without a gradient norm adds nothing."""
     occurrence_key: np.ndarray
     """Sum of hashed (rollout, position): equal for equal sets of occurrences."""
+    kl_choice: np.ndarray | None = None
+    """Fixed point; None where it was not asked for."""
 
     def same_occurrences(self, other: "TypeSums") -> bool:
         """Whether both were summed over the same (rollout, position, token) occurrences."""
@@ -88,17 +96,21 @@ def prompts_of(rows: ir.Table) -> list[str]:
     return sorted(occurrences(rows).select("prompt_id").distinct().to_pyarrow()["prompt_id"].to_pylist())
 
 
-def type_sums(rows: ir.Table) -> TypeSums:
-    """Sum the occurrences of every type."""
+def type_sums(rows: ir.Table, with_choice: bool = False) -> TypeSums:
+    """Sum the occurrences of every type; the choice too where that is asked for, which every row must have then."""
     _require_summable(rows)
-    columns = _arrays(rows.group_by("token_id").agg(**_sums_of(rows)).order_by("token_id"))
+    sums = _sums_of(rows)
+    names = (*SUMS, CHOICE) if with_choice else SUMS
+    by_type = rows.group_by("token_id").agg(**{name: sums[name] for name in names})
+    columns = _arrays(by_type.order_by("token_id"))
     return TypeSums(**{name: column.astype(np.int64) for name, column in columns.items()})
 
 
 def cluster_sums(rows: ir.Table, clusters: pa.Table, names: Sequence[str] = SUMS) -> pa.Table:
     """Sum by (cluster, token_id), in no particular order; occurrences of prompts without a cluster are left out.
 
-    ``clusters`` has columns prompt_id and cluster, ``names`` are those of ``TypeSums``: each takes memory per cell.
+    ``clusters`` has columns prompt_id and cluster, ``names`` are those of ``TypeSums`` and, where the rows have it,
+    ``kl_choice``: each takes memory per cell.
     """
     _require_summable(rows)
     joined: Any = rows.inner_join(ibis.memtable(clusters), "prompt_id")
@@ -127,6 +139,18 @@ def kl_quantiles(rows: ir.Table, shares: Sequence[float]) -> list[float]:
     low, high = (values[np.searchsorted(ranks, chosen)] for chosen in (lows, highs))
     weight, step = places - lows, high - low
     return np.where(weight < 0.5, low + step * weight, high - step * (1 - weight)).tolist()
+
+
+def fixed_probability(logp: Any) -> Any:
+    """Turn a column of log-probabilities into probabilities in fixed point, the same bits on every engine.
+
+    e^x = 2^n · e^(x − n log 2) with whole n: of sums, products, quotients and powers of 2, each rounded in one way.
+    A null counts 0.
+    """
+    x: Any = ibis.least(0.0, ibis.greatest(LOG_ZERO, logp.cast("float64")))
+    n = (x * PER_LOG_2 + 0.5).floor().cast("float64")
+    r = x - n * LOG_2
+    return _fixed_point(reduce(lambda inner, k: inner * r / k + 1, range(EXP_TERMS, 0, -1), 1) * ibis.literal(2.0) ** n)
 
 
 def rollout_shares(rows: ir.Table, token_ids: np.ndarray, clusters: pa.Table) -> tuple[np.ndarray, np.ndarray]:
@@ -190,7 +214,8 @@ def gather(
     everyone = prompts_of(store.table(reference))
     prompts = split_prompts(everyone, split, seed)
     clusters, bounds = _clusters(everyone, prompts, seed)
-    token_ids, now = _read_matrices(store, reference, clusters, ("freq", "kl", "grad_norm"))
+    choice = [] if store.classes_sha256(reference) is None else [CHOICE]
+    token_ids, now = _read_matrices(store, reference, clusters, ("freq", "kl", "grad_norm", *choice))
     keys = _keys(store, reference, clusters)
     matrices, paired, middle = {}, False, None
     if baseline != reference:
@@ -229,7 +254,7 @@ def checkpoint_samples(store: TraceStore, sums: PromptSums, checkpoint: int) -> 
     else:
         return {}
     return {
-        half: replace(sample, kl=kl, kl_before=None, kl_middle=None, kept=None)
+        half: replace(sample, kl=kl, kl_before=None, kl_middle=None, kl_choice=None, kept=None)
         for (half, sample), kl in zip(sums.halves.items(), matrices, strict=True)
     }
 
@@ -328,10 +353,7 @@ def _clusters(everyone: list[str], prompts: PromptSplit, seed: int) -> tuple[pa.
     bounds = [0, *accumulate(sizes)]
     numbers = []
     for first, size, half in zip(bounds, sizes, halves, strict=False):
-        order = np.arange(len(half))
-        if size < len(half):
-            order = np.random.Generator(np.random.PCG64([seed, len(half)])).permutation(len(half))
-        numbers.append(first + order % size)
+        numbers.append(first + (np.arange(size) if size == len(half) else pooled_groups(len(half), size, seed)))
     table = {
         "prompt_id": pa.array([prompt for half in halves for prompt in half], pa.string()),
         "cluster": pa.array(np.concatenate(numbers), pa.int32()),
@@ -341,12 +363,13 @@ def _clusters(everyone: list[str], prompts: PromptSplit, seed: int) -> tuple[pa.
 
 def _sums_of(rows: Any) -> dict[str, Any]:
     """The aggregates of ``TypeSums`` as expressions over occurrences."""
-    return {
+    sums = {
         "freq": rows.count(),
         "kl": _fixed_point(rows.kl).sum(),
         "grad_norm": ibis.coalesce(_fixed_point(rows.grad_norm).sum(), 0),
         "occurrence_key": _occurrence_key(rows.rollout_id, rows.position).sum(),
     }
+    return {**sums, CHOICE: _fixed_point(rows.kl_choice).sum()} if CHOICE in rows.columns else sums
 
 
 def _occurrence_key(rollout_id: Any, position: Any, token_id: Any | None = None) -> Any:
@@ -403,11 +426,12 @@ def _fixed_point(score: Any) -> Any:
 
 
 def _require_summable(rows: ir.Table) -> None:
-    bounds = rows.agg(rows=rows.count(), kl=rows.kl.max(), grad_norm=rows.grad_norm.max()).to_pyarrow()
+    names = [name for name in ("kl", "grad_norm", CHOICE) if name in rows.columns]
+    bounds = rows.agg([rows.count().name("rows"), *(rows[name].max().name(name) for name in names)]).to_pyarrow()
     count = bounds["rows"][0].as_py()
     if count >= MAX_ROWS:
         raise RocktokensError(f"{count} trace rows are more than the {MAX_ROWS} that sums are exact for: use fewer")
-    for name in ("kl", "grad_norm"):
+    for name in names:
         largest = bounds[name][0].as_py() or 0.0
         if count * largest >= MAX_TOTAL:
             raise RocktokensError(

@@ -3,7 +3,8 @@
 See docs/method.md, sections 4.6 and 4.8.
 
 1. The unit is the cluster of prompts. Occurrences of one prompt share its text and are not independent, so whole
-   clusters are drawn with replacement, as many as there are: a replicate is a row of counts over the clusters.
+   clusters are drawn with replacement, as many as there are: a replicate is a row of counts over the clusters. Where
+   all types are ranked again in each, more than 2,000 clusters are first pooled at random into 500.
 2. Every statistic is a function of sums over clusters, so a replicate is that statistic under other weights; a ranking
    is made again in every replicate, with ``min_freq`` and the rest; only the flags of the context stage stay as found.
 3. Intervals are bootstrap-t: on the log scale for R and for ratios (means, what is kept of a loss), on the logit scale
@@ -32,12 +33,14 @@ from rocktokens.inference.bootstrap import (
 )
 from rocktokens.rocks.ranking import Rules, frequent_enough, rank_types, rankable, rankings
 from rocktokens.rocks.records import PairedChange
-from rocktokens.rocks.selectors import Sample, Selector, summed_kl
+from rocktokens.rocks.selectors import POOLED_CLUSTERS, Sample, Selector, summed_kl
 from rocktokens.types import ONE, Interval
 
 CANDIDATES = 1000
 CANDIDATES_PER_ROCK = 10
 """Types a replicate looks at: this many, or this many for every rock if that is more (see ``candidates``)."""
+MOST_DRAWN = 2000
+"""Clusters that are drawn one by one where every replicate ranks again."""
 LEAST_NONZERO = 6
 """With 5 differences the smallest two-sided p of a signed-rank test is 2/2^5 > 0.05: it cannot reject anything."""
 
@@ -79,9 +82,11 @@ def score_uncertainty(
     ``selector`` is the score that ranks. Under ``joint`` R is the smaller one of the two checkpoints, and its interval
     ends at the smaller of both low and the smaller of both high ends.
     """
-    counts_BC = bootstrap_counts(sample.n_clusters, draws, seed)
     columns = candidates(sample, selector, rules)
-    part = sample.columns(columns).by_type()
+    part = sample.columns(columns)
+    if sample.n_clusters > MOST_DRAWN:
+        part = part.pooled(POOLED_CLUSTERS, seed)
+    part, counts_BC = part.by_type(), bootstrap_counts(part.n_clusters, draws, seed)
     ends = np.full((2, len(sample.token_ids)), np.nan)
     sums = [part.kl, part.kl_before] if joint else [part.kl]
     ends[:, columns] = np.min([ratio_intervals(kl, None, counts_BC, level) for kl in sums], axis=0) / ONE
@@ -134,6 +139,23 @@ def share_intervals(
         kept = None if before_C is None else ratio_interval(sums["kl"], before_C, counts_BC, level)
         intervals[name] = _less_one(kept)
     return intervals
+
+
+def choice_share(
+    sample: Sample, chosen_U: np.ndarray, draws: int = 1000, seed: int = 0, level: float = 0.95
+) -> tuple[float | None, Interval | None]:
+    """Measure what share of the kl of the chosen types is a choice within classes, with its interval.
+
+    The sample has ``kl_choice``. By rounding the choice of a cluster may exceed its kl: nothing of that is decision.
+    """
+    totals = _cluster_totals(sample, chosen_U)
+    choice_C = np.maximum(totals["kl_choice"], 0)
+    decision_C = np.maximum(totals["kl"] - choice_C, 0)
+    choice, decision = int(choice_C.sum()), int(decision_C.sum())
+    if not choice + decision:
+        return None, None
+    counts_BC = bootstrap_counts(sample.n_clusters, draws, seed)
+    return choice / (choice + decision), share_interval(choice_C, decision_C, counts_BC, level)
 
 
 def paired_tests(
@@ -190,6 +212,6 @@ def _less_one(ends: Interval | None) -> Interval | None:
 
 def _cluster_totals(sample: Sample, chosen_U: np.ndarray) -> dict[str, np.ndarray]:
     """Sums int64 (C,) of the chosen types, by name of the matrix; kl and gradient in fixed point."""
-    names = ("freq", "kl", "grad_norm", "kl_before")
+    names = ("freq", "kl", "grad_norm", "kl_before", "kl_choice")
     matrices = {name: getattr(sample, name) for name in names if getattr(sample, name) is not None}
     return {name: matrix @ chosen_U.astype(np.int64) for name, matrix in matrices.items()}

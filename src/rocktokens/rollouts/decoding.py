@@ -1,9 +1,11 @@
 """What every way of decoding shares: settings, requests, the choice of the next token, the padding of prompts.
 
 One step: raw logits (float32) → log-softmax for the record → banned ids to −∞ → argmax(logits / τ + Gumbel noise), or
-plain argmax when τ = 0. The noise is keyed by (seed, prompt, sample, position, token), see ``noise``.
+plain argmax when τ = 0. The noise is keyed by (seed, prompt, sample, position, token), see ``noise``. A ban with
+alternatives acts only at positions where one of them is likely by that log-softmax (docs/method.md, section 10).
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -16,6 +18,9 @@ from rocktokens.rollouts.noise import gumbel_noise
 WIDTH_BLOCK = 16
 ROW_BLOCK = 4
 NOTHING = np.empty(0, np.int32)
+NO_TOKEN = -1
+LIKELY = 0.05
+"""The least probability, at temperature 1 and before any ban, that an alternative is likely with."""
 Ended = tuple[int, np.ndarray, np.ndarray, bool]
 """Index of a request, its token ids (int32) and their log-probabilities (float32), and whether it finished."""
 
@@ -47,10 +52,14 @@ class StreamRequest:
     prompt: np.ndarray
     stream_key: int
     banned: frozenset[int] = frozenset()
+    alternatives: frozenset[int] = frozenset()
+    """The ban acts where one of these is likely; everywhere if there are none."""
     known: np.ndarray = field(default_factory=lambda: NOTHING)
     """Response tokens it begins with."""
     branches: tuple["StreamRequest", ...] = ()
     """Rollouts that leave this one at most one token behind ``known``; with any, the request only retraces that."""
+    length: int | None = None
+    """Tokens to write behind ``known`` at most; default: as many as a response may have."""
 
     @property
     def base(self) -> int:
@@ -64,24 +73,53 @@ class StreamRequest:
 
     def end(self, max_new_tokens: int) -> int:
         """The step before which it ends, if no end token does."""
-        return len(self.known) + 1 if self.branches else max_new_tokens
+        if self.branches:
+            return len(self.known) + 1
+        return max_new_tokens if self.length is None else min(len(self.known) + self.length, max_new_tokens)
 
 
 def choose(
     logits_RV: torch.Tensor,
     banned_RV: torch.Tensor | None,
+    alternatives_RA: torch.Tensor | None,
     stream_keys_R: torch.Tensor,
     positions_R: torch.Tensor,
     temperature: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Choose the next id of every row; with its log-probability before any ban, NaN where no id has a finite score."""
+    """Choose the next id of every row; with its log-probability before any ban, NaN where no id has a finite score.
+
+    Args:
+        logits_RV: float32, raw.
+        banned_RV: what each row may not write; None where no row has a ban.
+        alternatives_RA: from ``alternative_ids``; None where every ban acts everywhere.
+        stream_keys_R: of each row's noise.
+        positions_R: the response positions that are chosen.
+        temperature: 0 for the most probable id.
+    """
+    totals_R = logits_RV.logsumexp(dim=1)
+    if banned_RV is not None and alternatives_RA is not None:
+        banned_RV = banned_RV & _acts(logits_RV, totals_R, alternatives_RA)[:, None]
     allowed_RV = logits_RV if banned_RV is None else logits_RV.masked_fill(banned_RV, -torch.inf)
     if temperature > 0:
         noise_RV = gumbel_noise(stream_keys_R, positions_R, logits_RV.shape[1])
         allowed_RV = noise_RV.add_(allowed_RV, alpha=1 / temperature)
     best_R, chosen_R = allowed_RV.max(dim=1)
-    logprobs_R = logits_RV.gather(1, chosen_R[:, None])[:, 0] - logits_RV.logsumexp(dim=1)
+    logprobs_R = logits_RV.gather(1, chosen_R[:, None])[:, 0] - totals_R
     return chosen_R, logprobs_R.masked_fill(~best_R.isfinite(), torch.nan)
+
+
+def _acts(logits_RV: torch.Tensor, totals_R: torch.Tensor, alternatives_RA: torch.Tensor) -> torch.Tensor:
+    """Whether the ban of each row acts: one of its alternatives is likely, or it has none."""
+    is_one_RA = alternatives_RA != NO_TOKEN
+    logprobs_RA = logits_RV.gather(1, alternatives_RA.clamp(min=0)) - totals_R[:, None]
+    is_likely_RA = is_one_RA & (logprobs_RA >= math.log(LIKELY))
+    return is_likely_RA.any(dim=1) | ~is_one_RA.any(dim=1)
+
+
+def alternative_ids(requests: Sequence[StreamRequest], width: int) -> torch.Tensor:
+    """Return int64 (R, A), on the CPU: the alternatives of each request, filled up with ``NO_TOKEN``."""
+    rows = [sorted(request.alternatives) for request in requests]
+    return torch.tensor([own + [NO_TOKEN] * (width - len(own)) for own in rows])
 
 
 def left_padded(prompts: Sequence[np.ndarray], pad_id: int) -> tuple[torch.Tensor, torch.Tensor]:

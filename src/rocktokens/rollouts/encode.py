@@ -1,18 +1,22 @@
 """From prompts to rollouts: encode each prompt once, sample, and number what came back.
 
-1. A prompt becomes ids through the tokenizer's chat template (generation prompt included) or as plain text.
+1. A prompt becomes ids through the tokenizer's chat template (generation prompt included) or as plain text. A
+   conversation needs the template, and one that has a place for all of its messages.
 2. Every prompt is sampled ``num_generations`` times; sample s of a prompt has noise of its own. A prompt that comes
    again continues its sample numbers, so that no two rollouts share their noise.
 3. Rollouts are numbered consecutively, prompt after prompt, sample after sample.
 """
 
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from jinja2 import TemplateError
 
 from rocktokens.config import RolloutsSection
 from rocktokens.errors import RocktokensError
@@ -55,8 +59,14 @@ def encode_prompt(
 ) -> np.ndarray:
     """Encode a prompt as the model sees it, int32 (P,); too long or empty is an error, never cut or padded."""
     if chat_template and tokenizer.chat_template:
-        turn = [{"role": "user", "content": prompt.text}]
-        ids = tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=True, return_dict=False)
+        ids = _through_template(tokenizer, prompt)
+    elif prompt.messages:
+        why = "the tokenizer has none" if chat_template else "rollouts.chat_template is false"
+        raise RocktokensError(
+            f"prompt {prompt.id!r} is a conversation of {len(prompt.messages)} messages, the first of "
+            f"{prompt.messages[0].role!r}, which only a chat template can render, and {why}: use models with one, or "
+            "plain prompts without task.system_prompt"
+        )
     else:
         ids = tokenizer(prompt.text)["input_ids"]
     ids_P = np.asarray(ids, dtype=np.int32)
@@ -68,6 +78,41 @@ def encode_prompt(
             "raise that or remove the prompt"
         )
     return ids_P
+
+
+def require_rendered(tokenizer: "PreTrainedTokenizerBase", prompts: Sequence[Prompt], chat_template: bool) -> None:
+    """Refuse, before anything is written, prompts that the chat template has no place for."""
+    for prompt in prompts:
+        encode_prompt(tokenizer, prompt, chat_template, sys.maxsize)
+
+
+def _through_template(tokenizer: "PreTrainedTokenizerBase", prompt: Prompt) -> Any:
+    """Encode a prompt by the tokenizer's template; refused where that has no place for one of the messages."""
+    turns = [asdict(own) for own in prompt.messages] or [{"role": "user", "content": prompt.text}]
+    render: Callable[..., Any] = partial(tokenizer.apply_chat_template, add_generation_prompt=True)
+    try:
+        ids = render(turns, tokenize=True, return_dict=False)
+        problem = _lost_system(render, turns) if turns[0]["role"] == "system" else ""
+    except TemplateError as error:
+        ids, problem = [], f"refuses the messages ({error})"
+    if problem:
+        raise RocktokensError(
+            f"the tokenizer's chat template {problem} in prompt {prompt.id!r}: leave out task.system_prompt and such "
+            "messages, or use models that take them"
+        )
+    return ids
+
+
+def _lost_system(render: Callable[..., Any], turns: list[dict[str, str]]) -> str:
+    """Say what a template does with a system message that it does not know; nothing where it knows it."""
+    text = render(turns, tokenize=False)
+    if turns[0]["content"].strip() not in text:
+        return "drops the system message"
+    try:
+        is_mistaken = render([{**turns[0], "role": "assistant"}, *turns[1:]], tokenize=False) == text
+    except TemplateError:
+        return ""
+    return "takes the system message for the assistant's" if is_mistaken else ""
 
 
 def make_rollouts(

@@ -6,7 +6,7 @@ Those have sliding windows, recurrent states or ALiBi; see ``stream`` for all ot
    position ids and attention masks that hide the padding.
 2. At every step a logits processor chooses each row's next token from the raw logits (``decoding.choose``), keeps its
    log-probability, and leaves ``generate`` no other token to take.
-3. A row ends with the first end token it samples, or at ``max_new_tokens``.
+3. A row ends with the first end token it samples, at ``max_new_tokens``, or when it has the length it was to have.
 
 A row does not depend on the others in its batch. Its noise is its own, so only rounding could differ, where two tokens
 tie to within it. Padded widths are multiples of ``WIDTH_BLOCK`` and rows of ``ROW_BLOCK``, so that rounding hardly
@@ -26,6 +26,7 @@ from rocktokens.rollouts.decoding import (
     DecodingSettings,
     Ended,
     StreamRequest,
+    alternative_ids,
     choose,
     left_padded,
     require_logprobs,
@@ -51,7 +52,7 @@ def _generate_batch(model: Any, requests: Sequence[StreamRequest], settings: Dec
     output_RL = _generate(
         model,
         GenerationConfig(
-            max_new_tokens=settings.max_new_tokens - min(len(request.known) for request in requests),
+            max_new_tokens=max(own.end(settings.max_new_tokens) - len(own.known) for own in requests),
             eos_token_id=sorted(settings.eos_ids) or None,
             pad_token_id=settings.pad_id,
         ),
@@ -63,7 +64,7 @@ def _generate_batch(model: Any, requests: Sequence[StreamRequest], settings: Dec
     token_ids_RT = output_RL[:, width:].to("cpu", torch.int32).numpy()
     logprobs_RT = torch.stack(processor.logprobs, dim=1).cpu().numpy()
     for request, token_ids_T, logprobs_T in zip(requests, token_ids_RT, logprobs_RT, strict=False):
-        room = settings.max_new_tokens - len(request.known)
+        room = request.end(settings.max_new_tokens) - len(request.known)
         ends = np.flatnonzero(np.isin(token_ids_T[:room], list(settings.eos_ids)))
         length = int(ends[0]) + 1 if len(ends) else room
         require_logprobs(request.name, len(request.known), logprobs_T[:length])
@@ -88,8 +89,11 @@ class _ChooseToken(LogitsProcessor):
     ) -> None:
         self.settings, self.width = settings, width
         self.starts_R = torch.tensor([len(request.known) for request in rows], device=device)
+        self.ends_R = torch.tensor([request.end(settings.max_new_tokens) for request in rows], device=device)
         self.stream_keys_R = torch.tensor([request.stream_key for request in rows], device=device)
         self.banned_RV: torch.Tensor | None = None
+        most = max(len(request.alternatives) for request in rows)
+        self.alternatives_RA = alternative_ids(rows, most).to(device) if most else None
         self.logprobs: list[torch.Tensor] = []
         pairs = [(row, token) for row, request in enumerate(rows) for token in request.banned]
         if pairs:
@@ -103,20 +107,26 @@ class _ChooseToken(LogitsProcessor):
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
         logits_RV = scores[:, : self.settings.vocab_size].float()
+        positions_R = self.positions(input_ids)
         chosen_R, logprobs_R = choose(
-            logits_RV, self.banned_RV, self.stream_keys_R, self.positions(input_ids), self.settings.temperature
+            logits_RV,
+            self.banned_RV,
+            self.alternatives_RA,
+            self.stream_keys_R,
+            positions_R,
+            self.settings.temperature,
         )
         self.logprobs.append(logprobs_R)
         return cast(torch.FloatTensor, torch.full_like(scores, -torch.inf).scatter_(1, chosen_R[:, None], 0.0))
 
 
 class _EndRows(StoppingCriteria):
-    """Ends rows at ``max_new_tokens``, and at once those that only fill the batch."""
+    """Ends rows that have the length they were to have, and at once those that only fill the batch."""
 
     def __init__(self, processor: _ChooseToken, count: int) -> None:
         self.processor = processor
         self.idle_R = torch.arange(len(processor.starts_R), device=processor.starts_R.device) >= count
 
     def __call__(self, input_ids: torch.LongTensor, scores: Any, **kwargs: Any) -> torch.BoolTensor:
-        is_full_R = self.processor.positions(input_ids) >= self.processor.settings.max_new_tokens
+        is_full_R = self.processor.positions(input_ids) >= self.processor.ends_R
         return cast(torch.BoolTensor, self.idle_R | is_full_R)

@@ -18,18 +18,35 @@ from typing import Any
 import numpy as np
 import torch
 
-from rocktokens.rollouts.decoding import DecodingSettings, StreamRequest, choose
+from rocktokens.rollouts.decoding import NO_TOKEN, DecodingSettings, StreamRequest, alternative_ids, choose
 from rocktokens.rollouts.slots import SlotCache
-
-NO_TOKEN = -1
 
 
 class DecodingRows:
     """State of ``rows`` rollouts, all tensors (R, …) on the device."""
 
     def __init__(
-        self, model: Any, settings: DecodingSettings, rows: int, capacity: int, *, bans: bool, retraces: bool
+        self,
+        model: Any,
+        settings: DecodingSettings,
+        rows: int,
+        capacity: int,
+        *,
+        bans: bool,
+        alternatives: int,
+        retraces: bool,
     ) -> None:
+        """Make room for ``rows`` rollouts; what no rollout needs is left out, and costs nothing in any step.
+
+        Args:
+            model: the student.
+            settings: how the next token is chosen.
+            rows: how many rollouts advance at once.
+            capacity: slots of each row, for its prompt and its response.
+            bans: whether rows may have types banned.
+            alternatives: the most types that a ban may depend on; 0 where all bans act everywhere.
+            retraces: whether rows may be given tokens to follow.
+        """
         device = model.device
         self.model, self.settings, self.capacity = model, settings, capacity
         self.cache = SlotCache(model.config, rows, capacity)
@@ -42,17 +59,31 @@ class DecodingRows:
         self.logprobs_RT = torch.zeros_like(self.tokens_RT, dtype=torch.float32)
         self.known_RT = torch.full_like(self.tokens_RT, NO_TOKEN) if retraces else None
         self.banned_RV = torch.zeros(rows, settings.vocab_size, dtype=torch.bool, device=device) if bans else None
+        self.alternatives_RA = (
+            torch.full((rows, alternatives), NO_TOKEN, dtype=torch.long, device=device) if alternatives else None
+        )
         self.eos_ids_E = torch.tensor(sorted(settings.eos_ids), dtype=torch.long, device=device)
         self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
         self._captures = device.type == "cuda"
         self._pool: Any = None
 
-    def serves(self, settings: DecodingSettings, rows: int, capacity: int, *, bans: bool, retraces: bool) -> bool:
+    def serves(
+        self,
+        settings: DecodingSettings,
+        rows: int,
+        capacity: int,
+        *,
+        bans: bool,
+        alternatives: int,
+        retraces: bool,
+    ) -> bool:
         """Whether these rows can be used again, as if they had been made so."""
+        room = 0 if self.alternatives_RA is None else self.alternatives_RA.shape[1]
         return (
             (self.settings, len(self.rows_R)) == (settings, rows)
             and self.capacity >= capacity
             and (self.banned_RV is not None) == bans
+            and (room >= alternatives > 0 or room == alternatives)
             and (self.known_RT is not None) == retraces
         )
 
@@ -74,6 +105,9 @@ class DecodingRows:
             pairs = [(row, token) for row, request in zip(rows, requests, strict=True) for token in request.banned]
             if pairs:
                 self.banned_RV[tuple(torch.tensor(pairs).T.to(self.banned_RV.device))] = True
+        if self.alternatives_RA is not None:
+            own_nA = alternative_ids(requests, self.alternatives_RA.shape[1])
+            self.alternatives_RA[here] = own_nA.to(self.alternatives_RA.device)
         if self.known_RT is not None:
             known_nT = np.full((len(requests), self.known_RT.shape[1]), NO_TOKEN)
             for known_T, request in zip(known_nT, requests, strict=True):
@@ -107,7 +141,8 @@ class DecodingRows:
         source_n, target_n = (torch.tensor(rows, device=self.rows_R.device) for rows in (sources, targets))
         self.cache.move(source_n, target_n, length)
         self.state_FR[:, target_n] = self.state_FR[:, source_n]
-        for tensor in (self.live_R, self.mask_RL, self.tokens_RT, self.logprobs_RT, self.known_RT, self.banned_RV):
+        recorded = (self.live_R, self.mask_RL, self.tokens_RT, self.logprobs_RT, self.known_RT)
+        for tensor in (*recorded, self.banned_RV, self.alternatives_RA):
             if tensor is not None:
                 tensor[target_n] = tensor[source_n]
         self.live_R[source_n] = False
@@ -139,7 +174,10 @@ class DecodingRows:
         )
         logits_AV = output.logits[:, -1, : self.settings.vocab_size].float()
         banned_AV = None if self.banned_RV is None else self.banned_RV[:rows]
-        chosen_A, logprobs_A = choose(logits_AV, banned_AV, stream_keys_A, steps_A, self.settings.temperature)
+        alternatives_AA = None if self.alternatives_RA is None else self.alternatives_RA[:rows]
+        chosen_A, logprobs_A = choose(
+            logits_AV, banned_AV, alternatives_AA, stream_keys_A, steps_A, self.settings.temperature
+        )
         is_free_A = torch.ones_like(live_A)
         if self.known_RT is not None:
             known_A = self.known_RT[rows_A, steps_A]

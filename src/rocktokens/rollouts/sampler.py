@@ -20,7 +20,7 @@ from rocktokens.config import Config
 from rocktokens.errors import RocktokensError
 from rocktokens.models.head import lm_head
 from rocktokens.models.load import LoadedModel
-from rocktokens.rollouts.decoding import NOTHING, DecodingSettings, Ended, StreamRequest
+from rocktokens.rollouts.decoding import DecodingSettings, Ended, StreamRequest
 from rocktokens.rollouts.generate import generate_batches
 from rocktokens.rollouts.noise import stream_key
 from rocktokens.rollouts.rows import DecodingRows
@@ -42,6 +42,9 @@ class SampleRequest:
     sample: int = 0
     banned: frozenset[int] = frozenset()
     """Ids that may not be written; never an end token."""
+    alternatives: frozenset[int] = frozenset()
+    """The ban acts only where the model gives one of these at least ``decoding.LIKELY``, at temperature 1 and before
+    any ban; everywhere if there are none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,10 @@ class Branch:
     start: int
     """Response tokens that both have in common."""
     banned: frozenset[int]
+    alternatives: frozenset[int] = frozenset()
+    """As in ``SampleRequest``."""
+    length: int | None = None
+    """Tokens to decode at most; default: as many as a response may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +114,8 @@ class Sampler(Protocol):
         """Write how rollouts would have gone on under a ban.
 
         A server does it with the prompt and the first ``start`` tokens as its prompt, and the ban as ``logit_bias``;
-        one that does not know our noise can do it for greedy rollouts.
+        one that does not know our noise can do it for greedy rollouts. A ban with alternatives needs an engine that
+        looks at every step's distribution.
 
         The trunks are rollouts of this sampler with the same temperature and seed; ``max_new_tokens`` counts the shared
         part. ``on_done`` is called with the place of a branch and its tokens from ``start`` on, as soon as it ends.
@@ -191,7 +199,7 @@ class TransformersSampler:
         leaving: dict[int, list[StreamRequest]] = {}
         for index, branch in enumerate(branches):
             trunk = trunks[branch.trunk]
-            request = SampleRequest(trunk.prompt_id, trunk.prompt_ids, trunk.sample, branch.banned)
+            request = SampleRequest(trunk.prompt_id, trunk.prompt_ids, trunk.sample, branch.banned, branch.alternatives)
             self._check(request, max_new_tokens)
             if not 0 <= branch.start < min(len(trunk.token_ids), max_new_tokens):
                 raise RocktokensError(
@@ -200,7 +208,8 @@ class TransformersSampler:
                     "token it has"
                 )
             known = trunk.token_ids[: branch.start]
-            leaving.setdefault(branch.trunk, []).append(_stream_request(index, request, seed, known))
+            own = replace(_stream_request(index, request, seed), known=known, length=branch.length)
+            leaving.setdefault(branch.trunk, []).append(own)
         retraced = []
         for own in leaving.values():  # as far as any needs: each branch feeds the last token it shares itself
             longest = max(own, key=lambda request: len(request.known))
@@ -246,10 +255,11 @@ class TransformersSampler:
                 )
         if ends := request.banned & self.eos_ids:
             raise RocktokensError(f"{name}: end token {min(ends)} is banned, so no response could end: unban it")
-        if outside := {token for token in request.banned if not 0 <= token < self.vocab_size}:
-            raise RocktokensError(
-                f"{name}: banned id {min(outside)} is outside the vocabulary of {self.vocab_size}: remove it"
-            )
+        for what, ids in (("banned", request.banned), ("alternative", request.alternatives)):
+            if outside := {token for token in ids if not 0 <= token < self.vocab_size}:
+                raise RocktokensError(
+                    f"{name}: {what} id {min(outside)} is outside the vocabulary of {self.vocab_size}: remove it"
+                )
         if len(request.banned) >= self.vocab_size:
             raise RocktokensError(f"{name}: all {self.vocab_size} ids are banned: leave at least one")
 
@@ -299,9 +309,9 @@ def cpu_threads(count: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _stream_request(index: int, request: SampleRequest, seed: int, known: np.ndarray = NOTHING) -> StreamRequest:
+def _stream_request(index: int, request: SampleRequest, seed: int) -> StreamRequest:
     key = stream_key(seed, request.prompt_id, request.sample)
-    return StreamRequest(index, request.prompt_id, request.prompt_ids, key, request.banned, known)
+    return StreamRequest(index, request.prompt_id, request.prompt_ids, key, request.banned, request.alternatives)
 
 
 def make_sampler(

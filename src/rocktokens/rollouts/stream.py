@@ -4,9 +4,10 @@
    ones once) or, for a branch, with those of the rollout it leaves, up to where it leaves it. Nothing that is shared is
    computed again.
 2. Steps advance all rows (see ``rows``): raw logits (float32) → log-softmax for the record → banned ids to −∞ →
-   argmax(logits / τ + Gumbel noise), or plain argmax when τ = 0 (see ``noise``). A row that retraces a known rollout
-   takes that rollout's next token instead. On a GPU several steps are taken between looks at which rows have ended.
-3. A row ends with the first end token it samples, at ``max_new_tokens``, or when it has retraced what it had to. The
+   argmax(logits / τ + Gumbel noise), or plain argmax when τ = 0 (see ``noise``). A ban with alternatives acts where one
+   of them is likely. A row that retraces a known rollout takes that rollout's next token instead. On a GPU several
+   steps are taken between looks at which rows have ended.
+3. A row ends with the first end token it samples, at ``max_new_tokens``, or when it has the length it was to have. The
    next rollout takes its place; when none is left, the last row does, so that the rows in use are always the first.
 
 A row does not depend on the others in its batch. Its noise is its own, so only rounding could differ, where two tokens
@@ -64,8 +65,10 @@ def stream_rows(
     """Rows with room for the longest of the requests: those of an earlier call if they serve, else new ones."""
     limit = round_up(min(settings.batch_size, sum(max(1, len(request.branches)) for request in requests)), ROW_BLOCK)
     capacity = needed_slots(requests, settings)
+    written = [own for request in requests for own in request.branches or (request,)]
     needs = {
-        "bans": any(request.banned or any(branch.banned for branch in request.branches) for request in requests),
+        "bans": any(own.banned for own in written),
+        "alternatives": max(len(own.alternatives) for own in written),
         "retraces": any(request.branches for request in requests),
     }
     if kept is not None and kept.serves(settings, limit, capacity, **needs):

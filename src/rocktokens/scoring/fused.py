@@ -215,11 +215,13 @@ class _Scorer:
             scratch.fill()
             n_columns = TERM + (1 if self.choice is None else 2)
             table_CN = torch.empty(n_columns, len(h_s_ND), dtype=torch.float32, device=device)
+            split_NS = None if self.choice is None else self.choice.room(len(h_s_ND), device)
             gradients = self.gradients_for(h_s_ND, wanted)
             weights_N = None if weights_N is None else sent(weights_N, device)
             for here, span in chain(ahead, chunks):
                 weights_n = None if weights_N is None else weights_N[here]
-                self.score(*scratch.of_chunk(here, span), token_ids_N[here], weights_n, table_CN[:, here])
+                split_nS = None if split_NS is None else split_NS[here]
+                self.score(*scratch.of_chunk(here, span), token_ids_N[here], weights_n, split_nS, table_CN[:, here])
                 if any(wanted) and here.stop == span.stop:
                     self._add(gradients, span, scratch.of_span(span), h_s_ND[span])
             total = None if weights_N is None else (table_CN[TERM] * weights_N).sum()
@@ -247,9 +249,13 @@ class _Scorer:
         gradient_nV: torch.Tensor | None,
         token_ids_n: torch.Tensor,
         weights_n: torch.Tensor | None,
+        split_nS: torch.Tensor | None,
         table_Cn: torch.Tensor,
     ) -> None:
-        """Products of both heads to a table and, where there is room for it, the weighted gradient."""
+        """Products of both heads to a table and, where there is room for it, the weighted gradient.
+
+        With classes, ``split_nS`` is a part of their ``FusedChoice.room``.
+        """
         from rocktokens.scoring import row_kernels
 
         score_rows: Any = row_kernels.score_rows
@@ -260,9 +266,9 @@ class _Scorer:
         ]
         stride_gradient = None if gradient_nV is None else gradient_nV.stride(0)
         split, split_arguments = None, (None, None)
-        if self.choice is not None:
-            split = self.choice.read(heads, token_ids_n, self.inverse_temperature, gradient_nV is not None)
-            split_arguments = (split.rows_nS, self.choice.left_out)
+        if self.choice is not None and split_nS is not None:
+            split = self.choice.read(heads, token_ids_n, split_nS, self.inverse_temperature, gradient_nV is not None)
+            split_arguments = (split_nS, self.choice.left_out)
         rest = (*split_arguments, table_Cn, table_Cn.stride(0), z_s_nV.shape[1], self.inverse_temperature)
         settled_n = None
         if is_filled and self.is_reverse and all(head[2:] == (None, None, None) for head in heads):

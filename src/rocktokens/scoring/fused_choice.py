@@ -80,18 +80,27 @@ class FusedChoice:
         self.lam, self.left_out = float(lam), 1.0 - float(lam)
         self.slots_M, self.tables = _tables(classes, device)
 
+    def room(self, n_rows: int, device: torch.device) -> torch.Tensor:
+        """Zeros (n, S) for what passes between the kernels; of all rows at once: one fill, not one per chunk."""
+        return torch.zeros(n_rows, SPLIT, dtype=torch.float32, device=device)
+
     def read(
-        self, heads: list[Any], token_ids_n: torch.Tensor, inverse_temperature: float, with_gradient: bool
+        self,
+        heads: list[Any],
+        token_ids_n: torch.Tensor,
+        rows_nS: torch.Tensor,
+        inverse_temperature: float,
+        with_gradient: bool,
     ) -> Split:
         """Read the members' columns of both models' logits; ``heads`` are as the kernels take them.
 
-        Where nothing of the choice is left out, the gradient of whole rows is right at the members too.
+        ``rows_nS`` is the ``room`` of these rows. Where nothing of the choice is left out, the gradient of whole rows
+        is right at the members too.
         """
         from rocktokens.scoring import class_kernels
 
         z_nV = heads[0][0]
         n, n_slots = len(z_nV), len(self.slots_M)
-        rows_nS = torch.zeros(n, SPLIT, dtype=torch.float32, device=z_nV.device)
         members_n2M = rows_nS.new_empty(n, 2, n_slots) if with_gradient and self.left_out else None
         class_rows: Any = class_kernels.class_rows
         for table in self.tables:

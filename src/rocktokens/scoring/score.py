@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from rocktokens.classes import TokenClasses
 from rocktokens.config import Divergence
 from rocktokens.errors import RocktokensError
 from rocktokens.models.head import LMHead, lm_head
@@ -25,7 +26,7 @@ from rocktokens.scoring.divergence import token_scores
 from rocktokens.scoring.formulas import require_extras
 from rocktokens.scoring.teacher_pass import TeacherPass, bare_model, to_host
 from rocktokens.scoring.top_tokens import TopTokens
-from rocktokens.types import STANDARD_COLUMNS, Rollout, TokenScores
+from rocktokens.types import CHOICE, STANDARD_COLUMNS, Rollout, TokenScores
 
 States = tuple[torch.Tensor, LMHead, torch.Tensor, LMHead, torch.Tensor]
 Tables = list[tuple[list[int], torch.Tensor]]
@@ -96,6 +97,7 @@ def score_pass(
     on_done: Callable[[int], None] | None = None,
     extras: Collection[str] = (),
     tops: TopTokens | None = None,
+    classes: TokenClasses | None = None,
 ) -> PendingScores:
     """Score the rollouts of a ``TeacherPass`` under a student.
 
@@ -108,15 +110,17 @@ def score_pass(
         on_done: Called after each batch with the number of rollouts it scored.
         extras: Which of the optional columns of ``TokenScores`` to fill as well.
         tops: Made for this pass, finds the likeliest tokens as well; no score depends on it.
+        classes: Fill ``kl_choice`` as well, the part of ``kl`` that is a choice within these classes.
     """
-    names = (*STANDARD_COLUMNS, *require_extras(extras))
+    names = (*STANDARD_COLUMNS, *require_extras(extras), *([] if classes is None else [CHOICE]))
     tables_CT: Tables = []
     found: dict[str, tuple[Tables, Tables]] = defaultdict(lambda: ([], []))
     width = min(lm_head(model).width for model in (bare_model(student), teacher_pass.teacher))
     for rollout in teacher_pass.rollouts:
         require_ids(rollout.token_ids, width)
     for number, (group, states) in enumerate(replayed(student, teacher_pass)):
-        scores = token_scores(*states, divergence, temperature, tokens_per_chunk, extras, defer_checks=True)
+        settings = (divergence, temperature, tokens_per_chunk, extras)
+        scores = token_scores(*states, *settings, classes=classes, defer_checks=True)
         table_CT = torch.stack([getattr(scores, name) for name in names]).to(torch.float32)
         tables_CT.append((group, to_host(table_CT)))
         for name, top in (tops.of_group(number, *states[:4]) if tops else {}).items():

@@ -1,11 +1,13 @@
 """The likeliest tokens of both models at every response token: what else could have been written.
 
-They are for people to look at: no score depends on them, and no statistic reads them.
+No score depends on them. People look at them, and classes of interchangeable tokens are found by them.
 
 1. Logits are made again, ``tokens_per_chunk`` positions at a time, over the columns that both heads have.
 2. The likeliest come first; of equal ones the smaller ids.
 3. What the teacher finds likely does not depend on the student: it is found once for all students of a probe set, while
    there is room to keep it.
+
+A policy that learns from them while training has ``likely_tokens``, for which the host never waits for a GPU.
 """
 
 import torch
@@ -52,6 +54,37 @@ class TopTokens:
             if ids_KT is not None and logp_KT is not None:
                 self._teacher[key] = ids_KT, logp_KT
         return found
+
+
+@torch.no_grad()
+def likely_tokens(
+    h_s_PD: torch.Tensor,
+    student: LMHead,
+    h_t_PE: torch.Tensor,
+    teacher: LMHead,
+    token_ids_P: torch.Tensor,
+    k: int,
+    temperature: float,
+    tokens_per_chunk: int,
+) -> Top:
+    """The token that was written and the ``k`` likeliest, of both models.
+
+    Which of equally likely tokens is the ``k``-th is left to the device: to look for ties, the host would have to wait.
+
+    Returns:
+        ids, int32, and log-probabilities, float32, both (P, 2, 1 + k) with the student first.
+    """
+    width, models = min(student.width, teacher.width), []
+    for h_PD, whole in ((h_s_PD, student), (h_t_PE, teacher)):
+        head, chunks = whole.cut(width).cast_for(h_PD), []
+        for h_nD, written_n in zip(h_PD.split(tokens_per_chunk), token_ids_P.split(tokens_per_chunk), strict=True):
+            z_nV = head.logits(h_nD) / temperature
+            ids_nK = torch.cat([written_n.unsqueeze(-1), z_nV.topk(min(k, width)).indices], dim=-1)
+            logp_nK = z_nV.gather(-1, ids_nK) - z_nV.logsumexp(dim=-1, keepdim=True)
+            chunks.append((ids_nK.to(torch.int32), logp_nK.to(torch.float32)))
+        models.append([torch.cat(parts) for parts in zip(*chunks, strict=True)])
+    ids_P2K, logp_P2K = (torch.stack(parts, dim=1) for parts in zip(*models, strict=True))
+    return ids_P2K, logp_P2K
 
 
 @torch.inference_mode()

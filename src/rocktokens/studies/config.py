@@ -4,11 +4,15 @@
 2. ``[[arm]]`` names a policy. ``"@rocks"`` anywhere in it stands for the study's rocks.json, ``"@controls"`` for the
    types as frequent as each of them, ``"@type_sets"`` for types with as many occurrences and as much kl as all of them;
    ``draws`` runs a random control several times a seed.
-3. ``[scout]`` is a run of its own whose rocks the arms use; without it ``study.rocks`` names a rocks.json.
+3. ``"@classes"`` stands for the study's classes.json. Each seed draws its own controls: ``"@random_classes"``
+   of the same frequencies, ``"@other_classes"`` of types that are no rocks, ``"@twins"``, one member of each class.
+4. ``[scout]`` is a run of its own whose rocks and classes the arms use; ``study.rocks`` and ``study.classes`` name a
+   rocks.json and a classes.json instead.
 
 What can be refused by reading the file is refused here, in one sentence.
 """
 
+import json
 import re
 from collections import Counter
 from pathlib import Path
@@ -35,17 +39,26 @@ from rocktokens.config import (
     apply_overrides,
     dump_toml,
     forget_removed,
+    has_grades,
     read_toml,
     validate,
 )
-from rocktokens.config.policies import files_of
+from rocktokens.config.policies import files_of, sections_in
 from rocktokens.display.numbers import listed
 from rocktokens.errors import ConfigError
 from rocktokens.studies.records import MOST_PRIMARY
 
 ROCKS, CONTROLS, TYPE_SETS = "@rocks", "@controls", "@type_sets"
-PLACEHOLDERS = (ROCKS, CONTROLS, TYPE_SETS)
-"""What stands for the study's own files in the policy of an arm."""
+CLASSES, RANDOM_CLASSES, OTHER_CLASSES, TWINS = "@classes", "@random_classes", "@other_classes", "@twins"
+CLASS_CONTROLS = (RANDOM_CLASSES, OTHER_CLASSES, TWINS)
+PLACEHOLDERS = {
+    "rocks": (ROCKS,),
+    "protect": (ROCKS,),
+    "controls": (CONTROLS, TYPE_SETS, TWINS),
+    "classes": (CLASSES, RANDOM_CLASSES, OTHER_CLASSES),
+}
+"""What stands for the study's own files in the policy of an arm, by key of the policy."""
+SCOUT_STAGES = (["find"], ["find", "knockout"], ["find", "classes"], ["find", "knockout", "classes"])
 
 
 class StudySection(Section):
@@ -73,6 +86,7 @@ class StudySection(Section):
         default=None, gt=0, le=1, description="for steps to accuracy; default: 90 % of what the baseline gains"
     )
     rocks: str | None = Field(default=None, description="a rocks.json for @rocks, instead of a scout")
+    classes: str | None = Field(default=None, description="a classes.json for @classes, instead of the scout's")
     processes: WholeOrAuto = Field(
         default="auto", description="runs at a time, one thread each; auto: one a GPU, else one a CPU core"
     )
@@ -107,25 +121,26 @@ class StudySection(Section):
 
 
 class ScoutSection(Section):
-    """A uniform run under the base config that finds the rocks the arms use."""
+    """A uniform run under the base config that finds the rocks and classes the arms use."""
 
     seed: int = Field(ge=0, lt=2**63, description="not one of the study's seeds: no arm trains on what found its rocks")
-    stages: list[Literal["find", "knockout"]] = Field(
-        default=["find"], description="knockout also tells which rocks are pillars"
+    stages: list[Literal["find", "knockout", "classes"]] = Field(
+        default=["find"],
+        description="knockout also tells which rocks are pillars; classes finds classes of tokens and tests them",
     )
 
     @field_validator("stages")
     @classmethod
     def _find_comes_first(cls, stages: list[str]) -> list[str]:
-        if stages not in (["find"], ["find", "knockout"]):
-            raise ValueError('give ["find"] or ["find", "knockout"]')
+        if stages not in SCOUT_STAGES:
+            raise ValueError(f"give {listed([json.dumps(own) for own in SCOUT_STAGES], 'or')}")
         return stages
 
 
 class BaseSections(Section):
     """What every run of the study shares: the sections of an ordinary config but for the run and its policy."""
 
-    models: ModelsSection = ModelsSection()
+    models: ModelsSection
     task: TaskSection = WordmathTask()
     rollouts: RolloutsSection = RolloutsSection()
     scoring: ScoringSection = ScoringSection()
@@ -141,9 +156,9 @@ class BaseSections(Section):
 class ArmSection(Section):
     """One weight policy."""
 
-    name: str = Field(min_length=1)
+    name: str = Field(min_length=1, description="what tables call it")
     draws: int = Field(default=1, ge=1, description="runs a seed, each with another draw of a random control")
-    policy: PolicySection
+    policy: PolicySection = Field(description="its weights; sections as [policy] of a run")
 
     @property
     def is_drawn(self) -> bool:
@@ -161,7 +176,7 @@ class StudyConfig(Section):
 
     study: StudySection
     scout: ScoutSection | None = None
-    base: BaseSections = BaseSections()
+    base: BaseSections
     arm: list[ArmSection] = Field(min_length=2)
 
     @property
@@ -195,9 +210,11 @@ def make_study(record: dict[str, Any], name: str = "study") -> StudyConfig:
         _require_drawable(arm)
         _require_placeholders(arm)
     _require_names(study)
+    _require_steps(study.base.training)
     _require_evaluation(study.base.evaluation)
     _require_one_denominator(study.arm)
     _require_rocks(study)
+    _require_classes(study)
     return study
 
 
@@ -211,6 +228,16 @@ def arms_with(study: StudyConfig, placeholder: str) -> list[ArmSection]:
     return [arm for arm in study.arm if placeholder in files_of(arm.policy).values()]
 
 
+def takes_untested(study: StudyConfig) -> bool:
+    """Return whether some arm uses classes that no ban has judged."""
+    return any(section.untested for arm in study.arm for section in _sections_with(arm, CLASSES))
+
+
+def _sections_with(arm: ArmSection, placeholder: str) -> list[Any]:
+    """Return the parts of an arm's policy that have these classes."""
+    return [own for own in sections_in(arm.policy) if getattr(own, "classes", None) == placeholder]
+
+
 def _require_study(record: dict[str, Any], name: str) -> None:
     """Tell what is plainly something else, before its keys are looked at one by one."""
     if "study" not in record and "arm" not in record:
@@ -220,10 +247,20 @@ def _require_study(record: dict[str, Any], name: str) -> None:
 
 
 def _require_placeholders(arm: ArmSection) -> None:
-    for value in files_of(arm.policy).values():
-        if value.startswith("@") and value not in PLACEHOLDERS:
-            known = listed(PLACEHOLDERS, "or")
-            raise ConfigError(f"arm {arm.name!r} uses {value!r}, which stands for nothing: use {known}")
+    for key, value in files_of(arm.policy).items():
+        known = PLACEHOLDERS[key.rpartition(".")[2]]
+        if value.startswith("@") and value not in known:
+            raise ConfigError(
+                f"arm {arm.name!r} has {key} = {value!r}, which stands for nothing there: use {listed(known, 'or')}"
+            )
+
+
+def _require_steps(training: TrainingSection) -> None:
+    if training.num_train_epochs is not None:
+        raise ConfigError(
+            f"base.training.num_train_epochs = {training.num_train_epochs}, but arms are compared at equal steps: set "
+            "base.training.max_steps instead"
+        )
 
 
 def _require_evaluation(evaluation: EvaluationSection) -> None:
@@ -231,8 +268,11 @@ def _require_evaluation(evaluation: EvaluationSection) -> None:
         raise ConfigError(
             f"base.evaluation.num_prompts = {evaluation.num_prompts} leaves no spread to judge by: ask 2 or more"
         )
-    if getattr(evaluation.task, "answer_field", None) == "":
-        raise ConfigError("base.evaluation.task.answer_field is empty, so no answer can be graded: name the field")
+    if evaluation.task is not None and not has_grades(evaluation.task):
+        raise ConfigError(
+            "base.evaluation.task.answer_field is empty, so no answer can be graded and no arm be compared: name the "
+            "field, or give a grader that needs no answers"
+        )
 
 
 def _require_drawable(arm: ArmSection) -> None:
@@ -305,3 +345,33 @@ def _require_rocks(study: StudyConfig) -> None:
             raise ConfigError(
                 f"arm {arms[0].name!r} uses {placeholder}, but nothing provides it: add [scout], or {remedy}"
             )
+
+
+def _require_classes(study: StudyConfig) -> None:
+    """Require one source for the classes of the study, and that their controls have something to be compared with."""
+    scout, given, arms = study.scout, study.study.classes, arms_with(study, CLASSES)
+    is_scouted = scout is not None and "classes" in scout.stages
+    if is_scouted and given is not None:
+        raise ConfigError(
+            "study.classes is given and scout.stages has 'classes', but classes come from one of them: remove the other"
+        )
+    if is_scouted and not study.base.trace.top_k:
+        raise ConfigError(
+            "scout.stages has 'classes', which are found by the top tokens of the scout's traces: set "
+            "base.trace.top_k = 8"
+        )
+    if arms and given is None and not is_scouted:
+        raise ConfigError(
+            f"arm {arms[0].name!r} uses {CLASSES}, but nothing provides it: add 'classes' to scout.stages, or set "
+            "study.classes"
+        )
+    for placeholder in CLASS_CONTROLS:
+        for arm in arms_with(study, placeholder):
+            if scout is None:
+                raise ConfigError(f"arm {arm.name!r} uses {placeholder}, but nothing provides it: add [scout]")
+            if not arms:
+                raise ConfigError(f"arm {arm.name!r} uses {placeholder}, but there is no arm with {CLASSES}: add one")
+            if not all(section.untested for section in _sections_with(arm, placeholder)):
+                raise ConfigError(
+                    f"arm {arm.name!r} uses {placeholder}, which no ban has tested: set untested = true in its policy"
+                )

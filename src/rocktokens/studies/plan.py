@@ -14,7 +14,15 @@ from typing import Any
 from rocktokens.config import Config, RunSection, load_config, validate
 from rocktokens.errors import ConfigError
 from rocktokens.run_dir import RunDir
-from rocktokens.studies.config import CONTROLS, ROCKS, TYPE_SETS, ArmSection, StudyConfig
+from rocktokens.studies.config import (
+    CLASS_CONTROLS,
+    CLASSES,
+    CONTROLS,
+    ROCKS,
+    TYPE_SETS,
+    ArmSection,
+    StudyConfig,
+)
 
 TRAINED = 3
 """Work of training on a rollout, in answers to an evaluation prompt: it is written, scored and learned from."""
@@ -62,15 +70,14 @@ class Job:
         return self.training_work + len(self.evaluated) * self.evaluation_work
 
 
-def plan_jobs(study: StudyConfig, files: dict[str, str] | None = None) -> list[Job]:
+def plan_jobs(study: StudyConfig, given: dict[str, str] | None = None) -> list[Job]:
     """List all runs of the study, seed by seed, in the order of the arms.
 
-    ``files`` is what the placeholders in policies stand for; default: the study's own files.
+    Placeholders in policies stand for the study's own files, but for those that ``given`` has another file for.
     """
     steps = evaluated_steps(study)
-    files = study_files(study.study.directory) if files is None else files
     planned = [
-        Job(arm.name, seed, draw, _arm_config(study, arm, files, seed, draw), steps[1:])
+        Job(arm.name, seed, draw, _arm_config(study, arm, given or {}, seed, draw), steps[1:])
         for seed in study.study.seeds
         for arm in study.arm
         for draw in (range(arm.draws) if arm.draws > 1 else [getattr(arm.policy, "draw", 0)])
@@ -91,10 +98,16 @@ def scout_config(study: StudyConfig) -> Config:
     return _run_config(study, f"{study.study.directory}/scout", study.scout.seed, {"name": "uniform"}, {})
 
 
-def study_files(directory: str | Path) -> dict[str, str]:
-    """Return what the placeholders in policies stand for."""
-    names = {ROCKS: "rocks.json", CONTROLS: "controls.json", TYPE_SETS: "type_sets.json"}
-    return {placeholder: str(Path(directory) / name) for placeholder, name in names.items()}
+def study_files(directory: str | Path, seed: int) -> dict[str, str]:
+    """Return what the placeholders in policies stand for; every seed has controls of the classes of its own."""
+    shared = {own: own.removeprefix("@") for own in (ROCKS, CONTROLS, TYPE_SETS, CLASSES)}
+    names = shared | {own: f"{own.removeprefix('@')}-{seed}" for own in CLASS_CONTROLS}
+    return {placeholder: str(Path(directory) / f"{name}.json") for placeholder, name in names.items()}
+
+
+def draws_of(arms: Sequence[ArmSection]) -> int:
+    """Return how many draws of a random control the arms want."""
+    return max(max(arm.draws, getattr(arm.policy, "draw", 0) + 1) for arm in arms)
 
 
 def require_unchanged(study: StudyConfig, jobs: Sequence[Job]) -> None:
@@ -102,12 +115,13 @@ def require_unchanged(study: StudyConfig, jobs: Sequence[Job]) -> None:
     for job in jobs:
         _require_same(job.config, f"arm {job.arm!r}", UNUSED)
     if study.scout is not None:
-        knockout = frozenset() if "knockout" in study.scout.stages else frozenset({"evaluation", "knockout"})
+        knockout = frozenset({"evaluation", "knockout"}) if study.scout.stages == ["find"] else frozenset()
         _require_same(scout_config(study), SCOUT, knockout | {"gradients"})
 
 
-def _arm_config(study: StudyConfig, arm: ArmSection, files: dict[str, str], seed: int, draw: int) -> Config:
+def _arm_config(study: StudyConfig, arm: ArmSection, given: dict[str, str], seed: int, draw: int) -> Config:
     drawn = {"draw": draw} if arm.is_drawn else {}
+    files = study_files(study.study.directory, seed) | given
     policy = _replaced(arm.policy.model_dump(mode="json", exclude_none=True), files)
     folder = f"seed-{seed}" + (f"-draw-{draw}" if drawn else "")
     directory = f"{study.study.directory}/arms/{arm.slug}/{folder}"
@@ -145,7 +159,7 @@ def _settings(config: Config, unused: frozenset[str]) -> dict[str, Any]:
     """Return what a run depends on, as ``section.key``; files of its study by placeholder, wherever that lies."""
     directory = Path(config.run.directory)
     study = directory.parents[2] if directory.parts[-3:-2] == ("arms",) else directory.parent
-    placeholders = {path: name for name, path in study_files(study).items()}
+    placeholders = {path: name for name, path in study_files(study, config.run.seed).items()}
     record = _replaced(config.model_dump(mode="json", exclude=set(unused)), placeholders)
     return {key: value for key, value in _flat(record) if key not in FREE_KEYS}
 

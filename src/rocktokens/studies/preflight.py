@@ -1,26 +1,27 @@
 """What can be found out before anything is trained: hours of training must not end in a sentence that was due at once.
 
-1. The data: training and evaluation prompts can be read, and the latter are at least two, with answers.
+1. The data: training and evaluation prompts can be read, and at least two of the latter can be graded.
 2. The layout of a step, which is the same for all runs.
 3. The policies: every file is there, of the student's vocabulary, and names what the policy needs. Those that use what
    the scout has yet to find are built again once it has.
-4. What lies outside the study (data, model directories, rocks and controls that arms name) is the same for all arms,
-   also for those that are trained another day. The SHA-256 of every input goes into the study's manifest; a later call
-   that has something left to train refuses another content under an old key. Files that the study itself has committed
-   must still be what its manifest lists.
+4. What lies outside the study (data, grader, model directories, rocks and controls that arms name) is the same for all
+   arms, also for those that are trained another day. The SHA-256 of every input goes into the study's manifest; a later
+   call that has something left to train refuses another content under an old key. Files that the study itself has
+   committed must still be what its manifest lists.
 5. Seeds too few to decide anything are a warning: the study can be run, and its curves may still be worth seeing.
 """
 
 import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from rocktokens.config import Config, JsonlTask, evaluation_task
-from rocktokens.config.policies import files_of
+from rocktokens.config.policies import files_of, sections_in
 from rocktokens.errors import ConfigError
 from rocktokens.policies import policy_from_section
 from rocktokens.run_dir import RunDir, file_sha256
-from rocktokens.studies.config import PLACEHOLDERS, ROCKS, StudyConfig, arms_with
+from rocktokens.studies.config import CLASSES, ROCKS, StudyConfig
 from rocktokens.studies.decisions import few_seeds
 from rocktokens.studies.plan import Job, plan_jobs, scout_config, study_files
 
@@ -37,7 +38,7 @@ def require_ready(study: StudyConfig) -> None:
     config = plan_jobs(study)[0].config
     global_batch(config, 1)
     require_data(config)
-    require_policies(_buildable_jobs(study), student_vocabulary(study))
+    require_policies(_buildable_jobs(study), student_vocabulary(study), student_tokenizer(study))
 
 
 def warnings(study: StudyConfig) -> list[str]:
@@ -48,21 +49,20 @@ def warnings(study: StudyConfig) -> list[str]:
 def require_data(config: Config) -> None:
     """Refuse data that cannot be read, or cannot be graded."""
     from rocktokens.tasks import make_task
+    from rocktokens.tasks.base import prompts_to_grade
 
     make_task(config.task)
-    prompts = make_task(evaluation_task(config)).prompts(config.evaluation.num_prompts)
+    prompts = prompts_to_grade(make_task(evaluation_task(config)), config.evaluation.num_prompts)
     if len(prompts) < 2:
-        raise ConfigError("base.evaluation.task has one prompt, which leaves no spread to judge by: give it more")
-    if unanswered := [prompt.id for prompt in prompts if prompt.answer is None]:
         raise ConfigError(
-            f"evaluation prompt {unanswered[0]!r} has no answer to grade against: set base.evaluation.task.answer_field"
+            "base.evaluation.task has one prompt that can be graded, which leaves no spread to judge by: give it more"
         )
 
 
-def require_policies(jobs: Sequence[Job], tokenizer_sha256: str) -> None:
+def require_policies(jobs: Sequence[Job], tokenizer_sha256: str, tokenizer: Any = None) -> None:
     """Build the policy of every job, so that one that cannot be built stops the study before it begins."""
     for job in jobs:
-        policy_from_section(job.config.policy, tokenizer_sha256, job.seed)
+        policy_from_section(job.config.policy, tokenizer_sha256, job.seed, tokenizer)
 
 
 def student_vocabulary(study: StudyConfig) -> str:
@@ -74,26 +74,41 @@ def student_vocabulary(study: StudyConfig) -> str:
     if noted := next(filter(None, (run.manifest().get("tokenizer_sha256") for run in runs)), None):
         return noted
     from rocktokens.models.fingerprints import vocabulary_sha256
+
+    return vocabulary_sha256(_load_tokenizer(study).get_vocab())
+
+
+def student_tokenizer(study: StudyConfig) -> Any:
+    """Return the student's tokenizer where an arm gives classes as texts, else None."""
+    listed = (getattr(section, "classes", None) for arm in study.arm for section in sections_in(arm.policy))
+    has_texts = any(isinstance(each, str) for own in listed if isinstance(own, list) for group in own for each in group)
+    return _load_tokenizer(study) if has_texts else None
+
+
+def _load_tokenizer(study: StudyConfig) -> Any:
     from rocktokens.models.load import load_model
 
-    loaded = load_model(study.base.models.student, study.base.models.dtype, "cpu")
-    return vocabulary_sha256(loaded.tokenizer.get_vocab())
+    return load_model(study.base.models.student, study.base.models.dtype, "cpu").tokenizer
 
 
 def _buildable_jobs(study: StudyConfig) -> list[Job]:
-    """Return the jobs whose files are there; rocks that are given need not have been copied into the study yet."""
-    files = study_files(study.study.directory)
-    if study.study.rocks is not None and not Path(files[ROCKS]).exists():
-        files[ROCKS] = study.study.rocks
-    missing = [name for name, path in files.items() if path != study.study.rocks and not Path(path).exists()]
-    waiting = {arm.name for name in missing for arm in arms_with(study, name)}
-    return [job for job in plan_jobs(study, files) if job.arm not in waiting]
+    """Return the jobs whose files are there; what the study names need not have been copied into it yet."""
+    named = {ROCKS: study.study.rocks, CLASSES: study.study.classes}
+    copies = study_files(study.study.directory, study.study.seeds[0])
+    jobs = plan_jobs(study, {own: path for own, path in named.items() if path and not Path(copies[own]).exists()})
+    return [job for job in jobs if all(Path(path).exists() for path in _own_files(study, job))]
+
+
+def _own_files(study: StudyConfig, job: Job) -> set[str]:
+    """Return the files of the study that the policy of a job reads."""
+    return {*files_of(job.config.policy).values()} & {*study_files(study.study.directory, job.seed).values()}
 
 
 def require_same_inputs(study: StudyConfig, run: RunDir) -> dict[str, str]:
     """Return the SHA-256 of every input by its key in study.toml; refuse one that is not what it was."""
-    for path in study_files(run.path).values():
-        for entry in run.files(Path(path).name):
+    own = {Path(path).name for seed in study.study.seeds for path in study_files(run.path, seed).values()}
+    for entry in run.files():
+        if entry.path in own:
             run.verify(entry)
     known, found = run.manifest().get(INPUTS, {}), {}
     for key, path in _named(study):
@@ -116,17 +131,21 @@ def record_inputs(study: StudyConfig, run: RunDir) -> None:
 def _named(study: StudyConfig) -> Iterator[tuple[str, str]]:
     """Return key and path of every file and model directory."""
     from rocktokens.models.load import EMBEDDED
+    from rocktokens.tasks.graders import grader_files
 
     base = study.base
     for key, task in (("base.task", base.task), ("base.evaluation.task", base.evaluation.task)):
         if isinstance(task, JsonlTask):
             yield f"{key}.path", task.path
+    if base.evaluation.task is not None:
+        for path in grader_files(base.evaluation.task):
+            yield f"base.evaluation.task.grader ({path.name})", str(path)
     for key, name in (("student", base.models.student), ("teacher", base.models.teacher)):
         if name not in EMBEDDED:
             yield f"base.models.{key}", name
     for arm in study.arm:
         for key, path in files_of(arm.policy).items():
-            if path not in PLACEHOLDERS:
+            if not path.startswith("@"):
                 yield f"arm {arm.name!r}: {key}", path
 
 

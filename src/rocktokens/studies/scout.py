@@ -1,28 +1,32 @@
-"""What the arms of a study share besides their base: its rocks, and the types matched to them.
+"""What the arms of a study share besides their base: its rocks and classes, and the types matched to them.
 
 1. A scout is distilled with uniform weights, replayed and searched, and its rocks are banned one by one where the study
-   wants to know the pillars. Or the study names a rocks.json.
-2. The rocks are copied into the study, once: every arm, now and later, uses these.
+   wants to know the pillars. Where it wants classes of interchangeable tokens, the scout finds and tests those too
+   (``class_arms``). Or the study names a rocks.json or a classes.json.
+2. Rocks and classes are copied into the study, once: every arm, now and later, uses these.
 3. Types as frequent as the rocks, and sets of types with as much kl, are matched in the scout's traces. A poor match is
    refused before any arm is trained.
 """
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
+from rocktokens.classes import TokenClasses
 from rocktokens.config import Config
 from rocktokens.display.rocks import why_none
 from rocktokens.errors import ConfigError
 from rocktokens.knockout.knockout import knockout
 from rocktokens.progress import SILENT, Progress
 from rocktokens.run_dir import RunDir, derive_seed
-from rocktokens.studies.config import CONTROLS, ROCKS, TYPE_SETS, ScoutSection, StudyConfig, arms_with
-from rocktokens.studies.plan import scout_config, study_files
+from rocktokens.studies.class_arms import control_classes, find_tested_classes, require_usable
+from rocktokens.studies.config import CLASSES, CONTROLS, ROCKS, TYPE_SETS, ScoutSection, StudyConfig, arms_with
+from rocktokens.studies.plan import draws_of, scout_config, study_files
 from rocktokens.types import ControlSet, RockSet
 
 STAGES = "scout_stages"
-"""Entry of the study's manifest: what its rocks were made by."""
-
+"""Entry of the study's manifest: what its rocks and classes were made by."""
+Given = TypeVar("Given", RockSet, TokenClasses)
 
 Draw = Callable[[RunDir, str], object]
 """Draws a record that a run has committed, such as find.json."""
@@ -31,7 +35,8 @@ Draw = Callable[[RunDir, str], object]
 def prepare_files(
     study: StudyConfig, run: RunDir, progress: Progress = SILENT, draw: Draw | None = None
 ) -> RockSet | None:
-    """Commit the study's rocks.json, and the controls that its arms need; returns the rocks, if it has any."""
+    """Commit the study's rocks and classes, and the controls that its arms need; returns the rocks, if it has any."""
+    rocks = None
     if study.scout is not None:
         config = scout_config(study)
         rocks = _scouted_rocks(run, config, study.scout, progress)
@@ -40,12 +45,18 @@ def prepare_files(
             with progress.status("drawing"):
                 draw(scout, "find.json")
     elif study.study.rocks is not None:
-        rocks = _given_rocks(run, study.study.rocks)
-    else:
-        return None
-    if not rocks.tokens and (arms := arms_with(study, ROCKS)):
-        raise ConfigError(f"arm {arms[0].name!r} uses {ROCKS} and there are none: {why_none(rocks)}")
-    _match_controls(study, run, rocks)
+        rocks = _keep_given(run, run.rocks, study.study.rocks, RockSet)
+    if study.study.classes is not None:
+        _keep_given(run, run.classes, study.study.classes, TokenClasses)
+    if rocks is not None:
+        if not rocks.tokens and (arms := arms_with(study, ROCKS)):
+            raise ConfigError(f"arm {arms[0].name!r} uses {ROCKS} and there are none: {why_none(rocks)}")
+        _match_controls(study, run, rocks)
+    if arms := arms_with(study, CLASSES):
+        classes = TokenClasses.load(run.verified(run.classes.name))
+        require_usable(study, arms[0], classes)
+        if rocks is not None:
+            control_classes(study, run, rocks, classes, progress)
     return rocks
 
 
@@ -69,22 +80,30 @@ def _scouted_rocks(run: RunDir, config: Config, section: ScoutSection, progress:
     find_run(scout, config.find, split_seed(config), progress=progress)
     if "knockout" in section.stages:
         knockout(scout, config, progress=progress)
+    if "classes" in section.stages:
+        run.commit(run.classes.name, find_tested_classes(scout, config, progress).save)
     rocks = RockSet.load(scout.verified(scout.rocks.name))
     run.update_manifest(**{STAGES: section.stages})
     run.commit(run.rocks.name, rocks.save)
     return rocks
 
 
-def _given_rocks(run: RunDir, path: str) -> RockSet:
-    rocks = RockSet.load(path)
-    if not run.files(run.rocks.name):
-        run.commit(run.rocks.name, rocks.save)
-    elif RockSet.load(run.verified(run.rocks.name)) != rocks:
+def _keep_given(run: RunDir, kept: Path, path: str, kind: type[Given]) -> Given:
+    """Copy a file that the study names, once; another content is refused later."""
+    given = kind.load(path)
+    if not run.lists(kept.name):
+        run.commit(kept.name, given.save)
+    elif _content(kind.load(run.verified(kept.name))) != _content(given):
         raise ConfigError(
-            f"study.rocks = {path!r} holds other rocks than {run.rocks}, which arms may have used: put them back, or "
-            "give another study.directory"
+            f"study.{kept.stem} = {path!r} holds other {kept.stem} than {kept}, which arms may have used: put them "
+            "back, or give another study.directory"
         )
-    return rocks
+    return given
+
+
+def _content(given: RockSet | TokenClasses) -> object:
+    """Return what arms depend on: classes with the same members are equal, but not all of them may be used."""
+    return given.classes if isinstance(given, TokenClasses) else given
 
 
 def _match_controls(study: StudyConfig, run: RunDir, rocks: RockSet) -> None:
@@ -92,12 +111,12 @@ def _match_controls(study: StudyConfig, run: RunDir, rocks: RockSet) -> None:
     from rocktokens.rocks.controls import match_controls, match_type_sets
     from rocktokens.traces.store import TraceStore
 
-    files = study_files(run.path)
+    files = study_files(run.path, study.study.seeds[0])
     for placeholder, match in ((CONTROLS, match_controls), (TYPE_SETS, match_type_sets)):
         arms, path = arms_with(study, placeholder), Path(files[placeholder])
         if not arms or study.scout is None:
             continue
-        draws = max(max(arm.draws, getattr(arm.policy, "draw", 0) + 1) for arm in arms)
+        draws = draws_of(arms)
         if run.lists(path.name) and len(ControlSet.load(run.verified(path.name))) >= draws:
             continue
         store = TraceStore(RunDir(scout_config(study).run.directory))

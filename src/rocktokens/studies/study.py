@@ -18,7 +18,14 @@ from rocktokens.studies.comparison import compare
 from rocktokens.studies.config import StudyConfig, dump_study, load_study
 from rocktokens.studies.plan import Job, plan_jobs, require_unchanged
 from rocktokens.studies.pool import choose_places, run_jobs
-from rocktokens.studies.preflight import record_inputs, require_policies, require_ready, student_vocabulary, warnings
+from rocktokens.studies.preflight import (
+    record_inputs,
+    require_policies,
+    require_ready,
+    student_tokenizer,
+    student_vocabulary,
+    warnings,
+)
 from rocktokens.studies.read_runs import read_curves, require_paired
 from rocktokens.studies.records import StudyResult
 from rocktokens.studies.scout import Draw, prepare_files
@@ -53,7 +60,7 @@ def run_study(study: StudyConfig | str | Path, progress: Progress = SILENT, draw
             record_inputs(config, run)
         prepare_files(config, run, progress, draw)
         if left:
-            require_policies(jobs, student_vocabulary(config))
+            require_policies(jobs, student_vocabulary(config), student_tokenizer(config))
         run.commit_text("study.toml", dump_study(config))
         _finish_jobs(config, left, len(jobs), progress)
         result = _conclude(config, run, jobs)

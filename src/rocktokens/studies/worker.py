@@ -132,7 +132,7 @@ def _send(connection: Connection, message: Message) -> None:
 
 
 def _settle(gpu: str | None) -> None:
-    """Take one GPU, or one thread; before torch is imported."""
+    """Take one thread and, if given, one GPU: that hides the others only if torch is not imported yet."""
     if gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
     import torch

@@ -139,13 +139,15 @@ class Wordmath:
     """The task as the rest of the package sees it: prompts by count or by training step, and grading."""
 
     name = "wordmath"
+    revision = None
+    size = None
 
     def __init__(self, split: Split = "train", max_steps: int = 4) -> None:
         self.split: Split = split
         self.max_steps = max_steps
 
-    def prompts(self, count: int, seed: int = 0) -> list[Prompt]:
-        """Return the first ``count`` prompts of the stream of this seed."""
+    def prompts(self, count: int, seed: int = 0, *, gradable: bool = False) -> list[Prompt]:
+        """Return the first ``count`` prompts of the stream of this seed; all of them can be graded."""
         return [self._prompt(seed, index) for index in range(count)]
 
     def batch(self, step: int, size: int, seed: int) -> list[Prompt]:
@@ -155,6 +157,13 @@ class Wordmath:
     def answer(self, text: str) -> str | None:
         """Return the number the text states as its answer."""
         return stated_answer(text)
+
+    def can_grade(self, prompt: Prompt) -> bool:
+        """Return whether the problem has its answer, as all that are made here have."""
+        return prompt.answer is not None
+
+    def require_grader(self) -> None:
+        """Do nothing: problems are graded by what they state."""
 
     def grade(self, prompt: Prompt, text: str) -> bool:
         """Return whether the text states the right answer."""

@@ -1,11 +1,13 @@
 """What one row of a trace is: one response token of one rollout, as one checkpoint scores it.
 
 1. ``trace_table`` lays scored rollouts out as rows, keyed by the *predicted* token; a NaN score (a position that a
-   policy froze, so that it never reached a head) becomes a null. The likeliest tokens are there where they were found.
+   policy froze, so that it never reached a head) becomes a null. The likeliest tokens are there where they were found,
+   and so is ``kl_choice``, the part of ``kl`` that is a choice within classes of tokens (docs/method.md, section 10).
 2. ``validate_table`` is the gate every part passes: the columns of the schema, cast to its types (scores are rounded to
-   float32, a key must not change), no nulls in keys, and ``kl`` and ``grad_norm`` within the range that fixed-point
-   sums are exact in.
-3. The schema's version travels in the metadata of every file; a newer one is refused.
+   float32, a key must not change), no nulls in keys, ``kl`` and ``grad_norm`` within the range that fixed-point sums
+   are exact in, and ``kl_choice`` between 0 and ``kl``.
+3. The schema's version travels in the metadata of every file; a newer one is refused. So does the hash of the classes
+   that ``kl_choice`` is of.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,11 +16,14 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from rocktokens.classes import TokenClasses
 from rocktokens.errors import RocktokensError, RunDirError
-from rocktokens.types import STANDARD_COLUMNS, Rollout, TokenScores
+from rocktokens.types import CHOICE, STANDARD_COLUMNS, Rollout, TokenScores
 
 SCHEMA_VERSION = 1
 VERSION_KEY = b"rocktokens_schema_version"
+CLASSES_KEY = b"rocktokens_classes_sha256"
+"""In the metadata of a table with the column ``kl_choice``: ``TokenClasses.sha256`` of the classes it is of."""
 MAX_SCORE = 2.0**15
 """Largest kl or grad_norm of one token: 2**15 nats, far beyond any float32 log-softmax of sane logits."""
 KL_ROUNDING = 1e-3
@@ -37,7 +42,9 @@ _TRAINING = [
     pa.field("weight", pa.float32(), nullable=False),
 ]
 REQUIRED_FIELDS = (*_KEYS, *_SCORES, *_TRAINING)
-OPTIONAL_FIELDS = (pa.field("student_top", _TOP), pa.field("teacher_top", _TOP))
+_CHOICE = pa.field(CHOICE, pa.float32())
+_TOPS = (pa.field("student_top", _TOP), pa.field("teacher_top", _TOP))
+OPTIONAL_FIELDS = (_CHOICE, *_TOPS)
 
 
 class TraceError(RocktokensError):
@@ -49,6 +56,7 @@ def trace_table(
     scores: TokenScores,
     weights: np.ndarray | None = None,
     tops: Mapping[str, tuple[np.ndarray, np.ndarray]] | None = None,
+    classes: TokenClasses | None = None,
 ) -> pa.Table:
     """Lay scored rollouts out as rows, in the order given.
 
@@ -57,6 +65,7 @@ def trace_table(
         scores: numpy arrays (T,), the rollouts' positions concatenated in the same order.
         weights: float (T,), the weight of each position in the loss; 1 everywhere when None.
         tops: by optional column, ids (T, K) and log-probabilities (T, K) of the likeliest tokens, likeliest first.
+        classes: what ``scores.kl_choice`` is of; that column is left out when None.
     """
     lengths = np.array([len(rollout.token_ids) for rollout in rollouts], dtype=np.int64)
     count = int(lengths.sum())
@@ -70,6 +79,7 @@ def trace_table(
         "position": np.arange(count) - np.repeat(np.cumsum(lengths) - lengths, lengths),
         "token_id": np.concatenate([np.empty(0, np.int32), *(rollout.token_ids for rollout in rollouts)]),
         **dict(scores.items()),
+        **({} if classes is None else {CHOICE: scores.kl_choice}),
         "policy_step": per_rollout("policy_step", np.int32),
         "weight": np.ones(count) if weights is None else weights,
     }
@@ -79,27 +89,55 @@ def trace_table(
                 f"{name} has shape {np.shape(values)} but the rollouts have {count} response tokens: "
                 "give one value per response token"
             )
-    scored = {column.name for column in _SCORES}
-    arrays = [
-        pa.array(columns[column.name], type=column.type, from_pandas=column.name in scored)
-        for column in REQUIRED_FIELDS
-    ]
-    found = [column for column in OPTIONAL_FIELDS if column.name in (tops or {})]
+    scored = {column.name for column in (*_SCORES, _CHOICE)}
+    plain = [column for column in (*REQUIRED_FIELDS, _CHOICE) if column.name in columns]
+    arrays = [pa.array(columns[column.name], type=column.type, from_pandas=column.name in scored) for column in plain]
+    found = [column for column in _TOPS if column.name in (tops or {})]
     arrays += [_top_array(column.name, *(tops or {})[column.name], count) for column in found]
-    return pa.Table.from_arrays(arrays, schema=_schema([*REQUIRED_FIELDS, *found]))
+    sha256 = None if classes is None else classes.sha256
+    return pa.Table.from_arrays(arrays, schema=_schema([*plain, *found], sha256))
 
 
 def validate_table(table: pa.Table) -> pa.Table:
     """Return the table in the schema's column order and types, or say in one sentence what is wrong with it."""
     chosen = _chosen_fields(table.column_names)
     columns = [_cast(table.column(column.name), column) for column in chosen]
-    valid = pa.Table.from_arrays(columns, schema=_schema(chosen))
+    classes = classes_of(table.schema) if _CHOICE in chosen else None
+    valid = pa.Table.from_arrays(columns, schema=_schema(chosen, classes))
     for column in chosen:
         if not column.nullable and valid.column(column.name).null_count:
             raise TraceError(f"column {column.name} has nulls: every row needs a {column.name}")
     _require_range(valid, "kl", -KL_ROUNDING)
     _require_range(valid, "grad_norm", 0.0)
+    if _CHOICE in chosen:
+        _require_choice(valid)
     return valid
+
+
+def with_choice(table: pa.Table, kl_choice_T: np.ndarray, classes: TokenClasses) -> pa.Table:
+    """The rows of a table with the choice within these classes, in the place of any other; refused out of range."""
+    rest = table.drop_columns([CHOICE]) if CHOICE in table.column_names else table
+    if len(kl_choice_T) != len(rest):
+        raise TraceError(f"{CHOICE} has {len(kl_choice_T)} values for {len(rest)} rows: give one per row")
+    added = rest.append_column(CHOICE, pa.array(kl_choice_T, pa.float32(), from_pandas=True))
+    return validate_table(added.replace_schema_metadata({CLASSES_KEY: classes.sha256.encode()}))
+
+
+def without_choice(table: pa.Table) -> pa.Table:
+    """The rows of a table as they would be without the choice within classes."""
+    return validate_table(table.drop_columns([CHOICE]).replace_schema_metadata(None))
+
+
+def classes_of(schema: pa.Schema) -> str | None:
+    """Hash of the classes that ``kl_choice`` of a table is of; None where it has no such column."""
+    if CHOICE not in schema.names:
+        return None
+    if (found := (schema.metadata or {}).get(CLASSES_KEY)) is None:
+        raise TraceError(
+            f"column {CHOICE} comes without {CLASSES_KEY.decode()} in the metadata of the table, so the classes "
+            "of the choice are unknown: set it to TokenClasses.sha256"
+        )
+    return found.decode(errors="replace")
 
 
 def require_readable(schema: pa.Schema, path: Path) -> None:
@@ -112,8 +150,9 @@ def require_readable(schema: pa.Schema, path: Path) -> None:
         )
 
 
-def _schema(columns: Sequence[pa.Field]) -> pa.Schema:
-    return pa.schema(list(columns), metadata={VERSION_KEY: str(SCHEMA_VERSION).encode()})
+def _schema(columns: Sequence[pa.Field], classes_sha256: str | None = None) -> pa.Schema:
+    of_classes = {CLASSES_KEY: classes_sha256.encode()} if classes_sha256 is not None else {}
+    return pa.schema(list(columns), metadata={VERSION_KEY: str(SCHEMA_VERSION).encode(), **of_classes})
 
 
 def _top_array(name: str, ids_TK: np.ndarray, logp_TK: np.ndarray, count: int) -> pa.Array:
@@ -172,4 +211,19 @@ def _require_range(table: pa.Table, name: str, least: float) -> None:
         raise TraceError(
             f"column {name} holds {outside[0]!s}: it must lie between {least:g} and {MAX_SCORE:g}, "
             "and a token without a score is a null, not NaN"
+        )
+
+
+def _require_choice(table: pa.Table) -> None:
+    """Refuse a choice that is less than nothing, more than all of the kl, or not where the kl is."""
+    _require_range(table, CHOICE, -KL_ROUNDING)
+    kl, choice = (table.column(name) for name in ("kl", CHOICE))
+    if not kl.is_null().equals(choice.is_null()):
+        raise TraceError(f"column {CHOICE} has nulls at other rows than column kl: give both at a row, or neither")
+    whole, part = (column.drop_null().to_numpy() for column in (kl, choice))
+    too_much = part > whole + KL_ROUNDING * np.maximum(whole, 1.0)
+    if too_much.any():
+        raise TraceError(
+            f"column {CHOICE} holds {part[too_much][0]!s} where kl is {whole[too_much][0]!s}: the choice is a part of "
+            "the kl, so give both of the same position"
         )

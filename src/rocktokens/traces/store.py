@@ -4,13 +4,15 @@
 2. When a checkpoint is first asked for, its parts are verified (SHA-256, on as many threads as the engine has) and
    their footers checked (schema version, row count), before any engine reads them.
 3. Statistics are ibis expressions over ``table(checkpoint)``; integer sums make them the same on any engine.
+4. Data has one name, ``manifest_sha256``, whether or not parts have the column ``kl_choice``, and whenever they got it:
+   records that do not look at that column stay those of the traces. Whoever looks at it asks ``classes_sha256``.
 """
 
 import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -26,9 +28,9 @@ from rocktokens.display.text import visible
 from rocktokens.errors import RocktokensError, RunDirError
 from rocktokens.run_dir import MAKERS, FileEntry, RunDir
 from rocktokens.traces.engines import DEFAULT_MEMORY, open_engine
-from rocktokens.traces.schema import require_readable
+from rocktokens.traces.schema import classes_of, require_readable
 from rocktokens.traces.token_text import Vocabulary
-from rocktokens.traces.writer import Source, parts_folder
+from rocktokens.traces.writer import CHOICE_ADDED, Source, parts_folder
 from rocktokens.types import ReplayRecord
 
 TOKENIZER = "tokenizer/tokenizer.json"
@@ -93,6 +95,7 @@ class TraceStore:
         self._read_parquet = open_engine(engine, threads, memory)
         self._threads = threads
         self._tables: dict[str, ir.Table] = {}
+        self._classes: dict[str, set[str | None]] = {}
 
     def __repr__(self) -> str:
         rows = sum(part.rows for part in self._parts)
@@ -116,8 +119,13 @@ class TraceStore:
 
     @property
     def manifest_sha256(self) -> str:
-        """SHA-256 over the manifest's entries of these parts: names the data, whatever else the run writes later."""
-        entries = json.dumps([asdict(part) for part in self._parts], sort_keys=True)
+        """SHA-256 over the manifest's entries of these parts: names the data, whatever else the run writes later.
+
+        A part of a replay that has the column ``kl_choice`` counts as the part that it is without.
+        """
+        before = self._manifest.get(CHOICE_ADDED, {})
+        parts = [replace(part, sha256=before.get(part.sha256, part.sha256)) for part in self._parts]
+        entries = json.dumps([asdict(part) for part in parts], sort_keys=True)
         return hashlib.sha256(entries.encode()).hexdigest()
 
     def note_searched(self) -> None:
@@ -168,10 +176,23 @@ class TraceStore:
             if not parts:
                 raise RocktokensError(self._absent(checkpoint))
             paths = self.run.verify_all(parts, self._threads)
-            for part, path in zip(parts, paths, strict=True):
-                _require_fitting(part, path)
+            schemas = [_fitting_schema(part, path) for part, path in zip(parts, paths, strict=True)]
+            self._classes[folder] = set(map(classes_of, schemas))
             self._tables[folder] = self._read_parquet(paths)
         return self._tables[folder]
+
+    def classes_sha256(self, checkpoint: int | None = None) -> str | None:
+        """Hash of the classes that ``kl_choice`` of these rows is of; None unless every part has that column."""
+        self.table(checkpoint)
+        folder = parts_folder(self.source, checkpoint)
+        found = self._classes[folder]
+        if len(known := found - {None}) > 1:
+            names = " and ".join(sorted(f"{own:.12}" for own in known if own))
+            raise RunDirError(
+                f"{self.run.path / folder} has kl_choice by different classes ({names}): run `rocktokens trace "
+                "--classes` again"
+            )
+        return None if None in found else next(iter(known), None)
 
     def rollout(self, rollout_id: int, checkpoint: int | None = None) -> RolloutTable:
         """One rollout's rows in order of position; a token strip in a notebook."""
@@ -207,11 +228,13 @@ class TraceStore:
         return f"checkpoint {checkpoint} has no traces in {self.run.path}: available are {available}"
 
 
-def _require_fitting(part: FileEntry, path: Path) -> None:
-    """Refuse a part of another schema, or with other rows than listed."""
+def _fitting_schema(part: FileEntry, path: Path) -> pa.Schema:
+    """The schema of a part; refuses one of another version, or with other rows than listed."""
     footer = pq.read_metadata(path)
-    require_readable(footer.schema.to_arrow_schema(), path)
+    schema = footer.schema.to_arrow_schema()
+    require_readable(schema, path)
     if footer.num_rows != part.rows:
         raise RunDirError(
             f"{path} has {footer.num_rows} rows, its manifest lists {part.rows}: restore it from a copy of the run"
         )
+    return schema

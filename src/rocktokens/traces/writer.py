@@ -5,29 +5,39 @@
 3. Replays live in ``traces/checkpoint=N/``, paired by occurrence; the rows of a training run are on-policy and
    unpaired, so they live apart in ``traces/training/``.
 4. The bytes of a part depend on its rows alone: not on the time, nor on how they were appended.
-5. ``WriteBehind`` makes parts in a thread, in order, while their rows' successors are computed.
+5. The choice within classes of tokens (``kl_choice``) is of one set of classes in a part, and in all parts of a
+   checkpoint. Where the classes of a training run change, a part ends.
+6. ``add_choice`` puts that column into a part that is there, and changes nothing else of it. Of every part of a replay
+   that has the column, whenever it came, the manifest keeps the hash that the part has without it, so that what was
+   made from its other columns is known to be made from it.
+7. ``WriteBehind`` makes parts in a thread, in order, while their rows' successors are computed.
 """
 
+import hashlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from rocktokens.classes import TokenClasses
 from rocktokens.errors import RunDirError
 from rocktokens.run_dir import RunDir
-from rocktokens.traces.schema import validate_table
+from rocktokens.traces.schema import classes_of, validate_table, with_choice, without_choice
 
 Source = Literal["replay", "training"]
 ROWS_PER_GROUP = 122_880
 """What DuckDB hands to one thread: smaller groups cost space, larger ones leave threads idle."""
 OF_FEW_VALUES = ["rollout_id", "prompt_id", "token_id", "policy_step", "weight"]
 """Columns whose values are worth a dictionary. Scores rarely recur: theirs takes time and space for nothing."""
+CHOICE_ADDED = "choice_added"
+"""Entry of the manifest: by SHA-256 of a part of a replay with ``kl_choice``, that of the part without the column."""
 WAITING_WRITES = 2
 """Enough to outlast a slow flush to the disk; what waits holds its scores in memory."""
 
@@ -50,6 +60,7 @@ class TraceWriter:
             raise RunDirError(f"rows_per_part = {rows_per_part} is not valid: give at least 1")
         self._run = run_dir if isinstance(run_dir, RunDir) else RunDir(run_dir)
         self._folder = parts_folder(source, checkpoint)
+        self._is_replay = source == "replay"
         self._rows_per_part = rows_per_part
         self._buffer: list[pa.Table] = []
         self._buffered = 0
@@ -82,6 +93,7 @@ class TraceWriter:
         """Add rows; whenever ``rows_per_part`` of them are waiting they become a part."""
         self._require_open()
         valid = validate_table(table)
+        self._require_classes(classes_of(valid.schema))
         self._buffer.append(valid)
         self._buffered += valid.num_rows
         while self._buffered >= self._rows_per_part:
@@ -97,9 +109,35 @@ class TraceWriter:
         waiting = pa.concat_tables(self._buffer, promote_options="default")
         part = waiting.slice(0, rows).combine_chunks()  # Parquet ends pages by chunk, so appends would show
         relative = f"{self._folder}part-{self.parts:05d}.parquet"
-        self._run.commit(relative, lambda path: write_parquet(part, path), rows=rows)
+        if self._is_replay and classes_of(part.schema) is not None:
+            content = parquet_bytes(part)
+            _note_choice(self._run, content, _sha256(parquet_bytes(without_choice(part))))
+            self._run.commit(relative, lambda path: path.write_bytes(content), rows=rows)
+        else:
+            self._run.commit(relative, lambda path: write_parquet(part, path), rows=rows)
         self._buffered -= rows
         self._buffer = [waiting.slice(rows)] if self._buffered else []
+
+    def _require_classes(self, wanted: str | None) -> None:
+        """Refuse rows whose choice is of other classes than that of the rows before; while training, end the part."""
+        if not self._is_replay:
+            if self._buffer and classes_of(self._buffer[-1].schema) != wanted:
+                self.flush()
+            return
+        for before in self._classes_before():
+            if before != wanted:
+                raise RunDirError(
+                    f"these rows have {_by_classes(wanted)}, those before them in {self._run.path / self._folder} have "
+                    f"{_by_classes(before)}: give all rows of a checkpoint the choice within the same classes, or none"
+                )
+
+    def _classes_before(self) -> Iterator[str | None]:
+        """Of the row that the next one comes after; none where there is no such row, or its part is missing."""
+        if self._buffer:
+            yield classes_of(self._buffer[-1].schema)
+        elif parts := self._run.files(self._folder):
+            with suppress(FileNotFoundError):
+                yield part_classes(self._run.path / parts[-1].path)
 
     def _require_open(self) -> None:
         if not self._is_open:
@@ -164,7 +202,46 @@ def parts_folder(source: Source, checkpoint: int | None) -> str:
     return f"traces/checkpoint={checkpoint}/"
 
 
-def write_parquet(table: pa.Table, path: Path) -> None:
+def add_choice(run: RunDir, relative: str, kl_choice_T: np.ndarray, classes: TokenClasses) -> None:
+    """Write a committed part again with the choice (T,) of its rows within classes, and nothing else changed.
+
+    That the rows are those of before is noted first, so a process killed in between leaves the part as it was.
+    """
+    with run.lock():
+        table = with_choice(pq.ParquetFile(run.verified(relative)).read(), kl_choice_T, classes)
+        content, manifest = parquet_bytes(table), run.manifest()
+        before = manifest["files"][relative]["sha256"]
+        _note_choice(run, content, manifest.get(CHOICE_ADDED, {}).get(before, before))
+        run.commit(relative, lambda path: path.write_bytes(content), rows=len(table))
+
+
+def _note_choice(run: RunDir, content: bytes, without: str) -> None:
+    """Note in the manifest which part one with the choice is without that column."""
+    known = run.manifest().get(CHOICE_ADDED, {})
+    run.update_manifest(**{CHOICE_ADDED: {**known, _sha256(content): without}})
+
+
+def part_classes(path: Path) -> str | None:
+    """Hash of the classes that a part has the choice within; None where it has no such column."""
+    return classes_of(pq.read_schema(path))
+
+
+def _by_classes(sha256: str | None) -> str:
+    return "no kl_choice" if sha256 is None else f"kl_choice by classes {sha256[:12]}"
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def parquet_bytes(table: pa.Table) -> bytes:
+    """What ``write_parquet`` writes."""
+    with pa.BufferOutputStream() as stream:
+        write_parquet(table, stream)
+    return stream.getvalue().to_pybytes()
+
+
+def write_parquet(table: pa.Table, path: Path | pa.NativeFile) -> None:
     """Write a table of the schema as one file."""
     few: Any = OF_FEW_VALUES  # a list, which pyarrow takes and its signature hides
     pq.write_table(table, path, compression="zstd", row_group_size=ROWS_PER_GROUP, use_dictionary=few)

@@ -6,7 +6,7 @@
 2. The directory is renamed, and all its files enter the manifest in one replacement.
 3. A checkpoint that the manifest does not list does not exist; what a killed process left of one is written over.
 4. A run resumes from its latest checkpoint, with the same config, policy files and number of processes, or is refused
-   in one sentence.
+   in one sentence. Its length may have changed (``length``).
 
 No state of a random generator is kept: every step seeds its own from the run's seed.
 """
@@ -30,12 +30,13 @@ from rocktokens.config.policies import FILE_KEYS, files_of
 from rocktokens.errors import ConfigError, RunDirError
 from rocktokens.models.describe_run import describe_run
 from rocktokens.run_dir import OPTIMIZER_FILE, TRAINER_STATE, RunDir, file_sha256, fsync
+from rocktokens.training.length import LENGTH_KEYS, MAX_STEPS, require_not_passed
 
 POLICY_FILE = "policy.safetensors"
 POLICY_FILES = "policy_files"
 """The manifest's entry with the SHA-256 of every file the policy reads, by key."""
 FREE_SECTIONS = frozenset({"trace", "find", "evaluation", "knockout", "gradients"})
-FREE_KEYS = frozenset({"run.directory", "training.report_to"})
+FREE_KEYS = frozenset({"run.directory", "training.report_to", *(f"training.{key}" for key in LENGTH_KEYS)})
 """What may change at a resume. Not ``training.trace``: a run traced in part would look whole to its readers."""
 
 
@@ -137,6 +138,8 @@ def open_run(run: RunDir, config: Config, num_processes: int, *, resume: bool) -
                 f"are laid out for: launch {started}"
             )
     done = max(run.checkpoints(), default=None)
+    if done is not None:
+        require_not_passed(run, config, done)
     if done != config.training.max_steps:
         _require_same_files(run.manifest().get(POLICY_FILES, {}), files_of(config.policy))
     return done
@@ -145,7 +148,8 @@ def open_run(run: RunDir, config: Config, num_processes: int, *, resume: bool) -
 def begin_run(run: RunDir, config: Config, tokenizer: PreTrainedTokenizerBase, num_processes: int) -> None:
     """Write what a reader needs before the first step: config, tokenizer, seeds, names and versions."""
     hashes = {key: file_sha256(Path(path)) for key, path in files_of(config.policy).items()}
-    describe_run(run, config, tokenizer, command="distill", num_processes=num_processes, **{POLICY_FILES: hashes})
+    facts = {POLICY_FILES: hashes, MAX_STEPS: config.training.max_steps}
+    describe_run(run, config, tokenizer, command="distill", num_processes=num_processes, **facts)
 
 
 def _require_same_config(started: Config, resumed: Config, *, by_content: bool) -> None:

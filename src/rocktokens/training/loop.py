@@ -25,6 +25,7 @@ from rocktokens.progress import SILENT, Progress
 from rocktokens.rollouts.encode import Sampling, make_rollouts
 from rocktokens.rollouts.store import read_rollouts, write_rollouts
 from rocktokens.run_dir import RunDir, derive_seed
+from rocktokens.tasks import make_task
 from rocktokens.traces.schema import trace_table
 from rocktokens.traces.writer import TraceWriter
 from rocktokens.training.checkpoint import (
@@ -35,6 +36,7 @@ from rocktokens.training.checkpoint import (
     optimizer_state,
     save_checkpoint,
 )
+from rocktokens.training.length import change_length, describe_change, in_steps, recorded_steps
 from rocktokens.training.log import (
     LengthWatch,
     PhaseClock,
@@ -44,7 +46,7 @@ from rocktokens.training.log import (
     step_record,
     truncated_share,
 )
-from rocktokens.training.session import Session, global_batch, make_accelerator, make_session
+from rocktokens.training.session import Session, global_batch, make_accelerator, make_session, prompts_per_step
 from rocktokens.training.step import token_arrays, update_student
 from rocktokens.types import Rollout
 
@@ -77,12 +79,14 @@ def distill(
 
     Args:
         config: The whole configuration; everything random derives from ``run.seed``.
-        resume: Continue the run in ``run.directory`` from its latest checkpoint, or start it if there is none.
+        resume: Continue the run in ``run.directory`` from its latest checkpoint, or start it if there is none. A
+            finished run goes on where the config is longer than it was (``length.py``).
         progress: Shown a bar over the steps, and a line at every checkpoint.
         on_step: Called on the main process after every step with (steps made, steps in all, log record).
     """
     accelerator = make_accelerator(config)
-    global_batch(config, accelerator.num_processes)
+    task = make_task(config.task)
+    config = in_steps(config, task, prompts_per_step(config, accelerator.num_processes))
     run = RunDir(config.run.directory)
     lock = run.lock() if accelerator.is_main_process else nullcontext()
     with lock, _reporting(config, progress, on_step) as report:
@@ -90,10 +94,11 @@ def distill(
         checkpoint = None if done is None else run.verified_checkpoint(done)
         state = None if checkpoint is None else load_trainer_state(checkpoint)
         left = config.training.max_steps - (done or 0)
-        if state is None or left:
-            session = make_session(config, accelerator, checkpoint, state)
+        former = _from_main(accelerator, lambda: recorded_steps(run))
+        if state is None or left or former != config.training.max_steps:
+            session = make_session(config, task, accelerator, checkpoint, state)
             if accelerator.is_main_process:
-                _make_ready(session, run, state)
+                _make_ready(session, run, state, former, progress)
             state = _train(session, run, state, report)
             accelerator.wait_for_everyone()  # the main process may still be writing
     return TrainingResult(run.path, run.checkpoint(state.step), state.step, state.tokens_seen, not left)
@@ -116,6 +121,8 @@ def _train(session: Session, run: RunDir, state: TrainerState | None, report: On
             with clock.phase("update"), naming_step(step):
                 update = update_student(session, rollouts, step)
                 observed = session.policy.observe(update.scores, token_arrays(rollouts)[0], step)
+                if update.likely is not None:
+                    observed |= session.policy.observe_likely(update.likely, step)
             state = TrainerState(
                 step=step + 1,
                 tokens_seen=state.tokens_seen + len(update.scores.kl),
@@ -125,10 +132,13 @@ def _train(session: Session, run: RunDir, state: TrainerState | None, report: On
             )
             if traces is not None:
                 with clock.phase("write"):
-                    traces.append(trace_table(rollouts, update.scores, update.weights.weights))
+                    rows = trace_table(rollouts, update.scores, update.weights.weights, classes=update.classes)
+                    traces.append(rows)
             if session.accelerator.is_main_process:
                 record = step_record(step, rollouts, update, clock.read(), config.scoring.temperature) | observed
                 record |= {"rollouts_reused": True} if is_reused else {}  # seconds_sample is then that of reading
+                if session.task.size is not None:
+                    record["epoch"] = state.step * len(rollouts) / (session.task.size * config.rollouts.num_generations)
                 append_log(run, record)
                 session.accelerator.log(record, step=step)
                 report(state.step, total, record)
@@ -149,9 +159,9 @@ def _reporting(config: Config, progress: Progress, on_step: OnStep | None) -> It
             advance(step - made)
             made = step
             if step == 1 or step % config.training.save_steps == 0:
-                progress.note(
-                    f"step {step}: kl {record['kl']:.3f}, {record['response_length']:.0f} tokens per response"
-                )
+                epoch = f" (epoch {record['epoch']:.2f})" if "epoch" in record else ""
+                length = f"{record['response_length']:.0f} tokens per response"
+                progress.note(f"step {step}{epoch}: kl {record['kl']:.3f}, {length}")
             if on_step is not None:
                 on_step(step, total, record)
 
@@ -159,14 +169,21 @@ def _reporting(config: Config, progress: Progress, on_step: OnStep | None) -> It
         advance(total - made)
 
 
-def _make_ready(session: Session, run: RunDir, state: TrainerState | None) -> None:
-    """Describe a new run, and drop the trace parts and log lines of steps that will be made again.
+def _make_ready(
+    session: Session, run: RunDir, state: TrainerState | None, former: int | None, progress: Progress
+) -> None:
+    """Describe a new run, or the new length of one; drop the trace parts and log lines of steps that are made again.
 
     Rollouts of those steps stay and are trained on again, so that the result is that of an uninterrupted run: byte for
     byte on a CPU, up to rounding on a GPU, whose attention adds up in no fixed order.
     """
     if state is None:
         begin_run(run, session.config, session.tokenizer, session.accelerator.num_processes)
+        if session.task.revision is not None:
+            run.update_manifest(task_revision=session.task.revision)
+    elif former is not None and former != session.config.training.max_steps:
+        progress.note(describe_change(session.config, former, state.step))
+        change_length(run, session.config, state.step)
     step, parts = (state.step, state.trace_parts) if state else (0, 0)
     run.drop([entry.path for entry in run.files("traces/training/")][parts:])
     cut_log(run, step)
@@ -188,15 +205,15 @@ def _rollouts_of_step(session: Session, run: RunDir, step: int) -> tuple[list[Ro
 def _sample_share(session: Session, step: int) -> list[Rollout]:
     """The student's answers to this process's share of the step's prompts, a contiguous one."""
     config, accelerator = session.config, session.accelerator
-    size, per_prompt = global_batch(config, accelerator.num_processes), config.rollouts.num_generations
-    prompts = session.task.batch(step, size // per_prompt, derive_seed(config.run.seed, "prompts"))
+    size, count = (own(config, accelerator.num_processes) for own in (global_batch, prompts_per_step))
+    prompts = session.task.batch(step, count, derive_seed(config.run.seed, "prompts"))
     rank, ranks = accelerator.process_index, accelerator.num_processes
     return make_rollouts(
         session.sampler,
         session.tokenizer,
         prompts,
         Sampling.of(config.rollouts, derive_seed(config.run.seed, "rollouts", step)),
-        num_generations=per_prompt,
+        num_generations=config.rollouts.num_generations,
         policy_step=step,
         first_rollout_id=step * size,
         share=range(len(prompts) * rank // ranks, len(prompts) * (rank + 1) // ranks),

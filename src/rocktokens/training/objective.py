@@ -6,8 +6,8 @@
 2. The student's hidden states that predict each response token are picked from one forward.
 3. The loss is Σ w·kl / D over these tokens, or has the policy's term in the place of kl. D is the same number on every
    micro-batch and rank of the update; tokens of weight 0 reach no head.
-4. The scores of the trace, those of watched tokens of weight 0, and the top-16 overlap at a few positions come from the
-   same forward.
+4. The scores of the trace, those of watched tokens of weight 0, the top-16 overlap at a few positions, and what else
+   both models could have written where the policy wants to know it, come from the same forward.
 
 The teacher's states are marked as read by the stream that waits, so their memory is not reused too early. Where the
 student's graph leaves no room for both forwards, the allocator takes the teacher's scratch memory back, and they run
@@ -23,12 +23,15 @@ from torch import nn
 
 from rocktokens.config import ScoringSection
 from rocktokens.models.head import LMHead, lm_head
-from rocktokens.policies import Coarse, Term, term_arguments
+from rocktokens.policies import Term, term_arguments, term_classes
 from rocktokens.scoring.batch import RolloutBatch, response_states
 from rocktokens.scoring.divergence import token_scores, top_overlap, weighted_kl
+from rocktokens.scoring.top_tokens import Top, likely_tokens
 from rocktokens.types import TokenScores
 
 OVERLAP_K = 16
+LIKELY_K = 8
+"""As many as a trace has by default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,8 @@ class ObjectiveOutput(NamedTuple):
     scores: TokenScores
     overlap: torch.Tensor
     """(P,): overlap@16 at the positions asked for."""
+    likely: Top | None
+    """``likely_tokens`` at the positions asked for; None where there are none."""
 
 
 class DistillationObjective(nn.Module):
@@ -90,12 +95,14 @@ class DistillationObjective(nn.Module):
         term: Term | None,
         watched_N: torch.Tensor,
         overlap_P: torch.Tensor,
+        likely_P: torch.Tensor,
     ) -> ObjectiveOutput:
         """Compute the loss and the scores of the batch's response tokens.
 
         The teacher's states are waited for when the student's are there. Weights are numpy, since DDP would move a
         tensor to the GPU; the denominator is that of ``weighted_kl``, the term the policy's. Tokens ``watched_N`` have
-        weight 0 and are scored without gradient; the overlap is measured at ``overlap_P``.
+        weight 0 and are scored without gradient; the overlap is measured at ``overlap_P``, the likeliest tokens are
+        found at ``likely_P``.
         """
         student_head, section = lm_head(self.student), self._section
         settings = (section.divergence, section.temperature, section.tokens_per_chunk)
@@ -120,9 +127,12 @@ class DistillationObjective(nn.Module):
 
         with torch.no_grad():
             if len(watched_N):
-                classes = term.classes if isinstance(term, Coarse) else None
+                classes = term_classes(term)
                 watched = token_scores(*states_at(watched_N), ids_T[watched_N], *settings, classes=classes)
                 for (_, column_T), (_, column_N) in zip(scores.present(), watched.present(), strict=True):
                     column_T[watched_N] = column_N
             overlap_share_P, _ = top_overlap(*states_at(overlap_P), k=OVERLAP_K)
-        return ObjectiveOutput(loss, scores, overlap_share_P)
+            likely = None
+            if len(likely_P):
+                likely = likely_tokens(*states_at(likely_P), ids_T[likely_P], LIKELY_K, *settings[1:])
+        return ObjectiveOutput(loss, scores, overlap_share_P, likely)

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from transformers import get_scheduler
 
 from rocktokens.config import TrainingSection
@@ -30,7 +30,7 @@ def make_optimizer(student: nn.Module, section: TrainingSection) -> torch.optim.
     )
 
 
-def make_scheduler(optimizer: torch.optim.Optimizer, section: TrainingSection) -> LRScheduler:
+def make_scheduler(optimizer: torch.optim.Optimizer, section: TrainingSection) -> LambdaLR:
     """Warm-up to the full rate at update ``warmup_steps``, then the configured decay over the remaining updates.
 
     A schedule of transformers that warms up begins with a rate of 0, which would waste the rollouts of the first
@@ -38,9 +38,8 @@ def make_scheduler(optimizer: torch.optim.Optimizer, section: TrainingSection) -
     """
     name = "constant_with_warmup" if section.lr_scheduler_type == "constant" else section.lr_scheduler_type
     skipped = int(section.warmup_steps > 0)
-    scheduler = get_scheduler(
-        name, optimizer, num_warmup_steps=section.warmup_steps, num_training_steps=section.max_steps + skipped
-    )
+    steps = section.max_steps + skipped
+    scheduler: Any = get_scheduler(name, optimizer, num_warmup_steps=section.warmup_steps, num_training_steps=steps)
     if skipped:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step", category=UserWarning)
@@ -51,5 +50,23 @@ def make_scheduler(optimizer: torch.optim.Optimizer, section: TrainingSection) -
 def restore_scheduler(scheduler: LRScheduler, state: dict[str, Any]) -> None:
     """Continue a schedule, the optimizer's current learning rates included."""
     scheduler.load_state_dict(state)
-    for group, learning_rate in zip(scheduler.optimizer.param_groups, scheduler.get_last_lr(), strict=True):
-        group["lr"] = learning_rate
+    _set_rates(scheduler, scheduler.get_last_lr())
+
+
+def follow_schedule(scheduler: LambdaLR) -> None:
+    """Take the learning rates of this schedule at its step: those that were restored may be of another length."""
+    factors = [factor(scheduler.last_epoch) for factor in scheduler.lr_lambdas]
+    _set_rates(scheduler, [base * factor for base, factor in zip(scheduler.base_lrs, factors, strict=True)])
+
+
+def learning_rates(section: TrainingSection, count: int) -> list[float]:
+    """List the rates of the first ``count`` updates."""
+    optimizer = torch.optim.AdamW([nn.Parameter(torch.zeros(1))], lr=section.learning_rate)
+    scheduler = make_scheduler(optimizer, section)
+    skipped = scheduler.last_epoch
+    return [section.learning_rate * scheduler.lr_lambdas[0](skipped + step) for step in range(count)]
+
+
+def _set_rates(scheduler: LRScheduler, rates: list[Any]) -> None:
+    for group, rate in zip(scheduler.optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate

@@ -23,14 +23,14 @@ from rocktokens.models.fingerprints import same_tokenizer, vocabulary_sha256
 from rocktokens.models.head import lm_head
 from rocktokens.models.load import load_model, resolve_device
 from rocktokens.policies import WeightPolicy, policy_from_section
+from rocktokens.rollouts.encode import require_rendered
 from rocktokens.rollouts.sampler import Sampler, make_sampler
 from rocktokens.run_dir import derive_seed
 from rocktokens.scoring.student import load_student
-from rocktokens.tasks import make_task
 from rocktokens.tasks.base import Task
 from rocktokens.training.checkpoint import TrainerState, load_policy_state, restore_optimizer
 from rocktokens.training.objective import DistillationObjective
-from rocktokens.training.optim import make_optimizer, make_scheduler, restore_scheduler
+from rocktokens.training.optim import follow_schedule, make_optimizer, make_scheduler, restore_scheduler
 
 DATA_PARALLEL = (DistributedType.NO, DistributedType.MULTI_GPU, DistributedType.MULTI_CPU)
 
@@ -94,22 +94,31 @@ def global_batch(config: Config, num_processes: int) -> int:
     return size
 
 
+def prompts_per_step(config: Config, num_processes: int) -> int:
+    """Prompts of one update over all processes."""
+    return global_batch(config, num_processes) // config.rollouts.num_generations
+
+
 def make_session(
-    config: Config, accelerator: Accelerator, checkpoint: Path | None, state: TrainerState | None
+    config: Config, task: Task, accelerator: Accelerator, checkpoint: Path | None, state: TrainerState | None
 ) -> Session:
     """Load both models, the optimizer and the policy, as they were at ``checkpoint`` if there is one."""
-    task = make_task(config.task)
     student = load_student(config, checkpoint, str(accelerator.device))
+    size = global_batch(config, accelerator.num_processes) // config.rollouts.num_generations
+    first = task.batch(0, size, derive_seed(config.run.seed, "prompts"))
+    require_rendered(student.tokenizer, first, config.rollouts.chat_template)
     teacher = load_model(config.models.teacher, dtype=config.models.dtype, device=str(accelerator.device))
     same_tokenizer(student.tokenizer, teacher.tokenizer)
     teacher.model.requires_grad_(False)
     sha256 = vocabulary_sha256(student.tokenizer.get_vocab())
-    policy = policy_from_section(config.policy, sha256, derive_seed(config.run.seed, "policy"), student.tokenizer)
+    seed = derive_seed(config.run.seed, "policy")
+    policy = policy_from_section(config.policy, sha256, seed, student.tokenizer, student.eos_ids)
     optimizer = make_optimizer(student.model, config.training)
     scheduler = make_scheduler(optimizer, config.training)
     if checkpoint is not None and state is not None:
         restore_optimizer(checkpoint, student.model, optimizer)
         restore_scheduler(scheduler, state.scheduler)
+        follow_schedule(scheduler)
         if remembered := load_policy_state(checkpoint):
             policy.restore(remembered)
     sampler = make_sampler(config, student, teacher, bf16=accelerator.mixed_precision == "bf16")

@@ -11,6 +11,8 @@ The loss is that of docs/method.md, section 7.
    rank's part is multiplied by their number; ranks communicate only in the last backward.
 4. Scores of all ranks are gathered in the order of the rollouts. Rows that the loss leaves out have those of the
    scoring pass, of a pass without gradient if the policy watches them, or none (NaN).
+5. A policy that learns from what both models could have written has that of all ranks, at every position of a small
+   update and at a random choice of ``LIKELY_POSITIONS`` of a large one, whatever their weights.
 
 The host queues all of it and waits for a GPU twice: for loss, gradient norm and overlap before the weights are changed,
 and for the scores, which is also when the update is done. A policy that needs scores adds one wait before the first.
@@ -19,28 +21,30 @@ and for the scores, which is also when the update is done. A policy that needs s
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
-from itertools import accumulate
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, chain
 from typing import Literal, cast
 
 import numpy as np
 import torch
 from accelerate.utils import gather_object
 
+from rocktokens.classes import TokenClasses
 from rocktokens.errors import NonFiniteLossError, TrainingStoppedError
 from rocktokens.models.head import lm_head
-from rocktokens.policies import Coarse, Term, WeightPolicy
+from rocktokens.policies import Term, WeightPolicy, term_classes
 from rocktokens.run_dir import derive_seed
 from rocktokens.scoring.batch import collate, response_states
 from rocktokens.scoring.divergence import token_scores
 from rocktokens.scoring.fused import sent
 from rocktokens.training.objective import ObjectiveOutput, TeacherStates, teacher_states
 from rocktokens.training.session import Session
-from rocktokens.types import EXTRA_COLUMNS, Rollout, TokenScores, TokenWeights
+from rocktokens.types import EXTRA_COLUMNS, LikelyTokens, Rollout, TokenScores, TokenWeights
 
 Denominator = Literal["all", "kept"]
 """What the loss is divided by: the number of tokens, or the sum of their weights."""
-OVERLAP_POSITIONS = 256
+OVERLAP_POSITIONS, LIKELY_POSITIONS = 256, 4096
+"""At most, of an update."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +56,11 @@ class Update:
     learning_rate: float
     weights: TokenWeights
     scores: TokenScores
+    classes: TokenClasses | None
+    """What ``scores.kl_choice`` is of."""
     overlap: np.ndarray
+    likely: LikelyTokens | None
+    """Where the policy sees them."""
     head_compute_saved: float
 
 
@@ -77,17 +85,21 @@ class Weighing:
     """Of every row, where the policy needed them."""
     teacher_states: Sequence[TeacherStates] | None = None
     """With them, those of each of this rank's micro-batches."""
+    likely_P: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """Sorted positions whose likeliest tokens the policy wants to see."""
 
     def head_compute_saved(self, student_width: int, teacher_width: int, *, head_is_trained: bool) -> float:
         """The share of the heads' multiply-adds that uniform weights would have cost and this update does not.
 
         A trained row costs three products of the student's width (forward, and backward to the states and to the head's
         weight), two where the head is not trained (LoRA), and one of the teacher's; a row scored without gradient one
-        of each. Negative where scoring costs more than dropped rows save.
+        of each, and so does one whose likeliest tokens are found. Negative where that costs more than dropped rows
+        save.
         """
         n_tokens = len(self.watched_T)
         n_trained = int(np.count_nonzero(self.weights.weights))
         n_scored = n_tokens if self.scores is not None else int(np.count_nonzero(self.watched_T))
+        n_scored += len(self.likely_P)
         trained_row = (3 if head_is_trained else 2) * student_width + teacher_width
         scored_row = student_width + teacher_width
         return 1.0 - (n_trained * trained_row + n_scored * scored_row) / (n_tokens * trained_row)
@@ -104,12 +116,14 @@ def update_student(session: Session, rollouts: Sequence[Rollout], step: int) -> 
     numbers = torch.cat([torch.stack([loss, norm]), *(output.overlap for output in outputs)]).cpu()  # one transfer
     own_loss, grad_norm, own_overlap = float(numbers[0]), float(numbers[1]), numbers[2:].float().numpy()
     require_finite(step, own_loss, grad_norm)
-    learning_rate = float(session.scheduler.get_last_lr()[0])
+    learning_rate = float(session.optimizer.param_groups[0]["lr"])
     session.optimizer.step()
     session.scheduler.step()
     session.optimizer.zero_grad()
     own_scores = numpy_scores([output.scores for output in outputs])
-    losses, scores, overlaps = zip(*gather_object([(own_loss, own_scores, own_overlap)]), strict=True)
+    own_likely = [[part.cpu().numpy() for part in output.likely] for output in outputs if output.likely is not None]
+    own = (own_loss, own_scores, own_overlap, own_likely)
+    losses, scores, overlaps, likely = zip(*gather_object([own]), strict=True)
     w_s_VD, w_t_VE = (lm_head(model).weight_VD for model in (session.student, session.teacher))
     return Update(
         loss=sum(losses),
@@ -117,7 +131,9 @@ def update_student(session: Session, rollouts: Sequence[Rollout], step: int) -> 
         learning_rate=learning_rate,
         weights=weighing.weights,
         scores=_filled(concatenated(scores), weighing.scores),
+        classes=term_classes(session.policy.term_at(step)),
         overlap=np.concatenate(overlaps),
+        likely=_likely_tokens(rollouts, weighing.likely_P, list(chain.from_iterable(likely))),
         head_compute_saved=weighing.head_compute_saved(
             w_s_VD.shape[1], w_t_VE.shape[1], head_is_trained=w_s_VD.requires_grad
         ),
@@ -169,13 +185,20 @@ def concatenated(parts: Sequence[TokenScores]) -> TokenScores:
 def weigh(session: Session, rollouts: Sequence[Rollout], step: int) -> Weighing:
     """Weigh the tokens of an update, after a scoring pass where the policy needs one."""
     policy, denominator = session.policy, session.config.policy.denominator
+    num_tokens = sum(len(rollout.token_ids) for rollout in rollouts)
+    likely_P = likely_positions(policy, num_tokens, session.config.run.seed, step)
     if policy.needs:
         scores, teacher = _score_update(session, rollouts, policy.term_at(step))
         weights = token_weights(policy, scores, rollouts, denominator, step)
-        return Weighing(weights, np.zeros(len(weights.weights), dtype=bool), scores, teacher)
+        return Weighing(weights, np.zeros(len(weights.weights), dtype=bool), scores, teacher, likely_P)
     weights = token_weights(policy, None, rollouts, denominator, step)
     watched_T = np.asarray(policy.probe(weights.weights, *token_arrays(rollouts), step)) & (weights.weights == 0)
-    return Weighing(weights, watched_T)
+    return Weighing(weights, watched_T, likely_P=likely_P)
+
+
+def likely_positions(policy: WeightPolicy, num_tokens: int, seed: int, step: int) -> np.ndarray:
+    """Sorted positions of an update where the policy sees what could have been written; ``seed`` is the run's."""
+    return sampled_positions(num_tokens, LIKELY_POSITIONS * policy.sees_likely, derive_seed(seed, "likely", step))
 
 
 def token_weights(
@@ -207,7 +230,7 @@ def _score_update(
     """Numpy scores of every row of the update, and the teacher's states of this rank's micro-batches."""
     accelerator, section = session.accelerator, session.config.scoring
     extras = [name for name in EXTRA_COLUMNS if name in session.policy.needs]
-    classes = term.classes if isinstance(term, Coarse) else None
+    classes = term_classes(term)
     heads = lm_head(session.student), lm_head(session.teacher)
     settings = (section.divergence, section.temperature, section.tokens_per_chunk, extras)
     session.student.eval()
@@ -232,7 +255,7 @@ def accumulate_gradients(
 ) -> list[ObjectiveOutput]:
     """Leave the gradient of the whole update's loss on the parameters; the outputs are this rank's, detached."""
     accelerator, seed, term = session.accelerator, session.config.run.seed, session.policy.term_at(step)
-    overlap_P = overlap_positions(len(weighing.watched_T), derive_seed(seed, "overlap", step))
+    overlap_P = sampled_positions(len(weighing.watched_T), OVERLAP_POSITIONS, derive_seed(seed, "overlap", step))
     torch.manual_seed(derive_seed(seed, "dropout", step, accelerator.process_index))
     session.objective.train()
     outputs: list[ObjectiveOutput] = []
@@ -245,9 +268,9 @@ def accumulate_gradients(
     return outputs
 
 
-def overlap_positions(num_tokens: int, seed: int) -> np.ndarray:
-    """Sorted token positions of the update at which the overlap is measured."""
-    chosen = np.random.default_rng(seed).choice(num_tokens, min(OVERLAP_POSITIONS, num_tokens), replace=False)
+def sampled_positions(num_tokens: int, most: int, seed: int) -> np.ndarray:
+    """Sorted token positions of the update, ``most`` of them by chance, or all if there are no more."""
+    chosen = np.random.default_rng(seed).choice(num_tokens, min(most, num_tokens), replace=False)
     return np.sort(chosen)
 
 
@@ -278,7 +301,9 @@ def _forward(
     device = session.accelerator.device
     batch = collate(micro.rollouts, session.pad_id, device)
     here, weights = micro.tokens, weighing.weights
-    overlap_P = overlap_P[(overlap_P >= here.start) & (overlap_P < here.stop)] - here.start
+    overlap_P, likely_P = (
+        places[(places >= here.start) & (places < here.stop)] - here.start for places in (overlap_P, weighing.likely_P)
+    )
     with session.accelerator.autocast():
         return session.objective(
             batch,
@@ -288,7 +313,18 @@ def _forward(
             term,
             sent(np.flatnonzero(weighing.watched_T[here]), device),
             sent(overlap_P, device),
+            sent(likely_P, device),
         )
+
+
+def _likely_tokens(
+    rollouts: Sequence[Rollout], likely_P: np.ndarray, parts: Sequence[Sequence[np.ndarray]]
+) -> LikelyTokens | None:
+    """Join what the micro-batches of all ranks found at ``likely_P``, in this order."""
+    if not len(likely_P):
+        return None
+    ids_P2K, logp_P2K = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return LikelyTokens(token_arrays(rollouts)[2][likely_P], ids_P2K, logp_P2K)
 
 
 def _filled(scores: TokenScores, known: TokenScores | None) -> TokenScores:

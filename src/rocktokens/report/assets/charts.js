@@ -1,17 +1,10 @@
-// Small drawings as SVG elements: the history of one number, training curves, and intervals around zero.
+// Small drawings beside words, as SVG elements: the history of one number, and intervals around zero.
 
 "use strict";
 
 const RockCharts = (() => {
-  const SVG = "http://www.w3.org/2000/svg";
   const { number } = RockStrip;
-
-  function shape(name, attributes, ...children) {
-    const made = document.createElementNS(SVG, name);
-    for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, String(value));
-    made.append(...children);
-    return made;
-  }
+  const { shape } = RockMarks;
 
   function scale([from, to], [start, end]) {
     return (value) => (to > from ? start + ((value - from) / (to - from)) * (end - start) : (start + end) / 2);
@@ -71,28 +64,6 @@ const RockCharts = (() => {
     return shape("title", {}, text);
   }
 
-  // A training curve: steps on x, the values' own range on y.
-  function curve(steps, values, label) {
-    const known = steps.map((step, index) => [step, values[index]]).filter(([, value]) => Number.isFinite(value));
-    if (!known.length) return picture(320, 120, `${label}: nothing yet`);
-    const [low, high] = range(known.map(([, value]) => value));
-    const x = scale(range(known.map(([step]) => step)), [4, 316]);
-    const y = scale([low, high], [96, 12]);
-    const points = known.map(([step, value]) => `${x(step).toFixed(1)},${y(value).toFixed(1)}`).join(" ");
-    const [lastStep, last] = known[known.length - 1];
-    return picture(
-      320,
-      120,
-      `${label}: now ${number(last)} at step ${lastStep}, between ${number(low)} and ${number(high)}`,
-      shape("line", { x1: 4, x2: 316, y1: 96, y2: 96, class: "base" }),
-      shape("polyline", { points, class: "line" }),
-      shape("circle", { cx: x(lastStep), cy: y(last), r: 3, class: "dot" }),
-      shape("text", { x: 4, y: 114, class: "axis" }, `step ${known[0][0]}`),
-      shape("text", { x: 160, y: 114, "text-anchor": "middle", class: "axis" }, `${number(low)} to ${number(high)}`),
-      shape("text", { x: 316, y: 114, "text-anchor": "end", class: "axis" }, `step ${lastStep}`),
-    );
-  }
-
   // An estimate with its interval on an axis from -reach to reach, zero in the middle.
   function interval(estimate, ends, reach) {
     const x = scale([-reach, reach], [4, 116]);
@@ -102,5 +73,5 @@ const RockCharts = (() => {
     return shape("svg", { viewBox: "0 0 120 16", class: "interval", "aria-hidden": "true" }, ...shapes);
   }
 
-  return { curve, interval, sparkline };
+  return { interval, sparkline };
 })();

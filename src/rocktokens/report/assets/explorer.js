@@ -5,11 +5,11 @@
 "use strict";
 
 (() => {
-  const { $, ask, attempt, go, read, runs, state, views } = Explorer;
+  const { $, TABLE, attempt, current, forgetData, go, isBundle, list, read, state, views, watchVersion } = Explorer;
 
   function listen() {
     $("run").addEventListener("change", (event) =>
-      go({ run: event.target.value, checkpoint: "", rollout: "", position: "", ban: "", page: "0" }),
+      go({ ...TABLE, run: event.target.value, checkpoint: "", rollout: "", position: "", ban: "", page: "0" }),
     );
     $("checkpoint").addEventListener("change", (event) => go({ checkpoint: event.target.value }));
     $("run-b").addEventListener("change", (event) => go({ run_b: event.target.value, checkpoint_b: "" }));
@@ -21,6 +21,10 @@
     for (const select of document.querySelectorAll(".measure")) {
       select.addEventListener("change", (event) => go({ measure: event.target.value }));
     }
+    $("reload").addEventListener("click", () => {
+      forgetData();
+      read();
+    });
     $("theme").addEventListener("click", () => go({ theme: isDark() ? "light" : "dark" }, { replace: true }));
     $("help-open").addEventListener("click", () => $("help").showModal());
     $("skip").addEventListener("click", (event) => {
@@ -28,8 +32,29 @@
       $("main").focus();
     });
     views.rollouts.listen();
+    views.live.listen();
+    for (const button of document.querySelectorAll("[data-opens]")) {
+      button.addEventListener("click", () => togglePart(button, button.ariaExpanded !== "true"));
+      $(button.dataset.opens).addEventListener("click", (event) => {
+        if (button.ariaExpanded === "true" && event.target.closest("a, .row")) togglePart(button, false);
+      });
+    }
+    for (const kind of ["click", "auxclick", "contextmenu"]) document.addEventListener(kind, bringUpToDate, true);
     document.addEventListener("keydown", onKey);
     addEventListener("popstate", read);
+  }
+
+  // Links are made when a part is drawn; what was chosen since belongs into where they lead.
+  function bringUpToDate(event) {
+    const followed = event.target.closest?.("a[data-go]");
+    if (followed) current(followed);
+  }
+
+  // On a narrow screen a list lies behind a button, until something in it is chosen.
+  function togglePart(button, isOpen) {
+    button.ariaExpanded = String(isOpen);
+    $(button.dataset.opens).classList.toggle("opened", isOpen);
+    read(); // a list has no rows while it cannot be seen
   }
 
   const isDark = () =>
@@ -56,8 +81,8 @@
   const KEYS = {
     "?": () => $("help").showModal(),
     "/": () => {
-      if (state.view !== "rollouts") go({ view: "rollouts" });
-      $("filters").elements.text.focus();
+      const search = document.querySelector(`#view-${state.view} input[type="search"]`);
+      if (search?.checkVisibility()) search.focus();
     },
     n: () => inView()?.rock(1),
     N: () => inView()?.rock(-1),
@@ -66,8 +91,10 @@
   };
 
   attempt(async () => {
-    runs.push(...(await ask("runs", "runs")));
+    document.documentElement.classList.toggle("bundle", isBundle);
+    await list();
     listen();
     read();
+    watchVersion();
   });
 })();

@@ -6,21 +6,26 @@
 "use strict";
 
 (() => {
-  const { element } = RockStrip;
+  const { chip, element, number, valueOf } = RockStrip;
   const {
     $,
     SIDES,
     ask,
     changed,
+    checkpointLabel,
     checkpointOf,
     complain,
     go,
     hint,
     legendInto,
+    link,
+    listing,
+    nameOf,
     options,
+    overview,
     position,
     run,
-    runs,
+    showTable,
     state,
     steps,
   } = Explorer;
@@ -29,9 +34,9 @@
   let isPaired = true;
 
   // Both sides: by default the first and the reference checkpoint of one run, or the references of two.
-  function sides() {
+  async function sides() {
     const index = state.run_b || state.run;
-    const other = runs[index];
+    const other = await overview(index);
     const step =
       other === run() && state.checkpoint_b === "" ? other.checkpoints[0] : checkpointOf(other, state.checkpoint_b);
     return {
@@ -43,31 +48,73 @@
   }
 
   async function drawCompare() {
-    const chosen = sides();
-    const names = runs.map((own, index) => [String(index), own.name]);
+    const chosen = await sides();
+    const names = listing.runs.map((own) => [String(own.number), own.name]);
     options($("run-b"), names, chosen.run_b);
-    options($("checkpoint-b"), steps(runs[chosen.run_b]), String(chosen.checkpoint_b ?? ""));
+    options($("checkpoint-b"), steps(await overview(chosen.run_b)), String(chosen.checkpoint_b ?? ""));
     if (chosen.checkpoint_a === null || chosen.checkpoint_b === null) {
       complain("Comparing needs replayed traces in both runs: run `rocktokens trace`.");
     } else if (state.rollout) {
-      await drawStrips({ ...chosen, rollout: state.rollout });
+      await drawStrips(chosen);
     } else {
-      const { rows } = await ask("first", `runs/${state.run}/rollouts`, { checkpoint: chosen.checkpoint_a });
+      const first = { checkpoint: chosen.checkpoint_a, sort: "rollout_id", page: 0 };
+      const { rows } = await ask("first", `runs/${state.run}/rollouts`, first);
       go({ rollout: String(rows[0].rollout_id) }, { replace: true });
     }
   }
 
   async function drawStrips(chosen) {
     if ($("compare-rollout") !== document.activeElement) $("compare-rollout").value = state.rollout;
-    if (changed("compare", chosen, state.measure)) {
-      const strips = await ask("compare", "compare", chosen);
+    if (changed("compare", chosen, state.rollout, state.measure)) {
+      const strips = await Promise.all(SIDES.map((side) => stripOf(side, chosen)));
       const scale = RockStrip.scaleOf(strips, state.measure);
       legendInto($("view-compare"), scale);
       noteDifference(strips);
-      compared = SIDES.map((side, index) => drawSide(side, strips[index], scale));
+      const numbers = SIDES.map((side) => chosen[`run_${side}`]);
+      const runs = await Promise.all(numbers.map(overview));
+      compared = SIDES.map((side, at) => drawSide(side, nameOf(numbers[at]), runs[at], strips[at], scale));
     }
+    drawTable(chosen);
     compared.forEach((own, index) => own.select(positionOn(SIDES[index])));
     showPair(position(), state.side);
+  }
+
+  function stripOf(side, chosen) {
+    const path = `runs/${chosen[`run_${side}`]}/rollouts/${encodeURIComponent(state.rollout)}`;
+    return ask(`strip ${side}`, path, { checkpoint: chosen[`checkpoint_${side}`] });
+  }
+
+  // Both values of every token that is paired, and by how much they differ.
+  function drawTable(chosen) {
+    $("compare-table").hidden = !isPaired;
+    if (!isPaired) return;
+    showTable($("compare-table"), [chosen, state.rollout, state.measure], () => {
+      const { label } = RockStrip.MEASURES[state.measure];
+      const [a, b] = compared.map((own) => own.tokens);
+      const linkOf = (token) => link({ position: String(token.position) }, {}, chip(token.text));
+      return {
+        table: {
+          titles: ["position", "token", "category", "left", "right", "left − right"],
+          rows: a.map((token, place) => rowOf(token, b[place])),
+          title: `${label} of every token on both sides.`,
+        },
+        label: "tokens",
+        picks: ["category"],
+        content: (cell, row, column) => (column === 1 ? linkOf(a[row]) : cell.text),
+      };
+    });
+  }
+
+  function rowOf(token, paired) {
+    const [left, right] = [valueOf(token, state.measure), valueOf(paired, state.measure)];
+    const isKnown = Number.isFinite(left) && Number.isFinite(right);
+    const numbers = [left, right, isKnown ? left - right : null];
+    return [
+      { text: String(token.position), kind: "number", value: token.position },
+      { text: RockStrip.visible(token.text), kind: "token" },
+      { text: (token.category ?? "").replace(/_/g, " "), kind: "text" },
+      ...numbers.map((value) => ({ text: number(value), kind: "number", value })),
+    ];
   }
 
   function noteDifference([a, b]) {
@@ -95,12 +142,13 @@
 
   const positionOn = (side) => (isPaired || side === state.side ? position() : null);
 
-  function drawSide(side, strip, scale) {
-    $(`name-${side}`).textContent = `${strip.run}, step ${strip.checkpoint}`;
+  function drawSide(side, name, own, strip, scale) {
+    const checkpoint = checkpointLabel(own, strip.checkpoint);
+    $(`name-${side}`).textContent = `${name}, ${checkpoint}`;
     return RockStrip.draw($(`strip-${side}`), strip, {
       measure: state.measure,
       scale,
-      label: `Tokens of rollout ${strip.rollout_id} at step ${strip.checkpoint} of ${strip.run}`,
+      label: `Tokens of rollout ${strip.rollout_id} at ${checkpoint} of ${name}`,
       onSelect: (token) => go({ position: String(token.position), side }, { replace: true }),
       onHover: (token) => (token ? showPair(token.position, side) : showPair(position(), state.side)),
     });

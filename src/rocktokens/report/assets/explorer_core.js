@@ -1,20 +1,26 @@
-// What the views of the explorer share: the state, which lives in the address (after #), and requests to the server.
+// What the views of the explorer share: the state, which lives in the address (after #), and requests for data.
 //
 // 1. `go` changes the state and the address; `read` takes over what the address says, after back, forward or a pasted
 //    link. Both end in `draw`, which shows the chosen view.
-// 2. A part is drawn again only when what it depends on has `changed`; an answer that comes too late is dropped.
+// 2. A part is drawn again only when what it depends on has `changed`; an answer that comes too late is dropped, and so
+//    is whatever a view still waits for when another view or run is shown.
 // 3. A view registers itself in `views`: its name, what draws it, and what stops when it is left.
+// 4. Data comes from the server, or from the page itself where it is a bundle: a block for each address that a server
+//    would have answered, packed with zlib. Nothing else knows the difference, but for what a bundle cannot do.
+// 5. A run that changes on the disk is noticed by its version. The page says so; whatever is done next shows the new
+//    data.
 
 "use strict";
 
 const Explorer = (() => {
   const { element, number } = RockStrip;
-  const VIEWS = ["rollouts", "rocks", "compare", "knockout", "live"];
+  const VIEWS = ["home", "rollouts", "rocks", "classes", "compare", "knockout", "live"];
   const SIDES = ["a", "b"]; // of a comparison: of two tokens that are not paired, which one the position is of
   const FILTERS = ["text", "rock", "correct", "category", "banned", "kl_low", "kl_high", "token_id", "sort"];
+  const TABLE = { order: "", find: "", pick: "" }; // what was chosen in the table of a view
   const DEFAULTS = {
-    view: "rollouts",
-    run: "0",
+    view: "",
+    run: "",
     checkpoint: "",
     rollout: "",
     position: "",
@@ -34,6 +40,8 @@ const Explorer = (() => {
     checkpoint_b: "",
     ban: "",
     page: "0",
+    with: "",
+    ...TABLE,
   };
   const SORTS = {
     rollout_id: "as sampled",
@@ -45,11 +53,13 @@ const Explorer = (() => {
     length: "shortest",
   };
   const COUNT = new Intl.NumberFormat("en");
+  const VERSION_POLL = 3000; // milliseconds
 
   const $ = (id) => document.getElementById(id);
-  const runs = [];
   const state = { ...DEFAULTS };
   const views = {};
+  const listing = { runs: [], opens_a_run: true, left_out: "", table: null };
+  const overviews = new Map();
 
   // The state and the address
 
@@ -57,23 +67,33 @@ const Explorer = (() => {
     const said = new URLSearchParams(location.hash.slice(1));
     const next = { ...DEFAULTS };
     for (const name of Object.keys(DEFAULTS)) if (said.has(name)) next[name] = said.get(name);
-    if (!VIEWS.includes(next.view)) next.view = DEFAULTS.view;
+    if (!VIEWS.includes(next.view)) next.view = listing.opens_a_run ? "rollouts" : "home";
     if (!Object.keys(RockStrip.MEASURES).includes(next.measure)) next.measure = DEFAULTS.measure;
     if (!SIDES.includes(next.side)) next.side = DEFAULTS.side;
     if (!Object.keys(SORTS).includes(next.sort)) next.sort = DEFAULTS.sort;
-    if (!isRun(next.run)) next.run = DEFAULTS.run;
+    if (!isRun(next.run)) next.run = String(listing.runs[0]?.number ?? 0);
     if (!isRun(next.run_b)) next.run_b = DEFAULTS.run_b;
-    if (!runs[next.run].checkpoints.includes(Number(next.checkpoint))) next.checkpoint = DEFAULTS.checkpoint;
+    next.with = next.with.split(",").filter((own) => isRun(own) && own !== next.run).join(",");
     return next;
   }
 
   function isRun(said) {
-    return /^\d+$/.test(said) && Number(said) < runs.length;
+    return listing.runs.some((own) => String(own.number) === said);
   }
 
   function address(changes = {}) {
     const said = Object.entries({ ...state, ...changes }).filter(([name, value]) => value !== DEFAULTS[name]);
     return "#" + new URLSearchParams(said).toString();
+  }
+
+  // A link that changes the state as it is when it is followed: `current` brings its address up to date.
+  function link(changes, attributes, ...children) {
+    return current(element("a", { ...attributes, "data-go": JSON.stringify(changes) }, ...children));
+  }
+
+  function current(made) {
+    made.href = address(JSON.parse(made.dataset.go));
+    return made;
   }
 
   function go(changes, { replace = false } = {}) {
@@ -82,20 +102,34 @@ const Explorer = (() => {
     read();
   }
 
-  // Take over what the address says, and show it.
+  // Take over what the address says, and show it; of a run that has changed, what it is now.
   function read() {
     Object.assign(state, readAddress());
+    if (!$("stale").hidden) forgetData();
     draw();
   }
 
-  const run = () => runs[state.run];
+  const run = () => overviews.get(state.run);
+  const nameOf = (index) => listing.runs.find((own) => String(own.number) === String(index))?.name ?? `run ${index}`;
   const checkpointOf = (own, chosen) =>
     chosen !== "" && own.checkpoints.includes(Number(chosen)) ? Number(chosen) : own.reference;
 
-  // Requests to the server; of two for the same place only the later one is answered.
+  async function list() {
+    Object.assign(listing, await ask("runs", "runs"));
+  }
+
+  // What is known of a run, asked for once.
+  async function overview(index) {
+    if (!overviews.has(index)) overviews.set(index, await ask(`overview ${index}`, `runs/${index}`));
+    return overviews.get(index);
+  }
+
+  // Requests for data; of two for the same place only the later one is answered.
 
   class Refusal extends Error {}
 
+  const blocks = new Map([...document.querySelectorAll("script[data-ask]")].map((own) => [own.dataset.ask, own]));
+  const isBundle = blocks.size > 0;
   const asked = new Map();
 
   function forget(...places) {
@@ -106,13 +140,40 @@ const Explorer = (() => {
     forget(place);
     const abort = new AbortController();
     asked.set(place, abort);
-    const said = new URLSearchParams(Object.entries(parameters).filter(([, value]) => value !== "" && value !== null));
-    const response = await fetch(`api/${path}?${said}`, { signal: abort.signal }).catch((error) => {
+    const asking = addressOf(path, parameters);
+    try {
+      return await (isBundle ? unpacked(asking) : answered(asking, abort.signal));
+    } finally {
+      abort.signal.throwIfAborted(); // whatever came of it, it was overtaken
+      asked.delete(place);
+    }
+  }
+
+  // What is asked, as answers.py names it.
+  function addressOf(path, parameters = {}) {
+    const said = Object.entries(parameters).filter(([, value]) => value !== "" && (value ?? null) !== null);
+    const query = new URLSearchParams(said.sort(([a], [b]) => (a < b ? -1 : 1))).toString();
+    return query ? `${path}?${query}` : path;
+  }
+
+  // Whether an answer can be had: of a bundle, whether it holds it.
+  const isThere = (path, parameters) => !isBundle || blocks.has(addressOf(path, parameters));
+
+  async function answered(asking, signal) {
+    const response = await fetch(`api/${asking}`, { signal }).catch((error) => {
       throw error.name === "AbortError" ? error : new Refusal("The explorer does not answer. Is it still running?");
     });
     const record = await response.json();
     if (!response.ok) throw new Refusal(record.error);
     return record;
+  }
+
+  async function unpacked(asking) {
+    if (!blocks.has(asking)) {
+      throw new Refusal("This is not in the bundle: run `rocktokens explore` on the run itself to see it.");
+    }
+    const packed = Uint8Array.from(atob(blocks.get(asking).textContent), (character) => character.charCodeAt(0));
+    return new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"))).json();
   }
 
   // Run `work`; what goes wrong becomes a sentence on the page, what was overtaken is forgotten.
@@ -142,32 +203,78 @@ const Explorer = (() => {
     return true;
   }
 
+  // Runs that change
+
+  function forgetData() {
+    $("stale").hidden = true;
+    overviews.clear();
+    drawnFor.clear();
+  }
+
+  async function checkVersion() {
+    const [index, shown] = [state.run, run()];
+    if (document.hidden || state.view === "home" || !shown || !$("stale").hidden) return;
+    const { version } = await ask("version", `runs/${index}/version`);
+    if (run() === shown && version !== shown.version) $("stale").hidden = false;
+  }
+
+  // A failure is not reported: the view that needs an answer does that.
+  function watchVersion() {
+    if (!isBundle) setInterval(() => checkVersion().catch(() => undefined), VERSION_POLL);
+  }
+
   // Drawing
+
+  let scene = "";
+
+  // Enter another view or run. What the last one waits for is dropped, so it is drawn from nothing when it is back.
+  function enterScene() {
+    const next = JSON.stringify([state.view, state.run, state.run_b]);
+    if (next === scene) return;
+    scene = next;
+    if (asked.size) drawnFor.clear();
+    forget(...asked.keys());
+    asked.clear();
+  }
+
+  // The rollout that the address names. What was begun for another one has been overtaken.
+  const chosenRollout = () => JSON.stringify([state.view, state.run, state.checkpoint, state.rollout]);
 
   function draw() {
     complain("");
+    enterScene();
     document.documentElement.dataset.theme = state.theme;
-    document.title = `${views[state.view].name} · ${run().name} · rocktokens`;
-    drawBar();
     for (const view of VIEWS) {
       $(`view-${view}`).hidden = view !== state.view;
       if (view !== state.view) views[view].leave?.();
     }
-    attempt(views[state.view].draw);
+    drawBar();
+    attempt(async () => {
+      const { view, run: index } = state;
+      if (view !== "home") await overview(index);
+      if (view !== state.view || index !== state.run) return;
+      drawBar();
+      await views[view].draw();
+    });
   }
 
   function drawBar() {
+    const isHome = state.view === "home";
+    document.title = [views[state.view].name, ...(isHome ? [] : [nameOf(state.run)]), "rocktokens"].join(" · ");
     for (const link of $("views").children) {
-      link.href = address({ view: link.dataset.view });
+      link.href = address({ view: link.dataset.view, ...TABLE });
       if (link.dataset.view === state.view) link.setAttribute("aria-current", "page");
       else link.removeAttribute("aria-current");
+      link.hidden = link.dataset.view === "home" && listing.opens_a_run && listing.runs.length < 2 && !isBundle;
     }
     options(
       $("run"),
-      runs.map((own, index) => [String(index), own.name]),
+      listing.runs.map((own) => [String(own.number), own.name]),
       state.run,
     );
-    options($("checkpoint"), steps(run()), String(checkpointOf(run(), state.checkpoint) ?? ""));
+    $("checkpoint").closest("label").hidden = isHome || !run();
+    $("run").closest("label").hidden = isHome;
+    if (run()) options($("checkpoint"), steps(run()), String(checkpointOf(run(), state.checkpoint) ?? ""));
     for (const select of document.querySelectorAll(".measure")) {
       options(
         select,
@@ -177,8 +284,28 @@ const Explorer = (() => {
     }
   }
 
+  const tables = new Map();
+
+  // Show a table, drawn again only for other reasons; what is chosen in it is in the address.
+  function showTable(host, reasons, make) {
+    if (changed(`table ${host.id}`, reasons)) {
+      const { table, ...options } = make();
+      const onChange = (chosen) => go(chosen, { replace: true });
+      tables.set(host.id, RockTable.open(host, table, { ...options, onChange }));
+    }
+    tables.get(host.id).apply(state);
+  }
+
   function steps(own) {
-    return own.checkpoints.length ? own.checkpoints.map((step) => [String(step), `step ${step}`]) : [["", "none"]];
+    return own.checkpoints.length
+      ? own.checkpoints.map((step) => [String(step), checkpointLabel(own, step)])
+      : [["", "none"]];
+  }
+
+  // A student of the user's own has a name; the number beside it need not be a step of training.
+  function checkpointLabel(own, step) {
+    const name = own.checkpoint_names[step];
+    return name === undefined ? `step ${step}` : `checkpoint ${step} (${name})`;
   }
 
   function options(select, choices, chosen) {
@@ -213,7 +340,6 @@ const Explorer = (() => {
     return `${delta > 0 ? "+" : ""}${text.replace("-", "−")} points`;
   }
 
-
   function intervalText(ends) {
     return ends ? ` [${number(100 * ends[0], 1)}, ${number(100 * ends[1], 1)}]` : "";
   }
@@ -229,28 +355,41 @@ const Explorer = (() => {
     FILTERS,
     SIDES,
     SORTS,
+    TABLE,
     address,
     ask,
     attempt,
     changed,
     checkpointOf,
+    checkpointLabel,
+    chosenRollout,
     cleared,
     complain,
+    current,
     drawnFor,
     forget,
+    forgetData,
     go,
     grade,
     hint,
     intervalText,
+    isBundle,
+    isThere,
     legendInto,
+    link,
+    list,
+    listing,
+    nameOf,
     options,
+    overview,
     points,
     position,
     read,
     run,
-    runs,
+    showTable,
     state,
     steps,
     views,
+    watchVersion,
   };
 })();

@@ -4,15 +4,18 @@
 
 (() => {
   const { chip, element } = RockStrip;
-  const { $, COUNT, address, ask, changed, go, grade, hint, intervalText, points, state } = Explorer;
+  const { $, COUNT, ask, changed, go, grade, hint, intervalText, isBundle, link, points, run, showTable, state } = Explorer;
 
   async function drawKnockout() {
     if (changed("bans", state.run)) {
       ({ alpha, bans } = await ask("bans", `runs/${state.run}/knockouts`));
     }
+    $("bans").hidden = $("bans-note").hidden = !bans.length;
     if (!bans.length) {
-      $("bans").replaceChildren();
-      return void $("pairs").replaceChildren(hint("No token has been banned yet: run `rocktokens knockout`."));
+      const missing = run().ungraded
+        ? `Left out: ${run().ungraded}.`
+        : "No token has been banned yet: run `rocktokens knockout`.";
+      return void $("pairs").replaceChildren(hint(missing));
     }
     drawBans();
     const chosen = state.ban || String(keyOf(bans[0]));
@@ -33,40 +36,46 @@
   }
 
   function drawBans() {
+    $("bans-note").textContent =
+      "Change in accuracy, in points, when a token is banned at every decoding step, with its " +
+      `${Number((100 * (1 - alpha)).toPrecision(4))} % interval.`;
+    const chosen = state.ban || String(keyOf(bans[0]));
     const reach = Math.max(
       0.01,
       ...bans.flatMap((ban) => [Math.abs(ban.delta ?? 0), ...(ban.interval || []).map(Math.abs)]),
     );
-    const chosen = state.ban || String(keyOf(bans[0]));
-    const rows = bans.map((ban) => {
+    showTable($("bans"), [state.run, bans], () => ({
+      table: { titles: ["token", "verdict", "change", "lost", "gained"], rows: bans.map(cellsOf) },
+      label: "bans",
+      picks: ["verdict"],
+      content: (cell, row, column) => contentOf(cell, bans[row], column, reach),
+    }));
+    for (const own of $("bans").querySelectorAll("a[data-ban]")) {
+      if (own.dataset.ban === chosen) own.setAttribute("aria-current", "true");
+      else own.removeAttribute("aria-current");
+    }
+  }
+
+  function cellsOf(ban) {
+    const whole = (value) => ({ text: COUNT.format(value), kind: "number", value });
+    return [
+      { text: RockStrip.visible(ban.name), kind: "token" },
+      { text: ban.role === "tested" ? ban.verdict : "placebo", kind: "text" },
+      { text: points(ban.delta).replace(" points", ""), kind: "number", value: ban.delta },
+      whole(ban.n_lost),
+      whole(ban.n_gained),
+    ];
+  }
+
+  function contentOf(cell, ban, column, reach) {
+    if (column === 0) {
+      const effect = `change in accuracy ${points(ban.delta)}${intervalText(ban.interval)}`;
       const key = keyOf(ban);
-      const cells = [
-        chip(ban.name),
-        element("span", { class: "muted" }, ban.role === "tested" ? ban.verdict : "placebo"),
-        RockCharts.interval(ban.delta, ban.interval, reach),
-        element("span", {}, points(ban.delta).replace(" points", "")),
-      ];
-      return element(
-        "a",
-        {
-          href: key === null ? null : address({ ban: String(key), page: "0" }),
-          "aria-current": String(key) === chosen ? "true" : null,
-          title: `change in accuracy ${points(ban.delta)}${intervalText(ban.interval)}`,
-        },
-        ...cells,
-      );
-    });
-    const scrolled = $("bans").scrollTop;
-    $("bans").replaceChildren(
-      element(
-        "p",
-        { class: "side-note" },
-        "Change in accuracy, in points, when a token is banned at every decoding step, with its " +
-          `${Number((100 * (1 - alpha)).toPrecision(4))} % interval.`,
-      ),
-      ...rows,
-    );
-    $("bans").scrollTop = scrolled;
+      if (key === null) return chip(ban.name);
+      return link({ ban: String(key), page: "0" }, { "data-ban": key, title: effect }, chip(ban.name));
+    }
+    if (column !== 2) return cell.text;
+    return element("span", { class: "change" }, RockCharts.interval(ban.delta, ban.interval, reach), cell.text);
   }
 
   function drawPairs(found) {
@@ -90,9 +99,13 @@
           : "No answer contains it: all stay the same under the ban.",
       ),
       ...pairs.map(pairBlock),
-      pages > 1 ? pager(page, pages) : element("p"),
+      pages > 1 ? more(page, pages, pairs.length) : element("p"),
     );
     document.querySelector("#view-knockout .reading").scrollTop = 0;
+  }
+
+  function more(page, pages, shown) {
+    return isBundle ? hint(`The first ${shown} are in this bundle.`) : pager(page, pages);
   }
 
   function pager(page, pages) {

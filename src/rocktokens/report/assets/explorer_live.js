@@ -1,66 +1,162 @@
-// A run in training: its curves, and what the online policy leaves out now; polled while it is shown.
+// A run in training: its curves, with those of other runs over them, and what the online policy leaves out now; polled
+// while it is shown. Curves of one name share a chart; runs differ in colour and dash.
 
 "use strict";
 
 (() => {
   const { chip, element, number } = RockStrip;
-  const { $, COUNT, ask, attempt, changed, complain, forget, state } = Explorer;
+  const { $, COUNT, ask, attempt, changed, complain, forget, go, isBundle, listing, nameOf, options, state } = Explorer;
 
   const POLL = 2000; // milliseconds
+  const HUES = ["blue", "vermillion", "green", "ink", "grey"];
+  const DASHES = ["solid", "dashed", "dotted"];
+  const MOST = HUES.length * DASHES.length;
   let polling = 0;
+  let plot = null;
 
   function watch() {
-    polling = polling || setInterval(() => document.hidden || attempt(drawLive), POLL);
+    polling = polling || (isBundle ? 0 : setInterval(() => document.hidden || attempt(drawLive), POLL));
     return drawLive();
   }
 
   function leave() {
     clearInterval(polling);
     polling = 0;
-    forget("live");
+    for (const index of shownRuns()) forget(`live ${index}`);
   }
 
+  const others = () => state.with.split(",").filter(Boolean);
+  const shownRuns = () => [state.run, ...others()].slice(0, MOST);
+
   async function drawLive() {
-    const now = await ask("live", `runs/${state.run}/live`);
+    drawChoices();
+    const indices = shownRuns();
+    const shown = await Promise.all(indices.map((index) => ask(`live ${index}`, `runs/${index}/live`)));
+    if (String(indices) !== String(shownRuns())) return; // others were chosen meanwhile
     complain("");
-    if (!changed("live", state.run, now)) return;
-    $("live-status").textContent = progress(now);
-    $("online").replaceChildren(
-      ...(now.rocks.length
-        ? [
-            element("h4", {}, `Left out of the loss now: ${now.rocks.length} types`),
-            element(
-              "ul",
-              { class: "online" },
-              ...now.rocks.map((rock) => element("li", { title: `since step ${rock.since}` }, chip(rock.text))),
-            ),
-          ]
-        : []),
-    );
-    $("curves").replaceChildren(
-      ...now.curves.map((curve) =>
+    if (!changed("live", indices, shown)) return;
+    $("live-status").textContent = progress(shown[0]);
+    drawFrozen(shown[0].rocks);
+    drawCurves(indices, shown);
+  }
+
+  // Which runs lie over each other
+
+  function drawChoices() {
+    const chosen = new Set(shownRuns());
+    const left = listing.runs.filter((own) => !chosen.has(String(own.number)));
+    options($("overlay-add"), [["", "Add a run"], ...left.map((own) => [String(own.number), own.name])], "");
+    $("overlay-add").hidden = !left.length || chosen.size >= MOST;
+    if (!changed("overlay", others(), listing.runs)) return;
+    $("overlay-runs").replaceChildren(
+      ...others().map((index) =>
         element(
-          "figure",
+          "li",
           {},
-          element(
-            "figcaption",
-            {},
-            element("span", {}, curve.name.replace(/_/g, " ")),
-            element("b", {}, number(curve.values[curve.values.length - 1])),
-          ),
-          RockCharts.curve(curve.steps, curve.values, curve.name.replace(/_/g, " ")),
+          nameOf(index),
+          " ",
+          removeButton(index),
         ),
       ),
     );
   }
 
+  function removeButton(index) {
+    const label = `Remove ${nameOf(index)}`;
+    return element("button", { type: "button", "aria-label": label, onclick: () => remove(index) }, "×");
+  }
+
+  const add = (index) => index && go({ with: [...others(), index].join(",") });
+  const remove = (index) => go({ with: others().filter((own) => own !== index).join(",") });
+
+  // Curves
+
+  function drawCurves(indices, shown) {
+    const spec = specOf(indices, shown);
+    if (!spec.panels.length) {
+      plot = null;
+      $("curves").replaceChildren();
+    } else if (plot === null) {
+      plot = RockPlot.draw($("curves"), spec, { label: "Training" });
+    } else {
+      keepingFocus($("curves"), () => plot.update(spec));
+    }
+  }
+
+  // New steps come while a chart is walked through by keyboard: what had the focus is made again, and gets it back.
+  function keepingFocus(host, change) {
+    const parts = () => [...host.querySelectorAll("button, [tabindex]")];
+    const at = parts().indexOf(document.activeElement);
+    change();
+    parts()[at]?.focus();
+  }
+
+  function specOf(indices, shown) {
+    const groups = indices.map((index, place) => ({
+      name: nameOf(index),
+      hue: HUES[place % HUES.length],
+      symbol: "circle",
+      dash: DASHES[Math.floor(place / HUES.length)],
+    }));
+    const units = new Map(shown.flatMap((own) => own.curves.map((curve) => [curve.name, curve.unit])));
+    return { groups, panels: [...units].map(([name, unit]) => panelOf(name, unit, shown)) };
+  }
+
+  function panelOf(name, unit, shown) {
+    const layers = shown.flatMap((own, group) =>
+      own.curves.filter((curve) => curve.name === name).map((curve) => layerOf(curve, group)),
+    );
+    const last = layers.length === 1 ? layers[0].facts.value.at(-1) : "";
+    const axis = (title) => ({ title, scale: "linear", domain: null, percent: false, names: [] });
+    const title = [name.replace(/_/g, " "), last].filter(Boolean).join(": ");
+    return { title, x: axis("step"), y: axis(unit), layers };
+  }
+
+  function layerOf({ steps, values, unit }, group) {
+    const texts = values.map((value) => (value === null ? "—" : [number(value), unit].filter(Boolean).join(" ")));
+    return {
+      mark: "line",
+      group,
+      x: steps,
+      y: values,
+      low: [],
+      high: [],
+      token: [],
+      label: [],
+      facts: { step: steps.map((step) => COUNT.format(step)), value: texts },
+    };
+  }
+
+  // Words
+
+  function drawFrozen(rocks) {
+    $("online").replaceChildren(
+      ...(rocks.length
+        ? [
+            element("h4", {}, `Left out of the loss now: ${rocks.length} types`),
+            element(
+              "ul",
+              { class: "online" },
+              ...rocks.map((rock) => element("li", { title: `since step ${rock.since}` }, chip(rock.text))),
+            ),
+          ]
+        : []),
+    );
+  }
+
   function progress({ step, max_steps: goal }) {
-    if (step === null) return "No step is finished yet. This page updates itself.";
+    const hope = isBundle ? "" : " This page updates itself.";
+    if (step === null) return `No step is finished yet.${hope}`;
     const done = step + 1;
     if (done >= goal && goal !== null) return `All ${COUNT.format(goal)} steps are finished.`;
     const share = goal === null ? COUNT.format(done) : `${COUNT.format(done)} of ${COUNT.format(goal)}`;
-    return `${share} steps are finished. This page updates itself.`;
+    return `${share} steps are finished.${hope}`;
   }
 
-  Explorer.views.live = { name: "Live", draw: watch, leave };
+  Explorer.views.live = {
+    name: "Live",
+    draw: watch,
+    leave,
+    listen: () => $("overlay-add").addEventListener("change", (event) => add(event.target.value)),
+  };
 })();

@@ -1,39 +1,40 @@
-// The rocks of a run: their shares, and the table, whose cells come ready from the server.
+// The rocks of a run: their shares, what training did to them, and the table, whose cells come ready from the server.
+//
+// A label is decided twice, on the prompts that selected the rocks and on the others; each has a column to filter by.
 
 "use strict";
 
 (() => {
   const { chip, element, number, percent } = RockStrip;
-  const { $, COUNT, address, cleared, hint, run } = Explorer;
+  const { $, COUNT, DEFAULTS, TABLE, cleared, hint, link, run, showTable } = Explorer;
 
   function drawRocks() {
-    const { rocks, summary, table } = run();
-    if (!summary) return void $("rocks").replaceChildren(hint("There are no rocks yet: run `rocktokens find`."));
-    if (!rocks.length) return void $("rocks").replaceChildren(hint("`rocktokens find` found no rocks here."));
+    const { rocks, summary, labels, table, version } = run();
+    $("rocks").hidden = !rocks.length;
+    $("shares").replaceChildren(...aboutAll(rocks, summary, labels));
+    if (!rocks.length) return;
+    showTable($("rocks"), [run().name, version], () => ({
+      table,
+      label: "rocks",
+      picks: ["category", "label", "label, other half", "verdict"],
+      content: (cell, row) => content(cell, rocks[row]),
+    }));
+  }
+
+  function aboutAll(rocks, summary, labels) {
+    if (!summary) return [hint("There are no rocks yet: run `rocktokens find`.")];
+    if (!rocks.length) return [hint("`rocktokens find` found no rocks here.")];
     const shares = [
       ["token_share", "of the tokens"],
       ["vocab_share", "of the types used"],
       ["kl_share", "of the kl"],
       ["grad_share", "of the gradient norm"],
     ];
-    const head = table.titles.map((title, column) =>
-      element("th", { scope: "col", class: classOf(table.rows[0][column]) }, title),
-    );
-    const body = table.rows.map((row, place) =>
-      element("tr", {}, ...row.map((cell) => element("td", { class: classOf(cell) }, content(cell, rocks[place])))),
-    );
-    $("rocks").replaceChildren(
+    return [
       element("dl", { class: "shares" }, ...shares.map(([name, label]) => shareOf(summary, name, label))),
       ...measuredOn(summary),
-      element(
-        "table",
-        { class: "data" },
-        element("caption", {}, [table.title, ...table.notes].join(" ")),
-        element("thead", {}, element("tr", {}, ...head)),
-        element("tbody", {}, ...body),
-      ),
-    );
-    return undefined;
+      ...(labels ? [element("p", {}, labels)] : []),
+    ];
   }
 
   function measuredOn({ measured_on: where, n_prompts: count }) {
@@ -56,14 +57,13 @@
     );
   }
 
-  const classOf = ({ kind }) => (kind === "number" ? "n" : null);
-
   // A token links to its rollouts, a verdict to the answers it rests on.
   function content({ kind, text }, rock) {
-    const ofType = { ...cleared(), view: "rollouts", token_id: String(rock.id), rollout: "", position: "" };
-    const ofBan = { view: "knockout", ban: String(rock.id), page: "0" };
-    if (kind === "token") return element("a", { href: address(ofType) }, chip(rock.text));
-    if (kind === "verdict" && text !== "untested") return element("a", { href: address(ofBan) }, text);
+    const fresh = { ...TABLE, ...cleared(), sort: DEFAULTS.sort, rollout: "", position: "" };
+    const ofType = { ...fresh, view: "rollouts", token_id: String(rock.id) };
+    const ofBan = { ...TABLE, view: "knockout", ban: String(rock.id), page: "0" };
+    if (kind === "token") return link(ofType, {}, chip(rock.text));
+    if (kind === "verdict" && text !== "untested") return link(ofBan, {}, text);
     return text;
   }
 

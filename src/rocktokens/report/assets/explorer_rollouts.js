@@ -10,17 +10,20 @@
     DEFAULTS,
     FILTERS,
     SORTS,
-    address,
     ask,
     attempt,
     changed,
+    checkpointOf,
+    chosenRollout,
     cleared,
     drawnFor,
     forget,
     go,
     grade,
     hint,
+    isBundle,
     legendInto,
+    link,
     options,
     position,
     run,
@@ -52,7 +55,6 @@
     const filters = Object.fromEntries(FILTERS.map((name) => [name, state[name]]));
     if (changed("list", state.run, state.checkpoint, filters)) await openList(filters);
     else list?.draw();
-    if (state.view !== "rollouts") return undefined;
     if (!state.rollout && list?.row(0)) return go({ rollout: String(list.row(0).rollout_id) }, { replace: true });
     return drawRollout();
   }
@@ -62,6 +64,8 @@
     for (const name of FILTERS) if (form[name] && form[name] !== document.activeElement) form[name].value = state[name];
     const isFiltered = FILTERS.some((name) => name !== "sort" && state[name] !== "");
     $("clear").hidden = !isFiltered;
+    form.correct.disabled = run().unmarked !== "";
+    form.correct.title = run().unmarked && `Not marked as right or wrong: ${run().unmarked}.`;
     $("type-filter").hidden = state.token_id === "";
     if (state.token_id !== "") $("type-filter").replaceChildren("Only with ", chip(typeText(state.token_id)));
   }
@@ -71,12 +75,14 @@
   }
 
   async function openList(filters) {
-    const [index, checkpoint] = [state.run, state.checkpoint];
+    const [index, checkpoint] = [state.run, checkpointOf(run(), state.checkpoint)];
     const fetchPage = (page) => ask(`list ${page}`, `runs/${index}/rollouts`, { ...filters, checkpoint, page });
     const first = await fetchPage(0);
     list = RockList.open($("list"), first, { fetchPage, rowElement, isChosen, attempt });
     const noun = first.total === 1 ? "rollout" : "rollouts";
-    $("count").textContent = first.total ? `${COUNT.format(first.total)} ${noun}` : "No rollout matches.";
+    const where = isBundle ? " in this bundle" : "";
+    const found = first.total ? `${COUNT.format(first.total)} ${noun}${where}` : `No rollout matches${where}.`;
+    $("count").textContent = found;
   }
 
   function rowElement(own) {
@@ -117,9 +123,14 @@
       return Explorer.showToken(null);
     }
     if (changed("rollout", state.run, state.checkpoint, state.rollout, state.measure)) {
+      const wanted = chosenRollout();
       const own = await ask("rollout", `runs/${state.run}/rollouts/${encodeURIComponent(state.rollout)}`, {
-        checkpoint: state.checkpoint,
+        checkpoint: checkpointOf(run(), state.checkpoint),
       });
+      if (chosenRollout() !== wanted) {
+        drawnFor.delete("rollout"); // overtaken while it was asked for
+        return undefined;
+      }
       const scale = RockStrip.scaleOf([own], state.measure);
       const place = element("div");
       const prompt = own.prompt_text ? [element("p", { class: "prompt" }, own.prompt_text)] : [];
@@ -129,7 +140,7 @@
         scale,
         selected: position(),
         onSelect: (token) => go({ position: String(token.position) }, { replace: true }),
-        onHover: (token) => Explorer.showToken(token || selectedToken()),
+        onHover: (token) => chosenRollout() === wanted && Explorer.showToken(token || selectedToken()),
       });
       legendInto($("view-rollouts"), scale);
     } else {
@@ -145,7 +156,7 @@
       element("h2", {}, `Rollout ${own.rollout_id}`),
       grade(own.correct),
       element("span", { class: "muted" }, tokens(own.tokens.length) + (own.finished === false ? ", cut off" : "")),
-      element("a", { href: address({ view: "compare", rollout: String(own.rollout_id) }) }, "compare"),
+      link({ view: "compare", rollout: String(own.rollout_id) }, {}, "compare"),
     );
   }
 
@@ -184,6 +195,9 @@
       const chosen = event.target.closest(".row");
       if (chosen) go({ rollout: chosen.dataset.rollout, position: "" });
     });
+    for (const [id, step] of [["rollout-before", -1], ["rollout-after", 1]]) {
+      $(id).addEventListener("click", () => attempt(() => moveInList(step)));
+    }
     $("list").addEventListener("keydown", (event) => {
       const moves = { ArrowDown: 1, ArrowUp: -1, PageDown: 8, PageUp: -8, Home: -Infinity, End: Infinity };
       if (!Object.keys(moves).includes(event.key)) return;

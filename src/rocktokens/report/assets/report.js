@@ -1,4 +1,4 @@
-// What a report does beyond being read: theme, sorting and searching of tables, downloads, token strips.
+// What a report does beyond being read: theme, sorting and searching of tables, downloads, charts, token strips.
 //
 // 1. The page is complete without this script; controls that need it are hidden until it runs.
 // 2. Files come from what the page holds: SVG is the image itself, PNG is drawn from it, CSV lies in the data.
@@ -104,6 +104,17 @@
     });
   }
 
+  // Charts: what can be touched stands in for its image
+  for (const host of document.querySelectorAll(".plot-host")) {
+    const spec = data.plots[host.dataset.plot];
+    if (!spec) continue;
+    const figure = host.closest("figure");
+    const caption = figure.querySelector("figcaption");
+    figure.classList.add("is-live");
+    figure.hidden = host.hidden = caption.hidden = false;
+    RockChoice.draw(host, spec, figure.querySelector("img")?.alt ?? caption.textContent);
+  }
+
   // Token strips
   function drawStrips(host, strips) {
     const select = host.querySelector("select");
@@ -123,6 +134,7 @@
         const { host: own, panel } = panels[index];
         RockStrip.draw(own, strip, { measure, scale, onSelect: (token) => RockStrip.panel(panel, token) });
       });
+      RockChoice.mark();
     }
 
     select.addEventListener("change", draw);

@@ -116,6 +116,7 @@ const RockStrip = (() => {
         "aria-selected": "false",
         "aria-label": spoken(token, measure),
         "data-position": token.position,
+        "data-token": token.token_id,
       },
       visible(token.text),
     );
@@ -262,6 +263,7 @@ const RockStrip = (() => {
       ["category", token.category ? token.category.replace(/_/g, " ") : "—"],
       ["rock", token.rock_rank === null ? "no" : `rank ${token.rock_rank}`],
       ...Object.keys(MEASURES).map((measure) => [MEASURES[measure].label, number(valueOf(token, measure))]),
+      ...splitOf(token),
       ["student probability", percent(Math.exp(token.logp_student))],
       ["teacher probability", percent(Math.exp(token.logp_teacher))],
     ];
@@ -283,6 +285,15 @@ const RockStrip = (() => {
     );
   }
 
+  // How much of the kl only chooses between interchangeable tokens, where the trace says so.
+  function splitOf(token) {
+    if (token.kl_choice === null) return [];
+    return [
+      ["kl of the decision", number(token.kl - token.kl_choice)],
+      ["kl of the choice", number(token.kl_choice)],
+    ];
+  }
+
   function topTable(who, top, token) {
     const rows = top.map(([id, text, logp]) => {
       const share = Math.exp(logp);
@@ -296,5 +307,5 @@ const RockStrip = (() => {
     return element("table", {}, element("caption", {}, who), element("tbody", {}, ...rows));
   }
 
-  return { MEASURES, chip, draw, element, legend, number, panel, percent, scaleOf, valueOf, visible };
+  return { MEASURES, chip, draw, element, legend, minus, number, panel, percent, scaleOf, valueOf, visible };
 })();

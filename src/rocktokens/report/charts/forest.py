@@ -7,13 +7,15 @@
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import altair as alt
 
-from rocktokens.display.numbers import counted, level
+from rocktokens.display.numbers import counted, level, p_value, signed
 from rocktokens.knockout.records import Knockout, KnockoutSweep
 from rocktokens.report.charts import theme
+from rocktokens.report.charts.plots import Axis, Layer, Panel, Plot, by_group, layer
 from rocktokens.report.tables import ROLES, ban_name
 
 TESTED, MATCHED, NEVER = ROLES.values()
@@ -36,7 +38,8 @@ def knockout_charts(sweep: KnockoutSweep, run: str) -> dict[str, theme.Figure]:
     where = f"{run}, {settings.model} on {settings.task}, {prompts}"
     chart = forest_chart(records, 100 * settings.margin, where, level(settings.alpha))
     shows = f"Forest plot of {counted(len(records), 'ban')}: change of accuracy with its interval, and the verdict."
-    return theme.by_name(theme.Figure("knockout", shows, chart, records))
+    plot = forest_plot(records, 100 * settings.margin)
+    return theme.by_name(theme.Figure("knockout", shows, chart, records, plot))
 
 
 def forest_records(knockouts: Sequence[Knockout]) -> list[dict[str, Any]]:
@@ -99,6 +102,42 @@ def forest_chart(
     return theme.finished(
         alt.layer(*layers).properties(width=theme.WIDTH * 4 // 5, height=ROW * (last + 1)), title, notes
     )
+
+
+def forest_plot(records: theme.Records, margin: float) -> Plot:
+    """Make the plot of the same rows."""
+    rows = _in_rows(_shown(theme.finite(records, ("delta_points", "low", "high"))))
+    if not rows:
+        return Plot()
+    for row in rows:
+        row["token"] = int(row["ids"]) if row["ids"].isdecimal() and row["role"] != NEVER else None
+    names = {row["row"]: row["label"] for row in rows}
+    groups = theme.point_groups(rows, "verdict", VERDICT_LOOKS)
+    change = partial(signed, digits=1)
+    facts = {
+        "change (points)": ("delta_points", change),
+        "from": ("low", change),
+        "to": ("high", change),
+        "p": ("p", p_value),
+        "q (corrected)": ("q", p_value),
+    }
+    drawn = [
+        layer(
+            "points",
+            group,
+            own,
+            "delta_points",
+            "row",
+            label="label",
+            token="token",
+            interval=("low", "high"),
+            facts=facts,
+        )
+        for group, own in by_group(groups, rows, "verdict")
+    ]
+    orientation = Layer("shade", x=(-margin, margin)), Layer("rule", x=(0.0,))
+    ranks = Axis(scale="rows", names=tuple(names.get(row, "") for row in range(rows[-1]["row"] + 1)))
+    return Plot(groups, (Panel(Axis(AXIS), ranks, (*orientation, *drawn)),))
 
 
 def _shown(known: theme.Records) -> list[dict[str, Any]]:

@@ -14,10 +14,12 @@ import numpy as np
 import pandas as pd
 from rich.cells import cell_len
 
+from rocktokens.display.numbers import count, fixed, significant
 from rocktokens.display.text import visible
 from rocktokens.report.charts import theme
 from rocktokens.report.charts.funnel_layout import (
     GROUPS,
+    HIGH_KL,
     OTHER,
     ROCK,
     Box,
@@ -29,6 +31,7 @@ from rocktokens.report.charts.funnel_layout import (
     place_labels,
     thin,
 )
+from rocktokens.report.charts.plots import Axis, Layer, Panel, Plot, by_group, layer
 
 EQUAL_SCORE = "Grey lines: equal score (occurrences × mean kl), in nats."
 LABELS = 12
@@ -36,6 +39,19 @@ LABELS = 12
 CROWD = 500
 """With more points than this, the other types are drawn smaller and fainter."""
 HEIGHT = 400
+GROUP_LOOKS = {
+    ROCK: (theme.VERMILLION, "diamond"),
+    HIGH_KL: (theme.BLUE, "triangle-up"),
+    OTHER: (theme.GREY, "circle"),
+}
+FACTS = {
+    "id": ("token_id", str),
+    "category": ("category", str),
+    "occurrences": ("freq", count),
+    "mean kl (nats)": ("mean_kl", fixed(3)),
+    "R (nats)": ("score", significant),
+    "rank": ("rank", count),
+}
 LABEL_GAP, LABEL_HEIGHT, LABEL_CELL = 7.0, 13.0, 6.0
 """Pixels: kept free around a point, height of a label, width of one of its characters."""
 
@@ -57,9 +73,38 @@ def funnel(types: pd.DataFrame, subtitle: str = "") -> theme.Chart:
     return theme.finished(alt.layer(*layers).properties(width=theme.WIDTH, height=HEIGHT), title, notes)
 
 
+def funnel_plot(types: pd.DataFrame) -> Plot:
+    """Make the plot of the same points and lines."""
+    placed = drawable(types)
+    if not len(placed):
+        return Plot()
+    frame = Frame.around(placed, margin=0.08)
+    records = _type_records(thin(placed))[::-1]  # first ranks first
+    groups = theme.point_groups(records, "group", GROUP_LOOKS)
+    lines = tuple(
+        Layer("line", None, *zip(*line, strict=True), label=(_score_name(score),))
+        for score, line in equal_scores(placed, frame).items()
+    )
+    named = {ROCK: LABELS}
+    points = [
+        layer(
+            *("points", group, own, "freq", "mean_kl"),
+            label="text",
+            token="token_id",
+            facts=FACTS,
+            named=named.get(groups[group].name, 0),
+        )
+        for group, own in by_group(groups, records, "group")
+    ]
+    occurrences = Axis("occurrences (log scale)", "log", (10**frame.left, 10**frame.right))
+    panel = Panel(occurrences, Axis("mean kl (nats)", domain=(frame.bottom, frame.top)), (*lines, *points[::-1]))
+    return Plot(groups, (panel,))
+
+
 def _points(points: Points, frame: Frame) -> alt.Chart:
     is_crowded = len(points) > CROWD
-    groups = list(reversed(GROUPS))
+    groups = list(GROUP_LOOKS)
+    colors, shapes = (list(looks) for looks in zip(*GROUP_LOOKS.values(), strict=True))
     legend = alt.Legend(title=None, orient="bottom", symbolOpacity=1, symbolSize=70)
     sizes, opacities = [75, 45, 16 if is_crowded else 32], [0.95, 0.75, 0.45 if is_crowded else 0.75]
     return (
@@ -67,12 +112,8 @@ def _points(points: Points, frame: Frame) -> alt.Chart:
         .mark_point(filled=True)
         .encode(
             **_position(frame),
-            color=alt.Color(
-                "group:N", scale=theme.scale_of(groups, [theme.VERMILLION, theme.BLUE, theme.GREY]), legend=legend
-            ),
-            shape=alt.Shape(
-                "group:N", scale=theme.scale_of(groups, ["diamond", "triangle-up", "circle"]), legend=legend
-            ),
+            color=alt.Color("group:N", scale=theme.scale_of(groups, colors), legend=legend),
+            shape=alt.Shape("group:N", scale=theme.scale_of(groups, shapes), legend=legend),
             size=alt.Size("group:N", scale=theme.scale_of(groups, sizes), legend=None),
             opacity=alt.Opacity("group:N", scale=theme.scale_of(groups, opacities), legend=None),
             tooltip=[
@@ -139,13 +180,14 @@ def _score_lines(lines: dict[float, list[Point]], frame: Frame) -> list[alt.Char
     path = [
         {"score": score, "freq": freq, "mean_kl": mean_kl} for score, line in lines.items() for freq, mean_kl in line
     ]
-    starts = [
-        {"label": f"{score:,.0f}" if score >= 1 else f"{score:g}", "freq": line[0][0], "mean_kl": line[0][1]}
-        for score, line in lines.items()
-    ]
+    starts = [{"label": _score_name(score), "freq": line[0][0], "mean_kl": line[0][1]} for score, line in lines.items()]
     line = theme.inline(path).mark_line(color="#c8c8c8", strokeWidth=1)
     text = theme.inline(starts).mark_text(color=theme.FAINT, fontSize=10, align="left", baseline="top", dx=5, dy=2)
     return [line.encode(**_position(frame), detail="score:N"), text.encode(**_position(frame), text="label:N")]
+
+
+def _score_name(score: float) -> str:
+    return f"{score:,.0f}" if score >= 1 else f"{score:g}"
 
 
 def _position(frame: Frame) -> dict[str, Any]:

@@ -8,17 +8,21 @@
 """
 
 from dataclasses import asdict
+from statistics import median
 from typing import Any
 
 import altair as alt
 
+from rocktokens.display.numbers import count, fixed, percent, significant
 from rocktokens.display.text import visible
 from rocktokens.gradients.records import CONTROL, HIGH_KL, REST, ROCKS, GradientsRecord
+from rocktokens.report.charts.plots import Axis, Group, Layer, Panel, Plot, by_group, in_rows, layer, panels_of
 from rocktokens.report.charts.theme import (
     BLUE,
     FAINT,
     GREEN,
     GREY,
+    HUES,
     INK,
     VERMILLION,
     WIDTH,
@@ -30,6 +34,7 @@ from rocktokens.report.charts.theme import (
     finite,
     inline,
     inlined,
+    point_groups,
     scale_of,
     sentence_chart,
 )
@@ -48,6 +53,8 @@ ALIGNMENT_PANELS = {
 }
 MOST_MARKS = 1000
 """Of one group in one panel: where there are more, they are thinned evenly by value."""
+APART, GOLDEN = 0.6, 0.618
+"""How far the marks of a row lie apart, as a share of it, and by how much from one to the next."""
 SOURCES = {"gradient": ("gradient", VERMILLION), "update": ("Adam's step", BLUE)}
 
 
@@ -64,24 +71,28 @@ def gradient_charts(record: GradientsRecord, run: str) -> dict[str, Figure]:
             "Strips of token types by group: how large their gradients are.",
             types_chart(f"How large the gradients are: {each}", norms, where),
             norms,
+            types_plot(norms),
         ),
         Figure(
             "gradient_alignment",
             "Strips of token types by group: whether their gradients agree with each other and over training.",
             types_chart(f"Which way the gradients point: {each}", directions, where),
             directions,
+            types_plot(directions),
         ),
         Figure(
             "gradient_kl",
             "Scatter of token types: mean kl at the baseline against that at the reference.",
             kl_chart(kl, f"{where}, baseline {settings.baseline}"),
             kl,
+            kl_plot(kl),
         ),
         Figure(
             "gradient_blocks",
             "Bars by block of the student: the rocks' signed share of the gradient and of Adam's step.",
             blocks_chart(blocks, record.parameter.token_share[ROCKS], where),
             blocks,
+            blocks_plot(blocks, record.parameter.token_share[ROCKS]),
         ),
     )
 
@@ -92,7 +103,13 @@ def type_records(record: GradientsRecord, panels: dict[str, str]) -> list[dict[s
     known = {own[0]: own[1:] for own in zip(types.token_id, types.group, types.text, strict=True)}
     tables = [asdict(record.logit.reference.vocabulary.types), asdict(change.vocabulary.types) if change else {}]
     return [
-        {"panel": title, "group": known[token_id][0], "token": visible(known[token_id][1]), "value": value}
+        {
+            "panel": title,
+            "group": known[token_id][0],
+            "token_id": token_id,
+            "token": visible(known[token_id][1]),
+            "value": value,
+        }
         for column, title in panels.items()
         for table in tables
         if column in table
@@ -104,10 +121,10 @@ def type_records(record: GradientsRecord, panels: dict[str, str]) -> list[dict[s
 def kl_records(record: GradientsRecord) -> list[dict[str, Any]]:
     """Make a record per type: its group, and its mean kl before and after."""
     types = record.trace.types
-    rows = zip(types.group, types.text, types.freq, types.kl_before, types.kl, strict=True)
+    rows = zip(types.token_id, types.group, types.text, types.freq, types.kl_before, types.kl, strict=True)
     return [
-        {"group": group, "text": visible(text), "freq": freq, "kl_before": before, "kl": after}
-        for group, text, freq, before, after in rows
+        {"token_id": token_id, "group": group, "text": visible(text), "freq": freq, "kl_before": before, "kl": after}
+        for token_id, group, text, freq, before, after in rows
     ]
 
 
@@ -150,6 +167,34 @@ def types_chart(title: str, records: Records, subtitle: str = "") -> Chart:
     return finished(panels, title, [subtitle, "Black: the median of the group.", _left_out(records, points)])
 
 
+def types_plot(records: Records) -> Plot:
+    """Make the plot of the same strips; marks of a row lie a little apart, so that each can be touched."""
+    points = thinned(finite(records, ("value",)), ("panel", "group"), "value")
+    groups = point_groups(points, "group", GROUP_LOOKS)
+    names = tuple(group.name for group in groups)
+    panels = []
+    for title, panel in panels_of(points, "panel").items():
+        strips, medians = [], []
+        for row, own in by_group(groups, panel, "group"):
+            apart = [{**record, "row": row + APART * (place * GOLDEN % 1 - 0.5)} for place, record in enumerate(own)]
+            strips.append(
+                layer(
+                    "points",
+                    row,
+                    apart,
+                    "value",
+                    "row",
+                    label="token",
+                    token="token_id",
+                    facts={"value": ("value", significant)},
+                )
+            )
+            medians += [{"value": median(record["value"] for record in own), "row": row}] if own else []
+        middle = layer("points", len(groups), medians, "value", "row", facts={"median": ("value", significant)})
+        panels.append(Panel(Axis(), Axis(scale="rows", names=names), (*strips, middle), title))
+    return Plot((*groups, Group("median of the group", "ink", "tick")), tuple(panels))
+
+
 def kl_chart(records: Records, subtitle: str = "") -> Chart:
     """Draw the mean kl of every type at the baseline against that at the reference.
 
@@ -176,9 +221,30 @@ def kl_chart(records: Records, subtitle: str = "") -> Chart:
             size=alt.Size("freq:Q", title="occurrences", scale=alt.Scale(range=[25, 250]), legend=None),
             tooltip=["text:N", "group:N", "freq:Q", "kl_before:Q", "kl:Q"],
         ),
-    ).properties(width=WIDTH * 2 // 3, height=WIDTH * 2 // 3)
+    ).properties(width=WIDTH * 4 // 5, height=WIDTH * 2 // 3)
     notes = [subtitle, "On the dashed line: not moved. Size: occurrences.", _left_out(records, points)]
     return finished(layers, title, notes)
+
+
+def kl_plot(records: Records) -> Plot:
+    """Make the plot of the same points."""
+    points = thinned(finite(records, ("kl_before", "kl")), ("group",), "kl")
+    if not points:
+        return Plot()
+    groups = point_groups(points, "group", GROUP_LOOKS)
+    top = 1.05 * max(max(point["kl_before"], point["kl"]) for point in points) or 1.0
+    facts = {
+        "occurrences": ("freq", count),
+        "kl at the baseline": ("kl_before", fixed(3)),
+        "kl at the reference": ("kl", fixed(3)),
+    }
+    drawn = [
+        layer("points", group, own, "kl_before", "kl", label="text", token="token_id", facts=facts)
+        for group, own in by_group(groups, points, "group")
+    ]
+    before = Axis("mean kl at the baseline (nats, square-root scale)", "sqrt", (0.0, top))
+    after = Axis("mean kl at the reference (nats)", "sqrt", (0.0, top))
+    return Plot(groups, (Panel(before, after, (Layer("line", None, (0.0, top), (0.0, top)), *drawn[::-1])),))
 
 
 def blocks_chart(records: Records, token_share: float | None = None, subtitle: str = "") -> Chart:
@@ -211,7 +277,34 @@ def blocks_chart(records: Records, token_share: float | None = None, subtitle: s
         layers.append(inline([{"tokens": token_share}]).mark_rule(color=FAINT, strokeDash=[4, 3]).encode(x="tokens:Q"))
         notes.append(f"Dashed: their share of the tokens, {100 * token_share:.1f} %.")
     height = 26 * len({bar["block"] for bar in bars})
-    return finished(alt.layer(*layers).properties(width=WIDTH * 2 // 3, height=height), title, notes)
+    return finished(alt.layer(*layers).properties(width=WIDTH * 4 // 5, height=height), title, notes)
+
+
+def blocks_plot(records: Records, token_share: float | None = None) -> Plot:
+    """Make the plot of the same bars."""
+    bars = finite(records, ("share",))
+    if not bars:
+        return Plot()
+    names, rows = in_rows(bars, "block")
+    groups = tuple(
+        Group(label, HUES[color]) for label, color in SOURCES.values() if any(bar["of"] == label for bar in bars)
+    )
+    facts = {"signed share": ("share", percent), "from": ("low", percent), "to": ("high", percent)}
+    drawn = []
+    for group, own in by_group(groups, rows, "of"):
+        beside = [{**bar, "row": bar["row"] + (group - (len(groups) - 1) / 2) * 0.8 / len(groups)} for bar in own]
+        drawn.append(
+            layer(
+                *("bars", group, beside, "share", "row"),
+                label="block",
+                interval=("low", "high"),
+                facts=facts,
+                thickness=0.7 / len(groups),
+            )
+        )
+    tokens = [] if token_share is None else [Layer("rule", x=(token_share,))]
+    share = Axis("signed share of the block's gradient, or step", percent=True)
+    return Plot(groups, (Panel(share, Axis(scale="rows", names=names), (*drawn, *tokens)),))
 
 
 def thinned(records: Records, keys: tuple[str, ...], by: str) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ import altair as alt
 from rocktokens.display.numbers import percent, with_interval
 from rocktokens.display.text import visible
 from rocktokens.report.charts import theme
+from rocktokens.report.charts.plots import Axis, Group, Panel, Plot, by_group, column, in_rows, layer, panels_of
 from rocktokens.rocks.records import CategoryShares, FindRecord
 from rocktokens.types import RockSet, RockToken
 
@@ -34,7 +35,13 @@ def share_charts(rocks: RockSet, run: str) -> dict[str, theme.Figure]:
     where = f"{run}, checkpoint {rocks.criterion['reference']}, {rocks.summary['measured_on']}"
     shown = ", ".join(f"{percent(own['share'])} of the {own['of']}" for own in records if own["share"] is not None)
     return theme.by_name(
-        theme.Figure("shares", f"Bars of the rocks' shares: {shown}.", shares_chart(records, where), records)
+        theme.Figure(
+            "shares",
+            f"Bars of the rocks' shares: {shown}.",
+            shares_chart(records, where),
+            records,
+            shares_plot(records),
+        )
     )
 
 
@@ -45,7 +52,7 @@ def category_charts(found: FindRecord, run: str) -> dict[str, theme.Figure]:
         "Bars by category of token: share of the tokens, of the kl and of the gradient norm, rocks and others stacked."
     )
     chart = categories_chart(records, f"{run}, checkpoint {found.criterion['reference']}")
-    return theme.by_name(theme.Figure("categories", shows, chart, records))
+    return theme.by_name(theme.Figure("categories", shows, chart, records, categories_plot(records)))
 
 
 def share_records(summary: dict[str, Any]) -> list[dict[str, Any]]:
@@ -60,12 +67,31 @@ def share_records(summary: dict[str, Any]) -> list[dict[str, Any]]:
 
 def shares_chart(records: theme.Records, subtitle: str = "") -> theme.Chart:
     """Draw shares as bars with intervals and their numbers; records: of, share, low, high."""
+    bars = _labelled(records)
+    share = alt.X("share:Q", title=None, axis=alt.Axis(format="%", tickCount=5), scale=alt.Scale(domain=[0, 1]))
+    return _bars_chart("How much of everything the rocks are", subtitle, bars, "of", share)
+
+
+def shares_plot(records: theme.Records) -> Plot:
+    """Make the plot of the same bars."""
+    bars = _labelled(records)
+    if not bars:
+        return Plot()
+    names, rows = in_rows(bars, "of")
+    drawn = layer(
+        "bars", 0, rows, "share", "row", label="of", interval=("low", "high"), facts={"share [95 %]": ("label", str)}
+    )
+    whole = Axis(domain=(0.0, 1.0), percent=True)
+    return Plot((Group(ROCKS, "vermillion"),), (Panel(whole, Axis(scale="rows", names=names), (drawn,)),))
+
+
+def _labelled(records: theme.Records) -> list[dict[str, Any]]:
+    """Keep the shares that are known, each with its number and interval as text."""
     bars = theme.finite(records, ("share",))
     for bar in bars:
         ends = bar["low"], bar["high"]
         bar["label"] = with_interval(bar["share"], None if None in ends else ends)
-    share = alt.X("share:Q", title=None, axis=alt.Axis(format="%", tickCount=5), scale=alt.Scale(domain=[0, 1]))
-    return _bars_chart("How much of everything the rocks are", subtitle, bars, "of", share)
+    return bars
 
 
 def score_records(tokens: Sequence[RockToken]) -> list[dict[str, Any]]:
@@ -140,3 +166,30 @@ def categories_chart(records: theme.Records, subtitle: str = "") -> theme.Chart:
     header = alt.Header(labelAnchor="start", labelColor=theme.FAINT)
     facet = alt.Facet("of:N", title=None, sort=theme.in_order(bars, "of"), header=header)
     return theme.finished(alt.layer(chart, data=theme.inlined(bars)).facet(facet, columns=3), title, [subtitle])
+
+
+def categories_plot(records: theme.Records) -> Plot:
+    """Make the plot of the same bars."""
+    groups = (Group(ROCKS, "vermillion"), Group(OTHERS, "grey"))
+    bars = theme.finite(records, ("share",))
+    names, rows = in_rows([{**bar, "category": bar["category"].replace("_", " ")} for bar in bars], "category")
+    rocks = {(bar["category"], bar["of"]): bar["share"] for bar in rows if bar["types"] == ROCKS}
+    for bar in rows:
+        bar["start"] = 0.0 if bar["types"] == ROCKS else rocks.get((bar["category"], bar["of"]), 0.0)
+        bar["end"] = bar["start"] + bar["share"]
+    shares = {"share": ("share", percent)}
+    return Plot(
+        groups,
+        tuple(
+            Panel(
+                Axis(percent=True),
+                Axis(scale="rows", names=names),
+                tuple(
+                    layer("bars", group, own, "end", "row", label="category", facts=shares, start=column(own, "start"))
+                    for group, own in by_group(groups, panel, "types")
+                ),
+                title,
+            )
+            for title, panel in panels_of(rows, "of").items()
+        ),
+    )

@@ -5,13 +5,15 @@
 2. ``study_comparisons``: the difference of every pair with its interval, a panel for each way to compare.
 """
 
+from functools import partial
 from typing import Any
 
 import altair as alt
 
-from rocktokens.display.numbers import counted, level
+from rocktokens.display.numbers import count, counted, level, percent, signed
 from rocktokens.display.text import printable
 from rocktokens.report.charts import theme
+from rocktokens.report.charts.plots import Axis, Layer, Panel, Plot, by_group, in_rows, layer, panels_of
 from rocktokens.report.tables import COMPARED, UNRELIABLE_NOTE, pair_name
 from rocktokens.studies.records import StudyResult
 
@@ -22,6 +24,7 @@ VERDICT_LOOKS = {
     "equivalent": (theme.BLUE, "square"),
     "undecided": (theme.GREY, "circle"),
 }
+LINE_LOOKS = {THIS_ARM: (theme.VERMILLION, theme.SOLID), BASELINE: (theme.INK, theme.DASHED)}
 PANEL_WIDTH, PANEL_HEIGHT = 220, 190
 
 
@@ -36,12 +39,14 @@ def study_charts(study: StudyResult, name: str) -> dict[str, theme.Figure]:
             "Lines over training steps: accuracy of each arm beside the baseline, with bands.",
             curves_chart(means, runs, f"{where}; the baseline is {study.baseline}", interval_level),
             [*({**point, "run": None} for point in means), *runs],
+            curves_plot(means, runs),
         ),
         theme.Figure(
             "study_comparisons",
             "Differences of all pairs of arms with their intervals, a panel for each way to compare.",
             comparisons_chart(comparisons, where, interval_level),
             comparisons,
+            comparisons_plot(comparisons),
         ),
     )
 
@@ -106,9 +111,7 @@ def curves_chart(
     points = theme.finite(means, ("step", "accuracy"))
     if not points:
         return theme.sentence_chart("No run was evaluated.", title, subtitle)
-    look = theme.by_dash(
-        points, "line", {THIS_ARM: (theme.VERMILLION, theme.SOLID), BASELINE: (theme.INK, theme.DASHED)}
-    )
+    look = theme.by_dash(points, "line", LINE_LOOKS)
     base = alt.Chart().encode(x=alt.X("step:Q", title="training step"), color=look["color"])
     accuracy = alt.Y("accuracy:Q", title="accuracy", axis=alt.Axis(format="%"), scale=alt.Scale(zero=False))
     is_mean = alt.datum["run"] == None  # noqa: E711 (an expression of the chart)
@@ -122,6 +125,34 @@ def curves_chart(
     panels = layers.facet(alt.Facet("panel:N", title=None, sort=theme.in_order(points, "panel")), columns=3)
     note = f"Bands: {interval_level} intervals over seeds and prompts. Thin lines: single runs."
     return theme.finished(panels, title, [subtitle, note])
+
+
+def curves_plot(means: theme.Records, runs: theme.Records) -> Plot:
+    """Make the plot of the same curves."""
+    points, single = theme.finite(means, ("step", "accuracy")), theme.finite(runs, ("step", "accuracy"))
+    if not points:
+        return Plot()
+    groups = theme.line_groups(points, "line", LINE_LOOKS)
+    facts = {
+        "step": ("step", count),
+        "accuracy": ("accuracy", percent),
+        "from": ("low", percent),
+        "to": ("high", percent),
+    }
+    by_panel, step, accuracy = panels_of(single, "panel"), Axis("training step"), Axis("accuracy", percent=True)
+    panels = []
+    for title, panel in panels_of(points, "panel").items():
+        drawn = [
+            layer("line", group, own, "step", "accuracy", interval=("low", "high"), facts=facts)
+            for group, own in by_group(groups, panel, "line")
+        ]
+        thin = [
+            layer("line", group, run, "step", "accuracy", faint=True)
+            for group, own in by_group(groups, by_panel.get(title, []), "line")
+            for run in panels_of(own, "run").values()
+        ]
+        panels.append(Panel(step, accuracy, (*thin, *drawn), title))
+    return Plot(groups, tuple(panels))
 
 
 def comparisons_chart(records: theme.Records, subtitle: str = "", interval_level: str = "95 %") -> theme.Chart:
@@ -158,3 +189,26 @@ def comparisons_chart(records: theme.Records, subtitle: str = "", interval_level
         *([UNRELIABLE_NOTE] if any(point.get("unreliable") for point in points) else []),
     ]
     return theme.finished(panels, title, [subtitle, *notes])
+
+
+def comparisons_plot(records: theme.Records) -> Plot:
+    """Make the plot of the same rows."""
+    points = theme.finite(records, ("difference", "low", "high"))
+    if not points:
+        return Plot()
+    groups = theme.point_groups(points, "verdict", VERDICT_LOOKS)
+    change = partial(signed, digits=1)
+    facts = {
+        "difference": ("difference", change),
+        "from": ("low", change),
+        "to": ("high", change),
+    }
+    panels = []
+    for title, panel in panels_of(points, "panel").items():
+        names, rows = in_rows(panel, "pair")
+        drawn = [
+            layer("points", group, own, "difference", "row", label="pair", interval=("low", "high"), facts=facts)
+            for group, own in by_group(groups, rows, "verdict")
+        ]
+        panels.append(Panel(Axis(), Axis(scale="rows", names=names), (Layer("rule", x=(0.0,)), *drawn), title))
+    return Plot(groups, tuple(panels))

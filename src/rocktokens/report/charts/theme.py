@@ -12,6 +12,7 @@ import altair as alt
 import numpy as np
 
 from rocktokens.display.text import printable
+from rocktokens.report.charts.plots import Dash, Group, Hue, Plot
 
 Records = Sequence[dict[str, Any]]
 Chart = alt.Chart | alt.LayerChart | alt.FacetChart
@@ -27,11 +28,25 @@ class Figure:
     """What there is to see, for those who do not see it."""
     chart: Chart
     records: Records
+    plot: Plot
+    """The same to be touched."""
+
+    @property
+    def title(self) -> str:
+        """The title of the chart."""
+        return self.chart.title.text
+
+    @property
+    def notes(self) -> list[str]:
+        """The lines below the title."""
+        return list(self.chart.title.subtitle)
 
 
 VERMILLION, BLUE, GREEN, GREY = "#d55e00", "#0072b2", "#009e73", "#8c8c8c"
 INK, FAINT = "#333333", "#6b6b6b"
 SOLID, DASHED, DOTTED = [1, 0], [7, 3], [2, 2]
+HUES: dict[str, Hue] = {VERMILLION: "vermillion", BLUE: "blue", GREEN: "green", GREY: "grey", INK: "ink"}
+DASHES: dict[int, Dash] = {SOLID[0]: "solid", DASHED[0]: "dashed", DOTTED[0]: "dotted"}
 WIDTH = 640
 FONT = "Liberation Sans, Arial, Helvetica, sans-serif"
 """All but the last have the same widths: a browser then needs the room for a text that was left for it."""
@@ -102,6 +117,19 @@ def by_dash(records: Records, field: str, looks: Looks) -> dict[str, Any]:
         "color": alt.Color(f"{field}:N", scale=scale_of(names, colors), legend=LINE_LEGEND),
         "strokeDash": alt.StrokeDash(f"{field}:N", scale=scale_of(names, dashes)),
     }
+
+
+def point_groups(records: Records, field: str, looks: Looks) -> tuple[Group, ...]:
+    """Return the groups of a plot that ``by_shape`` encodes in a chart."""
+    return tuple(
+        Group(name, HUES[color], look) for name, color, look in zip(*_present(records, field, looks), strict=True)
+    )
+
+
+def line_groups(records: Records, field: str, looks: Looks) -> tuple[Group, ...]:
+    """Return the groups of a plot that ``by_dash`` encodes in a chart."""
+    present = zip(*_present(records, field, looks), strict=True)
+    return tuple(Group(name, HUES[color], dash=DASHES[dash[0]]) for name, color, dash in present)
 
 
 def _present(records: Records, field: str, looks: Looks) -> list[tuple[Any, ...]]:

@@ -7,13 +7,15 @@
 5. What is gained by leaving them out of the loss?
 
 Each starts with its conclusion; numbers with their intervals follow, and the files it is made from. Where a part was
-not run, the answer says so and names the command that runs it.
+not run, the answer says so and names the command that runs it, or why none can.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from rocktokens.config import checkpoint_label
+from rocktokens.config.checkpoints import NO_NAMES
 from rocktokens.display.numbers import (
     about,
     counted,
@@ -27,9 +29,10 @@ from rocktokens.display.numbers import (
     signed_percent,
     with_interval,
 )
-from rocktokens.display.rocks import label_sentence, movement_sentence, why_none
-from rocktokens.display.text import printable, visible
+from rocktokens.display.rocks import label_sentence, movement_sentence, share_sentence
+from rocktokens.display.text import printable
 from rocktokens.knockout.records import Ban, Knockout, KnockoutSettings, KnockoutSweep
+from rocktokens.report.knockout_notes import states_sentence
 from rocktokens.report.tables import KINDS, ban_name, detectable
 from rocktokens.rocks.cutoff import BAND
 from rocktokens.rocks.records import FindRecord
@@ -37,6 +40,7 @@ from rocktokens.studies.records import Arm, Comparison, StudyResult
 from rocktokens.types import SURE, RockSet
 
 if TYPE_CHECKING:
+    from rocktokens.report.views.classes import ClassView
     from rocktokens.report.views.run_view import RunView
 
 NAMED, NAMED_BANS, NAMED_ARMS = 6, 4, 3
@@ -66,9 +70,9 @@ def five_answers(run: "RunView") -> tuple[Answer, ...]:
     rocks, find, knockout, study = run.rocks, run.find, run.knockout, run.study
     sure_of = ("rocks.json", "find.json") if find else ("rocks.json",)
     asked = (
-        ("Which tokens?", which(rocks) if rocks else "", ("rocks.json",), "find"),
+        ("Which tokens?", which(rocks, run.checkpoint_names) if rocks else "", ("rocks.json",), "find"),
         ("How sure is that?", sure(rocks, find) if rocks else "", sure_of, "find"),
-        ("Did training move them?", moved(rocks) if rocks else "", ("rocks.json",), "find"),
+        ("Did training move them?", moved(rocks, run.checkpoint_names) if rocks else "", ("rocks.json",), "find"),
         (
             "Do they matter?",
             matter(knockout, rocks) if knockout and rocks else "",
@@ -78,33 +82,24 @@ def five_answers(run: "RunView") -> tuple[Answer, ...]:
         ("What do I gain?", gain(study) if study else "", ("study.json",), "study"),
     )
     return tuple(
-        Answer(question, sentence, sources)
-        if sentence
-        else Answer(question, f"Not known yet: run `rocktokens {verb}`.", ())
+        Answer(question, sentence, sources) if sentence else Answer(question, _unknown(run, verb), ())
         for question, sentence, sources, verb in asked
     )
+
+
+def _unknown(run: "RunView", verb: str) -> str:
+    """Name the command that would answer, or say why there is none."""
+    if run.ungraded and verb in ("knockout", "study"):
+        return f"Not known: {printable(run.ungraded)}."
+    return f"Not known yet: run `rocktokens {verb}`."
 
 
 # Which tokens, how sure, did training move them
 
 
-def which(rocks: RockSet) -> str:
-    """Name the rocks and give their shares."""
-    summary, checkpoint = rocks.summary, rocks.criterion["reference"]
-    if not rocks.tokens:
-        return f"No token type is a rock at checkpoint {checkpoint}: {why_none(rocks)}."
-    names = [quoted(visible(token.text)) for token in rocks.tokens[:NAMED]]
-    rest = len(rocks.tokens) - len(names)
-    named = listed([*names, f"{rest} more"] if rest else names)
-    are, make, hold = ("is a rock", "It makes", "holds") if len(names) == 1 else ("are rocks", "They make", "hold")
-    intervals = summary.get("intervals") or {}
-    tokens, kl = (with_interval(summary.get(name), intervals.get(name)) for name in ("token_share", "kl_share"))
-    doubt = f"{few}. What follows may be chance. " if (few := rocks.too_few_prompts) else ""
-    return (
-        f"{doubt}{len(rocks.tokens):,} of {counted(summary['n_types'], 'token type')} {are} at checkpoint "
-        f"{checkpoint}: {named}. {make} up {tokens} of the tokens and {hold} {kl} of the loss that is left "
-        f"({summary['measured_on']}, {counted(summary['n_prompts'], 'prompt')}, 95 % intervals)."
-    )
+def which(rocks: RockSet, names: Mapping[int, str] = NO_NAMES) -> str:
+    """Name the rocks and give their shares; ``names`` are those of checkpoints that have one."""
+    return share_sentence(rocks, NAMED, names)
 
 
 def sure(rocks: RockSet, found: FindRecord | None) -> str:
@@ -145,9 +140,9 @@ def _stability(rocks: RockSet, found: FindRecord) -> Iterator[str]:
         )
 
 
-def moved(rocks: RockSet) -> str:
+def moved(rocks: RockSet, names: Mapping[int, str] = NO_NAMES) -> str:
     """Give the paired change of the kl of rocks and of other tokens, together and one by one."""
-    summary, criterion = rocks.summary, rocks.criterion
+    summary = rocks.summary
     if not rocks.tokens:
         return "There are no rocks to follow through training."
     if summary.get("kl_change_rocks") is None:
@@ -157,14 +152,32 @@ def moved(rocks: RockSet) -> str:
         with_interval(summary.get(name), intervals.get(name), signed_percent)
         for name in ("kl_change_rocks", "kl_change_rest")
     )
+    before, now = (checkpoint_label(rocks.criterion[name], names) for name in ("baseline", "reference"))
     whole = (
-        f"From checkpoint {criterion['baseline']} to {criterion['reference']}, on the same tokens, the loss of rocks "
-        f"changed by {own} to {decimal(summary['mean_kl_rocks'], 3)} nats per token, that of other tokens by {rest} to "
+        f"From checkpoint {before} to {now}, on the same tokens, the loss of rocks changed by {own} to "
+        f"{decimal(summary['mean_kl_rocks'], 3)} nats per token, that of other tokens by {rest} to "
         f"{decimal(summary['mean_kl_rest'], 3)}."
     )
     is_labelled = any(token.label for token in rocks.tokens)
     remedy = "" if is_labelled else "Single rocks have no labels: run `rocktokens find` again."
     return " ".join(filter(None, (label_sentence(rocks), movement_sentence(rocks), whole, remedy)))
+
+
+# Choice and decision
+
+
+def choice(run: "RunView", views: "Sequence[ClassView]") -> str:
+    """Say which classes of a run are interchangeable, and how much of the loss is a choice within them."""
+    known = run.find.choice if run.find else None
+    if run.classes is not None and run.classes.groups and not run.classes.unrefuted.groups:
+        share = "So there is no choice that could be left out."
+    elif known is not None and run.classes is not None and known.classes_sha256 == run.classes.unrefuted.sha256:
+        share = known.sentence
+    elif run.splits_by_its_classes:
+        share = "Run `rocktokens find` to see what share of the loss is choice."
+    else:
+        share = "The traces do not split the loss by these classes: run `rocktokens trace --classes`."
+    return f"{states_sentence(own.state for own in views)} {share}"
 
 
 # Do they matter: what banning the rocks did
@@ -180,11 +193,8 @@ def matter(sweep: KnockoutSweep, rocks: RockSet) -> str:
     if not rocks.tokens:
         return "There are no rocks to ban."
     rock_ids = {token.id for token in rocks.tokens}
-    bans = [own for own in sweep.knockouts if _is_about(own.ban, rock_ids)]
-    sets = [own for own in bans if len(own.ban.ids) > 1]
-    alone, placebos = (
-        [own for own in bans if own.ban.role == role and len(own.ban.ids) == 1] for role in ("tested", "matched")
-    )
+    sets = [own for own in sweep.knockouts if _is_about(own.ban, rock_ids) and len(own.ban.ids) > 1]
+    alone, placebos = bans_of_rocks(sweep, rocks)
     if not alone and not sets:
         return f"Not known: none of {counted(len(rock_ids), 'rock')} was banned, only other types."
     baseline, alpha = sweep.baseline, sweep.settings.alpha
@@ -192,7 +202,7 @@ def matter(sweep: KnockoutSweep, rocks: RockSet) -> str:
     answers = counted(baseline.n_prompts * baseline.num_samples, "answer")
     parts = ["No rock was banned by itself."]
     if alone:
-        parts = [*_alone_parts(alone, sweep.settings), _placebo_part(placebos, alpha)]
+        parts = [*_alone_parts(alone, sweep.settings), placebo_sentence(placebos, alpha)]
     if sets:
         said = [f"{ban_name(own.ban)} {_change(own)}, {own.verdict}" for own in sets]
         parts.append(f"Banned together (points, {level(alpha)} intervals): {'; '.join(said)}.")
@@ -200,6 +210,13 @@ def matter(sweep: KnockoutSweep, rocks: RockSet) -> str:
     if alone and len(alone) < len(rock_ids):
         parts.append(f"{len(alone)} of {counted(len(rock_ids), 'rock')} {'was' if len(alone) == 1 else 'were'} banned.")
     return " ".join(parts)
+
+
+def bans_of_rocks(sweep: KnockoutSweep, rocks: RockSet) -> tuple[list[Knockout], list[Knockout]]:
+    """Return the bans of single rocks, and those of single types that are as frequent."""
+    rock_ids = {token.id for token in rocks.tokens}
+    single = [own for own in sweep.knockouts if own.ban.is_one_type and _is_about(own.ban, rock_ids)]
+    return [own for own in single if own.ban.role == "tested"], [own for own in single if own.ban.role == "matched"]
 
 
 def _is_about(ban: Ban, rock_ids: set[int]) -> bool:
@@ -249,7 +266,8 @@ def _largest(effects: list[Knockout], alpha: float) -> str:
     return f"; points, {level(alpha)} intervals: {', '.join([*names, f'{rest} more'] if rest else names)}"
 
 
-def _placebo_part(placebos: list[Knockout], alpha: float) -> str:
+def placebo_sentence(placebos: Sequence[Knockout], alpha: float) -> str:
+    """Say how many of the types that were banned to compare with cost accuracy."""
     if not placebos:
         return "No other type as frequent was banned to compare with."
     pillars = [own for own in placebos if own.verdict == "pillar"]
@@ -267,7 +285,7 @@ def _change(own: Knockout) -> str:
 
 def gain(study: StudyResult) -> str:
     """Say what other weights did to accuracy at equal steps, and what they saved."""
-    compared = _against_baseline(study)
+    compared = against_baseline(study)
     conclusion = gain_conclusion(study)
     if not compared:
         return conclusion
@@ -290,7 +308,7 @@ def gain_conclusion(study: StudyResult) -> str:
 
     Pairs that the study was not about are named as exploratory.
     """
-    compared = _against_baseline(study)
+    compared = against_baseline(study)
     if not compared:
         return "Not known: the study compared no arm with its baseline at equal steps."
     better = [_named(own) for own in compared if own.verdict == "better"]
@@ -317,7 +335,7 @@ def _named(own: Comparison) -> str:
     return printable(own.first) + (f" ({', '.join(marks)})" if marks else "")
 
 
-def _against_baseline(study: StudyResult) -> list[Comparison]:
+def against_baseline(study: StudyResult) -> list[Comparison]:
     """Return the comparisons of other arms with the baseline at equal steps, whichever of the two came first."""
     found = []
     for pair in study.of_kind("equal_steps"):

@@ -3,14 +3,15 @@
 1. What was recorded of a replay or a knock-out (task, number of prompts, seed) makes the same prompts again: the first
    of them, and the rest when one is asked for, because a page of a large run should not wait for all.
 2. A prompt whose text is no longer in what the model was given (a file of prompts that was changed) is not graded.
-3. Where the prompts cannot be made again, or have no answer, nothing is known: None.
+3. Where the prompts cannot be made again, or have no answer, nothing is known: None. Nor is it where the task has a
+   grader of its own: looking at a run, perhaps somebody else's, must not run code that it names.
 """
 
 from functools import cached_property
 
 from pydantic import TypeAdapter, ValidationError
 
-from rocktokens.config import HubTask, TaskSection
+from rocktokens.config import HubTask, JsonlTask, TaskSection
 from rocktokens.errors import RocktokensError
 from rocktokens.knockout.records import Conditions
 from rocktokens.run_dir import derive_seed
@@ -27,10 +28,11 @@ class Grades:
     Args:
         recorded: has the task, the number of prompts and the seed; None where the run did not record them.
         seed_label: which use of the run's seed the prompts were drawn with.
+        gradable: whether only prompts with an answer were drawn.
     """
 
-    def __init__(self, recorded: ReplayRecord | Conditions | None, seed_label: str) -> None:
-        self._recorded, self._seed_label = recorded, seed_label
+    def __init__(self, recorded: ReplayRecord | Conditions | None, seed_label: str, *, gradable: bool = False) -> None:
+        self._recorded, self._seed_label, self._gradable = recorded, seed_label, gradable
 
     def is_right(self, prompt_id: str, prompt_text: str, response_text: str) -> bool | None:
         """Tell whether a response is right; None where that is not known."""
@@ -40,13 +42,33 @@ class Grades:
         return self._task.grade(prompt, response_text)
 
     @cached_property
-    def _task(self) -> Task | None:
+    def unknown_because(self) -> str:
+        """Why no answer can be graded, as far as the record of the task tells; empty where they can."""
+        match self._section:
+            case HubTask():
+                return "the prompts are a dataset of the Hub, which a page does not load"
+            case JsonlTask(grader=grader) if grader is not None:
+                return "the task has a grader of its own, and a page does not run code that a run names"
+            case JsonlTask(answer_field=""):
+                return "the prompts have no answers"
+        return ""
+
+    @cached_property
+    def _section(self) -> TaskSection | None:
         if self._recorded is None:
             return None
         try:
-            section = TypeAdapter(TaskSection).validate_python(self._recorded.task)
-            return None if isinstance(section, HubTask) else make_task(section)
-        except (ValidationError, RocktokensError):
+            return TypeAdapter(TaskSection).validate_python(self._recorded.task)
+        except ValidationError:
+            return None
+
+    @cached_property
+    def _task(self) -> Task | None:
+        if self._section is None or self.unknown_because:
+            return None
+        try:
+            return make_task(self._section)
+        except RocktokensError:
             return None
 
     @cached_property
@@ -63,7 +85,8 @@ class Grades:
             return {}
         try:
             count, seed = self._recorded.num_prompts, derive_seed(self._recorded.seed, self._seed_label)
-            prompts = self._task.prompts(count if at_most is None else min(count, at_most), seed)
+            drawn = count if at_most is None else min(count, at_most)
+            prompts = self._task.prompts(drawn, seed, gradable=self._gradable)
         except RocktokensError:
             return {}
         return {prompt.id: prompt for prompt in prompts}

@@ -12,7 +12,7 @@ import numpy as np
 
 from rocktokens.display.text import legible
 from rocktokens.errors import RocktokensError
-from rocktokens.knockout.records import Knockout
+from rocktokens.knockout.records import BanKey, Knockout
 from rocktokens.report.views.rollout_list import PAGE_SIZE, page_of
 from rocktokens.report.views.run_view import MAX_TOKEN_TEXT, KnockoutAnswers, RunView
 
@@ -87,14 +87,14 @@ def knockout_pairs(run: RunView, token_id: int, page: int = 0, size: int = PAGE_
         raise RocktokensError(
             f"token {token_id} was not banned in {run.path}: run `rocktokens knockout --id {token_id}`"
         )
-    own = min(holding, key=lambda own: len(own.ban.ids) > 1)
+    own = min(holding, key=lambda own: not own.ban.is_one_type)
     row, answers = _row(own), run.knockout_answers
     if answers is None:
         return KnockoutPage(row, 0, page, size, ())
     switched = {*own.changes.lost, *own.changes.gained}
-    places = [place for banned, place in answers.decoded if banned == row.ids]
+    places = [place for ban, place in answers.decoded if ban == own.ban.key]
     places.sort(key=lambda place: ((answers.free[place].prompt_id, answers.free[place].sample) not in switched, place))
-    pairs = tuple(_pair(run, answers, row.ids, place) for place in page_of(places, page, size))
+    pairs = tuple(_pair(run, answers, own.ban.key, place) for place in page_of(places, page, size))
     return KnockoutPage(row, len(places), page, size, pairs)
 
 
@@ -114,16 +114,16 @@ def _row(own: Knockout) -> KnockoutRow:
     )
 
 
-def _pair(run: RunView, answers: KnockoutAnswers, ids: tuple[int, ...], place: int) -> KnockoutPair:
-    free, decoded = answers.free[place], answers.decoded[ids, place]
+def _pair(run: RunView, answers: KnockoutAnswers, ban: BanKey, place: int) -> KnockoutPair:
+    free, decoded = answers.free[place], answers.decoded[ban, place]
     under_ban = np.concatenate([free.token_ids[: decoded.start], decoded.token_ids])
     prompt_text, free_text, banned_text = run.read([free.prompt_ids, free.token_ids, under_ban])
     return KnockoutPair(
         prompt_id=free.prompt_id,
         sample=free.sample,
         prompt_text=legible(prompt_text),
-        free=_tokens(run, free.token_ids, ids),
-        banned=_tokens(run, under_ban, ids),
+        free=_tokens(run, free.token_ids, ban.ids),
+        banned=_tokens(run, under_ban, ban.ids),
         first_difference=_first_difference(free.token_ids, under_ban),
         free_correct=answers.grades.is_right(free.prompt_id, prompt_text, free_text),
         banned_correct=answers.grades.is_right(free.prompt_id, prompt_text, banned_text),

@@ -1,16 +1,25 @@
 """A run in training: its curves, and the types it leaves out of the loss now, from the log alone."""
 
-import tomllib
+import re
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from rocktokens.policies.online_rocks import freezes
+from rocktokens.report.views.run_row import max_steps
 from rocktokens.report.views.run_view import RunView
 
 MAX_POINTS = 500
 """Of a curve: more than a screen can tell apart."""
+UNITS = (
+    (r"^(kl|loss|log_ratio|kl_choice|forward_kl)$|^entropy_", "nats"),
+    (r"^tokens_per_second$", "tokens/s"),
+    (r"^seconds_", "s"),
+    (r"_length$", "tokens"),
+    (r"share|^overlap|_saved$", "share"),
+)
+"""Patterns of names in the log, and the unit of their numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +27,8 @@ class LogCurve:
     """One number of the log through training; long curves are thinned evenly, first and last point kept."""
 
     name: str
+    unit: str
+    """Empty where it has none."""
     steps: tuple[int, ...]
     values: tuple[float | None, ...]
 
@@ -52,13 +63,13 @@ def live(run: RunView) -> LiveView:
     kept = np.unique(np.linspace(0, len(log) - 1, min(len(log), MAX_POINTS)).round().astype(int)) if log else []
     numbers = [{name: value for name, value in log[place].items() if _is_number(value)} for place in kept]
     steps = tuple(line["step"] for line in numbers)
-    names = dict.fromkeys(name for line in numbers for name in line if name != "step")
+    names = dict.fromkeys(name for line in numbers for name in line if name not in ("step", "epoch"))
     frozen = [own for own in freezes(log) if own.until is None]
     return LiveView(
         run=run.name,
         step=log[-1]["step"] if log else None,
-        max_steps=_max_steps(run),
-        curves=tuple(LogCurve(name, steps, tuple(line.get(name) for line in numbers)) for name in names),
+        max_steps=max_steps(run.manifest, run.config_text),
+        curves=tuple(LogCurve(name, _unit(name), steps, tuple(line.get(name) for line in numbers)) for name in names),
         rocks=tuple(
             LiveRock(own.token_id, run.text_of(own.token_id), own.frozen)
             for own in sorted(frozen, key=lambda own: (own.frozen, own.token_id))
@@ -66,11 +77,8 @@ def live(run: RunView) -> LiveView:
     )
 
 
-def _max_steps(run: RunView) -> int | None:
-    try:
-        return int(tomllib.loads(run.config_text)["training"]["max_steps"])
-    except (tomllib.TOMLDecodeError, KeyError, TypeError, ValueError):
-        return None
+def _unit(name: str) -> str:
+    return next((unit for pattern, unit in UNITS if re.search(pattern, name)), "")
 
 
 def _is_number(value: Any) -> bool:

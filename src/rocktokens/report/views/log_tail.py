@@ -9,6 +9,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+LONGEST_LINE = 1 << 20
+"""Bytes from the end of a log that hold its last line."""
 LogLine = dict[str, Any]
 """One training step, whatever its policy logs."""
 
@@ -38,6 +40,18 @@ class LogTail:
         self._read_to += len(finished)
         self._lines += [line for text in finished.splitlines() if (line := _parsed(text)) is not None]
         return list(self._lines)
+
+
+def last_line(path: Path) -> LogLine | None:
+    """Return the last finished line without reading the lines before it; None where there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - LONGEST_LINE))
+            tail = file.read()
+    except OSError:
+        return None
+    finished = tail[: tail.rfind(b"\n") + 1].splitlines()
+    return next(filter(None, map(_parsed, reversed(finished))), None)
 
 
 def _parsed(text: bytes) -> LogLine | None:

@@ -5,7 +5,7 @@ Values from outside are compared with arrays; none becomes part of a query.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -44,6 +44,8 @@ class Filters:
     """True: rollouts that hold a type the knock-out banned. False: those that hold none."""
     sort: str = "rollout_id"
     """One of ``SORTS``; descending with a minus before it."""
+    among: Collection[int] | None = None
+    """Rollouts to choose from; default: all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +131,8 @@ def _matching(run: RunView, index: TokenIndex, filters: Filters) -> np.ndarray:
         matches_R &= index.n_rocks_R == 0
     if filters.banned is not None:
         matches_R &= (index.count(np.isin(index.token_ids_T, run.banned_ids)) > 0) == filters.banned
+    if filters.among is not None:
+        matches_R &= np.isin(index.rollout_ids_R, list(filters.among))
     places = np.flatnonzero(matches_R)
     if filters.text:
         wanted = filters.text.casefold()

@@ -10,7 +10,7 @@ import json
 import math
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -18,17 +18,21 @@ from typing import Any, Self
 import numpy as np
 import pyarrow as pa
 
+from rocktokens.classes import TokenClasses
+from rocktokens.config import run_checkpoint_names
 from rocktokens.display.text import legible
 from rocktokens.errors import RocktokensError
 from rocktokens.evaluation.records import EvaluationRecord, Ledger
 from rocktokens.gradients.records import GradientsRecord
 from rocktokens.knockout.journal import Decoded, Key, RunJournal
 from rocktokens.knockout.records import KnockoutSweep
+from rocktokens.report.next_steps import why_ungraded
 from rocktokens.report.views.grades import Grades
 from rocktokens.report.views.log_tail import LogLine, LogTail
 from rocktokens.report.views.token_index import TokenIndex
 from rocktokens.rocks.categories import store_categories
 from rocktokens.rocks.records import FindRecord
+from rocktokens.rocks.sums import TypeSums, occurrences, type_sums
 from rocktokens.rollouts.store import read_rollouts
 from rocktokens.run_dir import RunDir
 from rocktokens.studies.records import StudyResult
@@ -37,6 +41,8 @@ from rocktokens.types import ReplayRecord, RockSet, Rollout
 
 MAX_TOKEN_TEXT = 64
 """Characters of a token that a page shows."""
+MAX_CHECKPOINT_NAME = 64
+"""And of the name of a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +69,7 @@ class RunView:
         self.config_text = _read(run, "config.toml", lambda file: file.read_text(encoding="utf-8")) or ""
         self.rocks: RockSet | None = _read(run, "rocks.json", RockSet.load)
         self.find: FindRecord | None = _read(run, "find.json", FindRecord.load)
+        self.classes: TokenClasses | None = _read(run, "classes.json", TokenClasses.load)
         self.gradients: GradientsRecord | None = _read(run, "gradients.json", GradientsRecord.load)
         self.knockout: KnockoutSweep | None = _read(run, "knockout.json", KnockoutSweep.load)
         ledger: Ledger | None = _read(run, "evaluations.json", Ledger.load)
@@ -71,6 +78,7 @@ class RunView:
         self.study: StudyResult | None = next(filter(None, studies), None)
         self._traces = TraceStore(run)
         self._require_own()
+        self.rocks = self._judged()
         self._log = LogTail(run.logs)
         self._lock = threading.RLock()
         self._indices: dict[int, TokenIndex] = {}
@@ -98,18 +106,43 @@ class RunView:
 
     def _require_own(self) -> None:
         """Refuse records that were made from the traces, or with the tokenizer, of another run."""
-        sources = {"rocks.json": self.rocks, "find.json": self.find, "gradients.json": self.gradients}
+        sources = {
+            "rocks.json": self.rocks,
+            "find.json": self.find,
+            "classes.json": self.classes,
+            "gradients.json": self.gradients,
+        }
         for name, record in sources.items():
             if record is not None:
                 self._traces.made(record.source, name)
         own, conditions = self._traces.tokenizer_sha256, self.knockout and self.knockout.settings.conditions
         if own and self.rocks is not None:
             self.rocks.require_tokenizer(own)
+        if own and self.classes is not None:
+            self.classes.require_tokenizer(own)
         if own and conditions is not None and conditions.tokenizer_sha256 != own:
             raise RocktokensError(
                 f"{self.run.knockout} was made with tokenizer {conditions.tokenizer_sha256[:12]}, the run's is "
                 f"{own[:12]}: run `rocktokens knockout` again"
             )
+
+    def _judged(self) -> RockSet | None:
+        """Return the rocks, with the verdicts of knockout.json where rocks.json has none.
+
+        They are verdicts on these rocks only if a student of the replay wrote the answers.
+        """
+        conditions = self.knockout.settings.conditions if self.knockout else None
+        students = self.replay.checkpoints.values() if self.replay else ()
+        if self.rocks is None or self.knockout is None or conditions is None or conditions.model not in students:
+            return self.rocks
+        alone = {own.ban.ids[0]: own for own in self.knockout.of_role("tested") if own.ban.is_one_type}
+        tokens = [
+            replace(token, verdict=own.verdict, delta=own.delta, delta_interval=own.interval)
+            if token.verdict == "untested" and (own := alone.get(token.id))
+            else token
+            for token in self.rocks.tokens
+        ]
+        return replace(self.rocks, tokens=tokens)
 
     @cached_property
     def rock_ranks(self) -> dict[int, int]:
@@ -122,6 +155,12 @@ class RunView:
     def checkpoints(self) -> list[int]:
         """Steps of the replayed checkpoints, oldest first."""
         return self._traces.checkpoints
+
+    @cached_property
+    def checkpoint_names(self) -> dict[int, str]:
+        """Names of students of your own, by step, made safe to show."""
+        names = run_checkpoint_names(self.run)
+        return {step: legible(name, MAX_CHECKPOINT_NAME) for step, name in names.items()}
 
     @property
     def reference(self) -> int | None:
@@ -143,6 +182,26 @@ class RunView:
         """Query the traces; the engine answers one query at a time."""
         with self._lock:
             return ask(self._traces)
+
+    @cached_property
+    def traced_classes(self) -> str | None:
+        """Hash of the classes by which the traces of the reference split the loss; None where they do not."""
+        with self._lock:
+            return None if self.reference is None else self._traces.classes_sha256(self.reference)
+
+    @property
+    def splits_by_its_classes(self) -> bool:
+        """Whether the traces of the reference split the loss by the classes of classes.json that are not refuted."""
+        return self.classes is not None and self.traced_classes == self.classes.unrefuted.sha256
+
+    @cached_property
+    def type_sums(self) -> TypeSums | None:
+        """Sums of every type over the scored tokens of the reference; None without traces."""
+        with self._lock:
+            if self.reference is None:
+                return None
+            rows = occurrences(self._traces.table(self.reference))
+            return type_sums(rows, with_choice=self.traced_classes is not None)
 
     def index(self, step: int | None = None) -> TokenIndex:
         """Return the tokens of a checkpoint, by default the reference."""
@@ -184,6 +243,16 @@ class RunView:
         self._texts |= zip(index.rollout_ids_R[new].tolist(), texts, strict=True)
         return [self._texts[own] for own in ids]
 
+    @cached_property
+    def ungraded(self) -> str:
+        """Why accuracy cannot be measured, in one sentence; empty where it can, or the run has no config."""
+        return why_ungraded(self.run)
+
+    @property
+    def unmarked(self) -> str:
+        """Why no rollout is marked as right or wrong; empty where they are."""
+        return self._grades.unknown_because
+
     # Rollouts
 
     def rollout(self, rollout_id: int) -> Rollout | None:
@@ -224,7 +293,7 @@ class RunView:
             return None
         journal = RunJournal(self.run, conditions.digest)
         free = journal.free()
-        grades = Grades(conditions, "evaluation prompts")
+        grades = Grades(conditions, "evaluation prompts", gradable=True)
         return None if free is None else KnockoutAnswers(free, journal.finished, grades)
 
     @cached_property
@@ -257,5 +326,5 @@ def _plain(value: Any) -> Any:
 
 
 def _read(run: RunDir, name: str, load: Callable[[Path], Any]) -> Any:
-    """Read a file of a run, verified; None where the run has none. A file that it does not list is refused."""
-    return load(run.verified(name)) if run.lists(name) or (run.path / name).exists() else None
+    """Read a file of a run, verified; None where the run has none. A file that is no part of it is refused."""
+    return load(run.verified(name)) if run.lists(name) or run.holds_unlisted(name) else None

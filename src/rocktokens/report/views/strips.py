@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from rocktokens.config import checkpoint_label
 from rocktokens.display.strip import Piece, strip_html
 from rocktokens.display.text import legible, visible
 from rocktokens.errors import RocktokensError
@@ -38,6 +39,8 @@ class StripToken:
     entropy_teacher: float | None
     grad_norm: float | None
     weight: float | None
+    kl_choice: float | None
+    """The part of kl that is a choice within classes; None where the trace does not have it."""
     rock_rank: int | None
     """None where it is no rock."""
     category: str | None
@@ -54,6 +57,8 @@ class Strip:
     rollout_id: int
     prompt_id: str
     checkpoint: int
+    checkpoint_label: str
+    """Its number, and beside it the name it has."""
     prompt_text: str
     """Empty where the rollout was not stored."""
     response_text: str
@@ -73,7 +78,9 @@ class Strip:
     def _repr_html_(self) -> str:
         """Show the strip in a notebook, coloured by kl."""
         grade = {True: ", right", False: ", wrong", None: ""}[self.correct]
-        title = f"{visible(self.run)}: rollout {self.rollout_id}, checkpoint {self.checkpoint}{grade}; coloured by kl"
+        title = (
+            f"{visible(self.run)}: rollout {self.rollout_id}, checkpoint {self.checkpoint_label}{grade}; coloured by kl"
+        )
         return strip_html(title, [Piece(own.token_id, own.text, own.kl, own.rock_rank) for own in self.tokens])
 
 
@@ -89,6 +96,7 @@ def rollout_strip(run: RunView, rollout_id: int, checkpoint: int | None = None) 
         rollout_id=rollout_id,
         prompt_id=index.prompt_ids_R[place],
         checkpoint=step,
+        checkpoint_label=checkpoint_label(step, run.checkpoint_names),
         prompt_text=legible(run.prompt_text(own)) if own else "",
         response_text=legible(run.response_texts(index, [place])[0]),
         finished=own.finished if own else None,
@@ -146,6 +154,7 @@ def _tokens(run: RunView, rows: pa.Table) -> tuple[StripToken, ...]:
             text=text_of(row["token_id"]),
             rock_rank=run.rock_ranks.get(row["token_id"]),
             category=categories.get(row["token_id"]),
+            kl_choice=shortest(row.get("kl_choice")),
             student_top=likely(row.get("student_top")),
             teacher_top=likely(row.get("teacher_top")),
             **{name: shortest(row[name]) for name in SCORES},

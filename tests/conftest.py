@@ -1,0 +1,34 @@
+"""The order of the suite: files that take longest begin first, so that no worker is left alone with one at the end."""
+
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+LONGEST = (
+    "test_pipeline.py",
+    "knockout/test_sweep.py",
+    "scoring/test_fused.py",
+    "report/test_server_browser.py",
+    "cli/test_cli_study.py",
+    "crash/test_crash.py",
+    "integrations/test_trl.py",
+    "traces/test_spark.py",
+    "training/test_distill.py",
+    "report/test_page_browser.py",
+    "models/test_smollm2.py",
+    "rocks/test_search.py",
+    "studies/test_study_without_cli.py",
+    "gradients/test_sharded_gradients.py",
+    "cli/test_tutorial.py",
+    "test_quickstart.py",
+)
+"""Files of half a minute or more on one of two busy cores."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    gone = [name for name in LONGEST if not (HERE / name).exists()]
+    if gone:
+        raise pytest.UsageError(f"tests/conftest.py orders {', '.join(gone)}, which does not exist: remove it there")
+    places = {HERE / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
