@@ -13,10 +13,11 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 @pytest.fixture(scope="module")
 def browser() -> "Iterator[Browser]":
     """For the tests of pages; the other tests of reports need no playwright."""
-    from playwright.sync_api import sync_playwright
+    from playwright.sync_api import expect, sync_playwright
 
     if CHROMIUM is None:
         pytest.skip("there is no Chromium to test the pages with")
+    expect.set_options(timeout=30_000)  # five seconds are not enough on a busy machine
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield browser

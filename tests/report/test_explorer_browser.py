@@ -206,7 +206,7 @@ def test_a_changed_run_is_noticed_and_shown(page: Page, server: Server, restored
     expect(page.locator("#stale")).to_be_hidden()
     record = json.loads((restored / "rocks.json").read_text(encoding="utf-8"))
     RunDir(restored).commit_text("rocks.json", json.dumps({**record, "tokens": record["tokens"][:2]}))
-    expect(page.locator("#stale")).to_contain_text("This run has changed", timeout=10_000)
+    expect(page.locator("#stale")).to_contain_text("This run has changed")
     expect(page.locator("#rocks tbody tr")).to_have_count(len(ROCK_IDS))
     page.get_by_role("button", name="Show the new data").click()
     expect(page.locator("#rocks tbody tr")).to_have_count(2)
@@ -245,7 +245,7 @@ def test_curves_of_several_runs_lie_over_each_other(page: Page, server: Server, 
     kl.locator(".plot-body").focus()
     with (folder / "hostile/logs.jsonl").open("a", encoding="utf-8") as log:
         log.write(log_line(9))
-    expect(page.locator("#live-status")).to_contain_text("10 steps", timeout=10_000)
+    expect(page.locator("#live-status")).to_contain_text("10 steps")
     assert kl.locator("svg text").all_inner_texts() == zoomed
     expect(kl.locator(".plot-body")).to_be_focused()
     page.get_by_role("button", name="Remove deep/other").click()

@@ -376,7 +376,7 @@ def test_a_run_in_training_is_followed(page: Page, server: Server):
     before = page.locator("#live-status").inner_text()
     with (server.run_path / "logs.jsonl").open("a", encoding="utf-8") as log:
         log.write(log_line(3))
-    expect(page.locator("#live-status")).not_to_have_text(before, timeout=10_000)
+    expect(page.locator("#live-status")).not_to_have_text(before)
     expect(page.locator("#live-status")).to_contain_text("4 steps")
     expect(page.locator("#curves .plot-title").filter(has_text=re.compile("^kl"))).to_have_text("kl: 0.250 nats")
 
@@ -387,7 +387,7 @@ def test_an_answer_after_a_silence_takes_the_alert_away(browser: Browser, server
     open_at(page, server, "view=live")
     expect(page.locator("#problem")).to_contain_text("does not answer")
     page.unroute(re.compile("/live"))
-    expect(page.locator("#curves svg").first).to_be_visible(timeout=10_000)
+    expect(page.locator("#curves svg").first).to_be_visible()
     expect(page.locator("#problem")).to_be_hidden()
     page.close()
 

@@ -134,9 +134,15 @@ def test_a_command_that_dies_or_answers_nonsense_is_one_sentence(tmp_path: Path,
 
 
 def test_a_line_that_nobody_asked_for_is_noticed(tmp_path: Path):
-    grader = command(tmp_path / "g.py", "print('true'); time.sleep(0.05); print('true')")
+    """It is written after the answer was read, and before the next question: two files tell each side when."""
+    read, written = tmp_path / "read", tmp_path / "written"
+    wait = f"while not os.path.exists({str(read)!r}): time.sleep(0.01)"
+    body = f"print('true', flush=True)\n    {wait}\n    print('true', flush=True); open({str(written)!r}, 'w').close()"
+    grader = command(tmp_path / "g.py", body)
     assert grader.grade(PROMPT, "4")
-    time.sleep(0.4)
+    read.touch()
+    while not written.exists():
+        time.sleep(0.01)
     with pytest.raises(RocktokensError, match="wrote a line that was not asked for"):
         grader.grade(PROMPT, "4")
 
