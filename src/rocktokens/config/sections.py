@@ -52,6 +52,29 @@ class RolloutsSection(Section):
     chat_template: bool = Field(
         default=True, description="wrap the prompt in the tokenizer's chat template if it has one"
     )
+    engine: Literal["transformers", "vllm"] = Field(
+        default="transformers", description="transformers: the student in memory; vllm: a vLLM server (rollouts.url)"
+    )
+    url: str | None = Field(
+        default=None, pattern=r"^https?://", description="of the vLLM server, such as http://127.0.0.1:8000"
+    )
+    noise: Literal["plugin", "server"] = Field(
+        default="plugin",
+        description="plugin: the server draws with our noise, so rollouts are those of transformers; server: its own",
+    )
+    sync_directory: str | None = Field(
+        default=None, description="where the vLLM server finds new weights; default: sync/ in the run's folder"
+    )
+    max_gap: float = Field(
+        default=1e-3, gt=0, description="between log-probabilities of the vLLM server and of the student, in nats"
+    )
+    timeout: float = Field(default=600, gt=0, description="seconds until a vLLM server that does not answer is lost")
+
+    @model_validator(mode="after")
+    def _server_has_an_address(self) -> Self:
+        if self.engine == "vllm" and self.url is None:
+            raise ValueError('engine = "vllm" needs the address of a server: set rollouts.url = "http://127.0.0.1:8000"')
+        return self
 
 
 class ScoringSection(Section):
