@@ -11,8 +11,10 @@ PATIENCE = 300
 """Seconds a rank is given."""
 
 
-def run_two_ranks(script: Path, arguments: Iterable[str], logs: Path, **environment: str) -> None:
-    """Run ``python SCRIPT ARGUMENTS…`` as ranks 0 and 1; both must end well. What they print goes into ``logs``."""
+def run_two_ranks(
+    script: Path, arguments: Iterable[str], logs: Path, *, ends_well: bool = True, **environment: str
+) -> None:
+    """Run ``python SCRIPT ARGUMENTS…`` as ranks 0 and 1; both must end well, or both badly. They print into ``logs``."""
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", **environment}
     places = [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)]
     files = [logs / f"rank-{rank}.log" for rank in range(2)]
@@ -20,7 +22,8 @@ def run_two_ranks(script: Path, arguments: Iterable[str], logs: Path, **environm
     processes = [start_script(script, line, log, place) for log, place in zip(files, places, strict=True)]
     for process, log in zip(processes, files, strict=True):
         process.join(PATIENCE)
-        assert process.exitcode == 0, log.read_text(encoding="utf-8")
+        assert process.exitcode is not None, f"still running after {PATIENCE} s: {log.read_text(encoding='utf-8')}"
+        assert (process.exitcode == 0) == ends_well, log.read_text(encoding="utf-8")
 
 
 def free_port() -> int:

@@ -14,11 +14,11 @@ END_IDS = [EOS, *range(32)]
 """So many ends that random models stop now and then."""
 
 
-def write_pair(directory: Path) -> None:
-    """Write ``student/``, ``teacher/`` and ``task.jsonl``; the same bytes every time."""
+def write_pair(directory: Path, **settings: object) -> None:
+    """Write ``student/``, ``teacher/`` and ``task.jsonl``; the same bytes every time for the same model settings."""
     tokenizer = byte_tokenizer()
     for name, width, layers, seed in (("student", 16, 1, 1), ("teacher", 24, 2, 2)):
-        model = tiny_llama(width, layers, seed)
+        model = tiny_llama(width, layers, seed, **settings)
         model.save_pretrained(directory / name)
         tokenizer.save_pretrained(directory / name)
     lines = [json.dumps({"question": f"What is {n} + {n % 5}?", "answer": str(n + n % 5)}) for n in range(40)]

@@ -13,6 +13,13 @@ def _whole_or_auto(value: Any) -> Any:
     return value
 
 
+def _bool_or_auto(value: Any) -> Any:
+    if value != "auto" and not isinstance(value, bool):
+        raise ValueError("give true, false or auto")
+    return value
+
+
+BoolOrAuto = Annotated[bool | Literal["auto"], BeforeValidator(_bool_or_auto)]
 WholeOrAuto = Annotated[int | Literal["auto"], BeforeValidator(_whole_or_auto)]
 
 

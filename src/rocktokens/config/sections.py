@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from rocktokens.config.base import Divergence, Section, WholeOrAuto
+from rocktokens.config.base import BoolOrAuto, Divergence, Section, WholeOrAuto
 from rocktokens.config.policies import PolicySection, UniformSection
 from rocktokens.config.tasks import TaskSection, WordmathTask
 from rocktokens.errors import ConfigError
@@ -126,6 +126,10 @@ class TrainingSection(Section):
     bf16: bool = Field(default=True, description="bfloat16 autocast on a GPU; float32 on CPU")
     gradient_checkpointing: bool = Field(
         default=False, description="compute activations again in the backward pass: less memory, about a third slower"
+    )
+    shard: BoolOrAuto = Field(
+        default="auto",
+        description="several processes hold a part each of models, gradient and optimizer; auto: where all do not fit",
     )
     save_steps: int = Field(
         default=25, ge=1, description="a checkpoint at step 0, every this many steps, and at the end"

@@ -23,7 +23,9 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
+
+from rocktokens.models.shards import laid_like
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks|block)\.(\d+)\.(.+)")
 _NORM = re.compile(r"norm|(?:^|\.)ln_|layer_?norm|\.ln\d?\.", re.IGNORECASE)
@@ -119,10 +121,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 def local_like(whole: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
     """Return the elements of a whole tensor that belong to this process's shard of ``parameter``, flattened."""
-    whole = whole.to(parameter.device)
-    if isinstance(parameter, DTensor) and not isinstance(whole, DTensor):
-        whole = distribute_tensor(whole, parameter.device_mesh, parameter.placements)
-    return local(whole)
+    return local(whole if isinstance(whole, DTensor) else laid_like(whole, parameter))
 
 
 def sharded_over(parameter: torch.Tensor) -> tuple[dist.ProcessGroup, ...]:

@@ -17,6 +17,7 @@ import torch
 from transformers import PreTrainedModel
 
 from rocktokens.errors import RocktokensError
+from rocktokens.models.shards import gathered
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,12 @@ class LMHead:
             return self
         bias_V = None if self.bias_V is None else self.bias_V[:width]
         return replace(self, weight_VD=self.weight_VD[:width], bias_V=bias_V)
+
+    def whole(self) -> Self:
+        """The head gathered from the shards of FSDP2, on every process that holds one; itself where it is whole."""
+        weight_VD, bias_V = gathered(self.weight_VD), None if self.bias_V is None else gathered(self.bias_V)
+        is_whole = weight_VD is self.weight_VD and bias_V is self.bias_V
+        return self if is_whole else replace(self, weight_VD=weight_VD, bias_V=bias_V)
 
     def cast_for(self, h_TD: torch.Tensor) -> Self:
         """The head with its weight in the dtype in which it will be multiplied with ``h_TD``."""

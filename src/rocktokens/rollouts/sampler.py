@@ -20,6 +20,7 @@ from rocktokens.config import Config
 from rocktokens.errors import RocktokensError
 from rocktokens.models.head import lm_head
 from rocktokens.models.load import LoadedModel
+from rocktokens.models.shards import gathered
 from rocktokens.rollouts.decoding import DecodingSettings, Ended, StreamRequest
 from rocktokens.rollouts.generate import generate_batches
 from rocktokens.rollouts.noise import stream_key
@@ -224,10 +225,10 @@ class TransformersSampler:
         max_new_tokens: int,
         on_done: Callable[[int, Completion], None],
     ) -> None:
+        if self.refresh:  # also without requests: other processes may have some, and gather with this one
+            self.refresh()
         if not requests:
             return
-        if self.refresh:
-            self.refresh()
         settings = DecodingSettings(
             self.eos_ids, self.pad_id, self.vocab_size, self.batch_size, temperature, max_new_tokens
         )
@@ -265,25 +266,29 @@ class TransformersSampler:
 
 
 class SamplingCopy:
-    """A copy of a model in the narrow dtype in which a GPU samples from it, whose weights follow the original's.
+    """A whole copy of a model, on the device and in the dtype to sample from, whose weights follow the original's.
 
     Training keeps the student in float32 and computes in bfloat16 by autocast, which would convert every weight at
-    every token of a rollout. The copy is converted once per step. Its tensors stay where they are, as captured CUDA
-    graphs need. Only the parameters are converted: the tables of rotary positions lose too much in bfloat16.
+    every token of a rollout; or it keeps the student in shards, which would be gathered at every token. The copy is
+    brought up to date once per step. Its tensors stay where they are, as captured CUDA graphs need. Only the parameters
+    are converted: the tables of rotary positions lose too much in bfloat16. It is made while the original is whole.
     """
 
-    def __init__(self, source: torch.nn.Module, dtype: torch.dtype) -> None:
-        self.model = copy.deepcopy(source).requires_grad_(False)
-        pairs = list(zip(self.model.parameters(), source.parameters(), strict=True))
-        for own, _ in pairs:
+    def __init__(self, source: torch.nn.Module, dtype: torch.dtype, device: torch.device | str | None = None) -> None:
+        self._source = source
+        self.model = copy.deepcopy(source).requires_grad_(False).to(device)
+        for own in self.model.parameters():
             own.data = own.data.to(dtype)
-        self._trained = [(own, given) for own, given in pairs if given.requires_grad]
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Copy the current weights of the parameters that are trained."""
-        for own, given in self._trained:
-            own.copy_(given)
+        """Copy the current weights of the parameters that are trained; every process takes part where these are shards.
+
+        Sharding replaces the parameters of the original, so they are looked up each time.
+        """
+        for own, given in zip(self.model.parameters(), self._source.parameters(), strict=True):
+            if given.requires_grad:
+                own.copy_(gathered(given))
 
 
 @contextmanager
@@ -320,14 +325,13 @@ def make_sampler(
     teacher: LoadedModel | None = None,
     *,
     threads: int | None = None,
-    bf16: bool = False,
+    copied: SamplingCopy | None = None,
 ) -> TransformersSampler:
     """Make the student's sampler; columns that only one of the two heads has are never sampled.
 
-    With ``bf16`` it samples from a bfloat16 copy, which follows the student as it is trained. The teacher is who reads
+    It samples from ``copied``, if that is given, which follows the student as it is trained. The teacher is who reads
     the completions next, if one does; ``threads`` are those of the CPU while sampling.
     """
-    copied = SamplingCopy(student.model, torch.bfloat16) if bf16 else None
     widths = [lm_head(loaded.model).width for loaded in (student, teacher) if loaded is not None]
     return TransformersSampler(
         copied.model if copied else student.model,

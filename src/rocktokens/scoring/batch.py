@@ -61,12 +61,18 @@ def response_states(model: Any, batch: RolloutBatch) -> torch.Tensor:
 
 
 def collate(
-    rollouts: Sequence[Rollout], pad_id: int, device: torch.device | str, tokens_per_group: float = math.inf
+    rollouts: Sequence[Rollout],
+    pad_id: int,
+    device: torch.device | str,
+    tokens_per_group: float = math.inf,
+    *,
+    one_group: bool = False,
 ) -> RolloutBatch:
     """Batch rollouts in the given order.
 
     ``pad_id`` may be any id, its states are never used. A group has at most ``tokens_per_group`` padded tokens, on a
-    CPU ``CPU_GROUP_TOKENS``; a sequence that is longer on its own is a group of one.
+    CPU ``CPU_GROUP_TOKENS``; a sequence that is longer on its own is a group of one. With ``one_group`` all are one,
+    for models in shards: they must run as often on every process, whatever the lengths there.
     """
     for rollout in rollouts:
         for name, ids in (("prompt_ids", rollout.prompt_ids), ("token_ids", rollout.token_ids)):
@@ -81,7 +87,9 @@ def collate(
     lengths_R = prompts_R + responses_R
     starts = np.concatenate([[0], np.cumsum(lengths_R)])
     positions_T = np.concatenate([np.arange(length) for length in responses_R])
-    if torch.device(device).type != "cuda":
+    if one_group:
+        tokens_per_group = math.inf
+    elif torch.device(device).type != "cuda":
         tokens_per_group = min(tokens_per_group, CPU_GROUP_TOKENS)
     groups, group_starts_R = _padded_groups(sequences, pad_id, tokens_per_group)
 

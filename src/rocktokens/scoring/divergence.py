@@ -25,7 +25,6 @@ from typing import Any, Literal, get_args
 import numpy as np
 import torch
 from torch.autograd.function import once_differentiable
-from torch.distributed.tensor import DTensor, Partial
 
 from rocktokens.classes import TokenClasses
 from rocktokens.config import Divergence
@@ -260,7 +259,7 @@ class _Pair:
             raise RocktokensError(f"scoring.temperature is {temperature}: it must be greater than 0")
         if term is not None and term not in get_args(Term):
             raise RocktokensError(f"term is {term!r}: use {', '.join(get_args(Term))} or None")
-        heads = [_whole(head if isinstance(head, LMHead) else LMHead(head)) for head in (student, teacher)]
+        heads = [(head if isinstance(head, LMHead) else LMHead(head)).whole() for head in (student, teacher)]
         width = min(head.width for head in heads)
         if classes is not None:
             classes.require_width(width)
@@ -482,19 +481,6 @@ def _checked_weights(weights_T: torch.Tensor, denominator: float, h_TD: torch.Te
     if checked_T.any() and not 0 < denominator < math.inf:
         raise RocktokensError(f"the loss's denominator is {denominator}: it must be a positive number of tokens")
     return checked_T
-
-
-def _whole(head: LMHead) -> LMHead:
-    """The head gathered from the shards of FSDP2; its gradient goes back to them averaged over ranks, as FSDP2 does."""
-
-    def gathered(shard: torch.Tensor | None) -> Any:
-        if not isinstance(shard, DTensor):
-            return shard
-        return shard.full_tensor(grad_placements=[Partial("avg")] * shard.device_mesh.ndim)
-
-    if not any(isinstance(shard, DTensor) for shard in (head.weight_VD, head.bias_V)):
-        return head
-    return replace(head, weight_VD=gathered(head.weight_VD), bias_V=gathered(head.bias_V))
 
 
 def _wide(x: torch.Tensor) -> torch.dtype:

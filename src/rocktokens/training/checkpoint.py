@@ -6,14 +6,14 @@
 2. The directory is renamed, and all its files enter the manifest in one replacement.
 3. A checkpoint that the manifest does not list does not exist; what a killed process left of one is written over.
 4. A run resumes from its latest checkpoint, with the same config, policy files and number of processes, or is refused
-   in one sentence. Its length may have changed (``length``).
+   in one sentence. Its length (``length``) and its layout (``layout``) may have changed: tensors are written whole.
 
 No state of a random generator is kept: every step seeds its own from the run's seed.
 """
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from rocktokens.config import Config, load_config
 from rocktokens.config.policies import FILE_KEYS, files_of
 from rocktokens.errors import ConfigError, RunDirError
 from rocktokens.models.describe_run import describe_run
+from rocktokens.models.shards import laid_like
 from rocktokens.run_dir import OPTIMIZER_FILE, TRAINER_STATE, RunDir, file_sha256, fsync
 from rocktokens.training.length import LENGTH_KEYS, MAX_STEPS, require_not_passed
 
@@ -36,7 +37,9 @@ POLICY_FILE = "policy.safetensors"
 POLICY_FILES = "policy_files"
 """The manifest's entry with the SHA-256 of every file the policy reads, by key."""
 FREE_SECTIONS = frozenset({"trace", "find", "evaluation", "knockout", "gradients"})
-FREE_KEYS = frozenset({"run.directory", "training.report_to", *(f"training.{key}" for key in LENGTH_KEYS)})
+FREE_KEYS = frozenset(
+    {"run.directory", "training.report_to", "training.shard", *(f"training.{key}" for key in LENGTH_KEYS)}
+)
 """What may change at a resume. Not ``training.trace``: a run traced in part would look whole to its readers."""
 
 
@@ -60,8 +63,12 @@ def save_checkpoint(
     tokenizer: PreTrainedTokenizerBase,
     optimizer: Mapping[str, torch.Tensor],
     policy: Mapping[str, np.ndarray],
+    weights: Mapping[str, torch.Tensor] | None = None,
 ) -> None:
-    """Commit the student, its tokenizer, its ``optimizer_state``, the policy's and the trainer's as a checkpoint."""
+    """Commit the student, its tokenizer, its ``optimizer_state``, the policy's and the trainer's as a checkpoint.
+
+    ``weights`` are the student's where its own are in shards, under the names of its ``state_dict``.
+    """
     target = run.checkpoint(state.step)
     temporary = target.with_name(f".{target.name}.tmp")
     for leftover in (temporary, target):
@@ -73,9 +80,9 @@ def save_checkpoint(
             if isinstance(adapter.target_modules, set):  # which would be written in an order that depends on its past
                 adapter.target_modules = sorted(adapter.target_modules)
         # "auto" would ask the Hub whether the vocabulary has grown
-        student.save_pretrained(str(temporary), save_embedding_layers=False)
+        student.save_pretrained(str(temporary), save_embedding_layers=False, state_dict=weights)
     else:
-        student.save_pretrained(temporary)
+        student.save_pretrained(temporary, state_dict=None if weights is None else dict(weights))
     tokenizer.save_pretrained(temporary)
     save_file(dict(optimizer), temporary / OPTIMIZER_FILE)
     if policy:
@@ -95,24 +102,30 @@ def load_trainer_state(directory: Path) -> TrainerState:
 
 def optimizer_state(student: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
     """The optimizer's tensors on the CPU, keyed ``<parameter>/<state>``; empty before the first update."""
-    return {
-        f"{name}/{key}": value.detach().cpu().contiguous()
-        for name, parameter in student.named_parameters()
-        for key, value in optimizer.state.get(parameter, {}).items()
-    }
+    return {key: value.detach().cpu().contiguous() for key, value in optimizer_tensors(student, optimizer)}
+
+
+def optimizer_tensors(student: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the optimizer's tensors as they lie, under the keys of ``optimizer_state``."""
+    for name, parameter in student.named_parameters():
+        for key, value in optimizer.state.get(parameter, {}).items():
+            yield f"{name}/{key}", value
 
 
 def restore_optimizer(directory: Path, student: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Put the saved tensors back, each beside its parameter; the learning rate is the scheduler's to restore.
+    """Put the saved tensors back, each as its parameter lies; the learning rate is the scheduler's to restore.
 
-    The step counts stay on the CPU unless the optimizer is fused.
+    The step counts are whole, and stay on the CPU unless the optimizer is fused.
     """
     parameters = dict(student.named_parameters())
     for key, value in load_file(directory / OPTIMIZER_FILE).items():
         name, _, field = key.rpartition("/")
         parameter = parameters[name]
-        is_counter = field == "step" and not optimizer.defaults["fused"]
-        optimizer.state[parameter][field] = value if is_counter else value.to(parameter.device)
+        if field == "step":
+            laid = value.to(parameter.device) if optimizer.defaults["fused"] else value
+        else:
+            laid = laid_like(value, parameter)
+        optimizer.state[parameter][field] = laid
 
 
 def load_policy_state(directory: Path) -> dict[str, np.ndarray]:

@@ -33,7 +33,6 @@ from rocktokens.training.checkpoint import (
     begin_run,
     load_trainer_state,
     open_run,
-    optimizer_state,
     save_checkpoint,
 )
 from rocktokens.training.length import change_length, describe_change, in_steps, recorded_steps
@@ -184,6 +183,8 @@ def _make_ready(
     elif former is not None and former != session.config.training.max_steps:
         progress.note(describe_change(session.config, former, state.step))
         change_length(run, session.config, state.step)
+    if session.layout.summary is not None:
+        progress.note(session.layout.summary)
     step, parts = (state.step, state.trace_parts) if state else (0, 0)
     run.drop([entry.path for entry in run.files("traces/training/")][parts:])
     cut_log(run, step)
@@ -225,9 +226,11 @@ def _save(session: Session, run: RunDir, state: TrainerState, traces: TraceWrite
     if traces is not None:
         traces.flush()
         state = replace(state, trace_parts=traces.parts)
-    if session.accelerator.is_main_process:
-        optimizer = optimizer_state(session.student, session.optimizer)
-        save_checkpoint(run, state, session.student, session.tokenizer, optimizer, session.policy.state())
+    full = session.layout.full_state(session.student, session.optimizer)
+    if full is not None:
+        save_checkpoint(
+            run, state, session.student, session.tokenizer, full.optimizer, session.policy.state(), full.weights
+        )
     return state
 
 

@@ -1,4 +1,4 @@
-"""The loss of one micro-batch (docs/method.md, section 7) as a module: one forward that DDP and FSDP can hook.
+"""The loss of one micro-batch (docs/method.md, section 7) as a module: forwards that DDP and FSDP can hook.
 
 1. On a GPU the teacher runs on a stream of its own, starting where the training stream stands, so the two forwards
    share the GPU. ``TeacherStates.wait`` joins the streams just before the loss; the host waits for neither. On a CPU
@@ -9,11 +9,15 @@
 4. The scores of the trace, those of watched tokens of weight 0, the top-16 overlap at a few positions, and what else
    both models could have written where the policy wants to know it, come from the same forward.
 
+A policy that needs scores has them from a forward of its own, ``score``, without gradient. Either forward gathers the
+teacher's head once where that lies in shards, whatever the batch, so that all processes gather as often.
+
 The teacher's states are marked as read by the stream that waits, so their memory is not reused too early. Where the
 student's graph leaves no room for both forwards, the allocator takes the teacher's scratch memory back, and they run
 one after the other. Nothing here makes the host wait for a GPU: which tokens have weight 0 is known on the host.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -21,7 +25,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from rocktokens.config import ScoringSection
+from rocktokens.config import Divergence, ScoringSection
 from rocktokens.models.head import LMHead, lm_head
 from rocktokens.policies import Term, term_arguments, term_classes
 from rocktokens.scoring.batch import RolloutBatch, response_states
@@ -78,7 +82,7 @@ class ObjectiveOutput(NamedTuple):
 
 
 class DistillationObjective(nn.Module):
-    """Holds the student; the teacher's head rides along outside the module's parameters."""
+    """Holds the student; the teacher's head, which may lie in shards, rides along outside the module's parameters."""
 
     def __init__(self, student: nn.Module, teacher_head: LMHead, section: ScoringSection) -> None:
         super().__init__()
@@ -104,26 +108,25 @@ class DistillationObjective(nn.Module):
         weight 0 and are scored without gradient; the overlap is measured at ``overlap_P``, the likeliest tokens are
         found at ``likely_P``.
         """
-        student_head, section = lm_head(self.student), self._section
-        settings = (section.divergence, section.temperature, section.tokens_per_chunk)
+        student_head, teacher_head, settings = lm_head(self.student), self._teacher_head.whole(), self._settings
         h_s_TD, ids_T = response_states(self.student, batch), batch.token_ids_T
         h_t_TE = teacher.wait()
         loss, scores = weighted_kl(
             h_s_TD,
             student_head,
             h_t_TE,
-            self._teacher_head,
+            teacher_head,
             ids_T,
             torch.as_tensor(weights_T),
             denominator,
             *settings,
             **term_arguments(term),
-            round_logits=section.round_logits,
+            round_logits=self._section.round_logits,
             defer_checks=True,
         )
 
         def states_at(rows: torch.Tensor) -> tuple[torch.Tensor, LMHead, torch.Tensor, LMHead]:
-            return h_s_TD[rows], student_head, h_t_TE[rows], self._teacher_head
+            return h_s_TD[rows], student_head, h_t_TE[rows], teacher_head
 
         with torch.no_grad():
             if len(watched_N):
@@ -136,3 +139,18 @@ class DistillationObjective(nn.Module):
             if len(likely_P):
                 likely = likely_tokens(*states_at(likely_P), ids_T[likely_P], LIKELY_K, *settings[1:])
         return ObjectiveOutput(loss, scores, overlap_share_P, likely)
+
+    @torch.no_grad()
+    def score(
+        self, batch: RolloutBatch, teacher: TeacherStates, term: Term | None, extras: Collection[str]
+    ) -> TokenScores:
+        """Score the batch's response tokens, with the optional columns ``extras``."""
+        heads = lm_head(self.student), self._teacher_head.whole()
+        h_s_TD = response_states(self.student, batch)
+        states = (h_s_TD, heads[0], teacher.wait(), heads[1], batch.token_ids_T)
+        return token_scores(*states, *self._settings, extras, classes=term_classes(term))
+
+    @property
+    def _settings(self) -> tuple[Divergence, float, int]:
+        """What scores and loss are computed with."""
+        return self._section.divergence, self._section.temperature, self._section.tokens_per_chunk

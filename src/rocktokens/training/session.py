@@ -1,8 +1,8 @@
 """Everything a training run holds in memory, built for its first step or from its latest checkpoint.
 
 The student is kept in float32 whatever ``models.dtype`` says (the teacher follows it); on a GPU, autocast does the
-arithmetic in bfloat16. The engine is accelerate: one process, or data parallelism over devices and machines by
-``accelerate launch``.
+arithmetic in bfloat16. The engine is accelerate: one process, or several over devices and machines by ``accelerate
+launch``, each with everything or with a shard of it (``layout.py``).
 """
 
 from dataclasses import dataclass
@@ -29,6 +29,7 @@ from rocktokens.run_dir import derive_seed
 from rocktokens.scoring.student import load_student
 from rocktokens.tasks.base import Task
 from rocktokens.training.checkpoint import TrainerState, load_policy_state, restore_optimizer
+from rocktokens.training.layout import Layout, loading_device, make_layout
 from rocktokens.training.objective import DistillationObjective
 from rocktokens.training.optim import follow_schedule, make_optimizer, make_scheduler, restore_scheduler
 
@@ -48,6 +49,7 @@ class Session:
     teacher: PreTrainedModel
     teacher_stream: torch.cuda.Stream | None
     """Where the teacher runs, on a GPU."""
+    layout: Layout
     objective: nn.Module
     """The wrapped module whose forward is the loss."""
     trainable: list[nn.Parameter]
@@ -76,8 +78,13 @@ def make_accelerator(config: Config) -> Accelerator:
     )
     if accelerator.distributed_type not in DATA_PARALLEL:
         raise ConfigError(
-            f"the launcher asks for {accelerator.distributed_type.value}, but the student is also sampled from and "
-            "must be whole on every device: launch plain data parallelism (accelerate launch --multi_gpu)"
+            f"the launcher asks for {accelerator.distributed_type.value}, but the student is also sampled from: launch "
+            "plain data parallelism (accelerate launch --multi_gpu), and set training.shard = true for shards"
+        )
+    if config.training.shard is True and accelerator.num_processes == 1:
+        raise ConfigError(
+            "training.shard = true, but a single process was launched: launch several (accelerate launch "
+            "--num_processes N -m rocktokens.cli.main distill …), or set training.shard = 'auto'"
         )
     return accelerator
 
@@ -103,16 +110,21 @@ def make_session(
     config: Config, task: Task, accelerator: Accelerator, checkpoint: Path | None, state: TrainerState | None
 ) -> Session:
     """Load both models, the optimizer and the policy, as they were at ``checkpoint`` if there is one."""
-    student = load_student(config, checkpoint, str(accelerator.device))
+    place = loading_device(config.training.shard, accelerator)
+    student = load_student(config, checkpoint, place)
     size = global_batch(config, accelerator.num_processes) // config.rollouts.num_generations
     first = task.batch(0, size, derive_seed(config.run.seed, "prompts"))
     require_rendered(student.tokenizer, first, config.rollouts.chat_template)
-    teacher = load_model(config.models.teacher, dtype=config.models.dtype, device=str(accelerator.device))
+    teacher = load_model(config.models.teacher, dtype=config.models.dtype, device=place)
     same_tokenizer(student.tokenizer, teacher.tokenizer)
     teacher.model.requires_grad_(False)
     sha256 = vocabulary_sha256(student.tokenizer.get_vocab())
     seed = derive_seed(config.run.seed, "policy")
     policy = policy_from_section(config.policy, sha256, seed, student.tokenizer, student.eos_ids)
+    layout = make_layout(config.training.shard, accelerator, student.model, teacher.model)
+    layout.place_teacher(teacher.model)
+    sampler = make_sampler(config, student, teacher, copied=layout.sampling_copy(student.model))
+    objective = layout.place(DistillationObjective(student.model, lm_head(teacher.model), config.scoring))
     optimizer = make_optimizer(student.model, config.training)
     scheduler = make_scheduler(optimizer, config.training)
     if checkpoint is not None and state is not None:
@@ -121,10 +133,6 @@ def make_session(
         follow_schedule(scheduler)
         if remembered := load_policy_state(checkpoint):
             policy.restore(remembered)
-    sampler = make_sampler(config, student, teacher, bf16=accelerator.mixed_precision == "bf16")
-    objective, optimizer = accelerator.prepare(
-        DistillationObjective(student.model, lm_head(teacher.model), config.scoring), optimizer
-    )
     return Session(
         config=config,
         accelerator=accelerator,
@@ -132,10 +140,11 @@ def make_session(
         tokenizer=student.tokenizer,
         pad_id=student.pad_id,
         teacher=teacher.model,
-        teacher_stream=torch.cuda.Stream(accelerator.device) if accelerator.device.type == "cuda" else None,
+        teacher_stream=layout.teacher_stream(),
+        layout=layout,
         objective=objective,
         trainable=[parameter for parameter in student.model.parameters() if parameter.requires_grad],
-        optimizer=optimizer,
+        optimizer=layout.place_optimizer(optimizer),
         scheduler=scheduler,
         sampler=sampler,
         task=task,

@@ -7,8 +7,8 @@ The loss is that of docs/method.md, section 7.
 2. The policy weighs every response token of the whole update. One that needs no scores weighs tokens and positions
    alone, so rows of weight 0 never reach a head. One that needs scores gets those of all ranks, from a pass without
    gradient or dropout; the teacher's states of that pass are kept, so the teacher runs once.
-3. Every part of the loss is divided by the denominator of the whole update. DDP averages gradients over ranks, so each
-   rank's part is multiplied by their number; ranks communicate only in the last backward.
+3. Every part of the loss is divided by the denominator of the whole update. Ranks average their gradients, so each
+   rank's part is multiplied by their number; they communicate gradients only in the last backward (``layout.py``).
 4. Scores of all ranks are gathered in the order of the rollouts. Rows that the loss leaves out have those of the
    scoring pass, of a pass without gradient if the policy watches them, or none (NaN).
 5. A policy that learns from what both models could have written has that of all ranks, at every position of a small
@@ -20,10 +20,9 @@ and for the scores, which is also when the update is done. A policy that needs s
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain
-from typing import Literal, cast
+from typing import Literal
 
 import numpy as np
 import torch
@@ -34,8 +33,7 @@ from rocktokens.errors import NonFiniteLossError, TrainingStoppedError
 from rocktokens.models.head import lm_head
 from rocktokens.policies import Term, WeightPolicy, term_classes
 from rocktokens.run_dir import derive_seed
-from rocktokens.scoring.batch import collate, response_states
-from rocktokens.scoring.divergence import token_scores
+from rocktokens.scoring.batch import RolloutBatch, collate
 from rocktokens.scoring.fused import sent
 from rocktokens.training.objective import ObjectiveOutput, TeacherStates, teacher_states
 from rocktokens.training.session import Session
@@ -111,7 +109,7 @@ def update_student(session: Session, rollouts: Sequence[Rollout], step: int) -> 
     require_weight(step, weighing.weights)
     outputs = accumulate_gradients(session, rollouts, weighing, step)
     max_norm = session.config.training.max_grad_norm
-    norm = cast(torch.Tensor, session.accelerator.clip_grad_norm_(session.trainable, max_norm))
+    norm = session.layout.clip(session.trainable, max_norm)
     loss = sum((output.loss for output in outputs[1:]), outputs[0].loss)
     numbers = torch.cat([torch.stack([loss, norm]), *(output.overlap for output in outputs)]).cpu()  # one transfer
     own_loss, grad_norm, own_overlap = float(numbers[0]), float(numbers[1]), numbers[2:].float().numpy()
@@ -228,21 +226,16 @@ def _score_update(
     session: Session, rollouts: Sequence[Rollout], term: Term | None
 ) -> tuple[TokenScores, list[TeacherStates]]:
     """Numpy scores of every row of the update, and the teacher's states of this rank's micro-batches."""
-    accelerator, section = session.accelerator, session.config.scoring
     extras = [name for name in EXTRA_COLUMNS if name in session.policy.needs]
-    classes = term_classes(term)
-    heads = lm_head(session.student), lm_head(session.teacher)
-    settings = (section.divergence, section.temperature, section.tokens_per_chunk, extras)
-    session.student.eval()
+    objective = session.accelerator.unwrap_model(session.objective)
+    objective.eval()
     parts: list[TokenScores] = []
     teachers: list[TeacherStates] = []
     for micro in _own_micro_batches(session, rollouts):
-        batch = collate(micro.rollouts, session.pad_id, accelerator.device)
-        with accelerator.autocast():
+        batch = _batch(session, micro)
+        with session.accelerator.autocast():
             teacher = teacher_states(session.teacher, batch, session.teacher_stream)
-            h_s_TD = response_states(session.student, batch)
-            states = (h_s_TD, heads[0], teacher.wait(), heads[1], batch.token_ids_T)
-            parts.append(token_scores(*states, *settings, classes=classes))
+            parts.append(objective.score(batch, teacher, term, extras))
         teachers.append(teacher)
     return concatenated(gather_object([numpy_scores(parts)])), teachers
 
@@ -261,7 +254,7 @@ def accumulate_gradients(
     outputs: list[ObjectiveOutput] = []
     for micro in _own_micro_batches(session, rollouts):
         known = weighing.teacher_states[len(outputs)] if weighing.teacher_states is not None else None
-        with nullcontext() if micro.last else accelerator.no_sync(session.objective):
+        with session.layout.accumulating(session.objective, is_last=micro.last):
             output = _forward(session, micro, weighing, term, known, overlap_P)
             accelerator.backward(output.loss * accelerator.num_processes)
         outputs.append(output._replace(loss=output.loss.detach()))
@@ -289,6 +282,11 @@ def _own_micro_batches(session: Session, rollouts: Sequence[Rollout]) -> Iterato
     return micro_batches(rollouts, size, accelerator.process_index, accelerator.num_processes)
 
 
+def _batch(session: Session, micro: MicroBatch) -> RolloutBatch:
+    device, one_group = session.accelerator.device, session.layout.one_group
+    return collate(micro.rollouts, session.pad_id, device, one_group=one_group)
+
+
 def _forward(
     session: Session,
     micro: MicroBatch,
@@ -298,8 +296,7 @@ def _forward(
     overlap_P: np.ndarray,
 ) -> ObjectiveOutput:
     """Teacher without gradient unless its states are known, student with, both under the same autocast."""
-    device = session.accelerator.device
-    batch = collate(micro.rollouts, session.pad_id, device)
+    device, batch = session.accelerator.device, _batch(session, micro)
     here, weights = micro.tokens, weighing.weights
     overlap_P, likely_P = (
         places[(places >= here.start) & (places < here.stop)] - here.start for places in (overlap_P, weighing.likely_P)

@@ -1,0 +1,209 @@
+"""How a session lies over its processes: whole on each, or in shards (``training.shard``, docs/howto/gpus.md).
+
+1. Whole: every device holds student, gradient, Adam's moments and teacher; several processes are data parallel by
+   accelerate's DDP.
+2. Sharded: every device holds one part in N of each, by torch's ``fully_shard``. A layer of either model is gathered
+   when it runs. What is in no layer (embeddings, final norm, LM head) is gathered with the root of its model: the
+   objective for the student, whose head the loss reads directly; the trunk for the teacher. An untied head of the
+   teacher lies in shards of its own, which the objective gathers.
+3. Both average gradients over the ranks, and only in the backward pass of the last micro-batch.
+4. Ranks gather together, so how often a model runs may not depend on their data: a micro-batch is one group of rows.
+5. A sharded student is sampled from by a whole copy, brought up to date once per step.
+6. A checkpoint holds whole tensors either way, and either layout goes on from it.
+
+``auto`` shards where several processes run and what each would hold does not fit its device (``fits``).
+"""
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal, NamedTuple, cast
+
+import psutil
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+
+from rocktokens.models.head import causal_lm
+from rocktokens.models.shards import gathered
+from rocktokens.rollouts.sampler import SamplingCopy
+from rocktokens.training.checkpoint import optimizer_state, optimizer_tensors
+from rocktokens.training.objective import DistillationObjective
+
+Shard = bool | Literal["auto"]
+"""What ``training.shard`` may be."""
+MOST_HELD = 0.8
+"""Of a device's memory, by what stays there from step to step: activations and the sampler's cache need the rest."""
+TRAINED_BYTES = 12
+"""Of a weight that is trained, besides its value: its gradient and Adam's two moments in float32."""
+
+
+class FullState(NamedTuple):
+    """What a checkpoint holds of the student."""
+
+    weights: dict[str, torch.Tensor] | None
+    """None where they are the student's own."""
+    optimizer: dict[str, torch.Tensor]
+    """As ``optimizer_state`` has it."""
+
+
+class Layout:
+    """Everything whole on every device. Every process calls the same methods in the same order."""
+
+    one_group = False
+    """Whether all rows of a micro-batch pass through a model at once, however long (``scoring.batch.collate``)."""
+    summary: str | None = None
+    """What is out of the ordinary, in a sentence."""
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self.accelerator = accelerator
+
+    def place_teacher(self, teacher: Any) -> None:
+        """Lay out a causal LM that is never trained; its head is read afterwards."""
+        teacher.to(self.accelerator.device)
+
+    def teacher_stream(self) -> torch.cuda.Stream | None:
+        """Make the stream on which the teacher runs beside the student; None where it does not."""
+        device = self.accelerator.device
+        return torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def sampling_copy(self, student: nn.Module) -> SamplingCopy | None:
+        """Copy a student that is not laid out yet, to sample from; None where it is sampled from itself."""
+        if self.accelerator.mixed_precision != "bf16":
+            return None
+        return SamplingCopy(student, torch.bfloat16, self.accelerator.device)
+
+    def place(self, objective: DistillationObjective) -> nn.Module:
+        """Lay out an objective and its student; return the module whose forward is the loss."""
+        return self.accelerator.prepare(objective)
+
+    def place_optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """Lay out the optimizer of a student that is laid out, with its state."""
+        return self.accelerator.prepare(optimizer)
+
+    def accumulating(self, objective: nn.Module, *, is_last: bool) -> AbstractContextManager[Any]:
+        """Return the context of a micro-batch's forward and backward; ranks average gradients in the last one."""
+        return nullcontext() if is_last else self.accelerator.no_sync(objective)
+
+    def clip(self, parameters: list[nn.Parameter], max_norm: float) -> torch.Tensor:
+        """Scale a gradient that is longer than ``max_norm`` down to it; return the norm that the whole of it had."""
+        return cast(torch.Tensor, self.accelerator.clip_grad_norm_(parameters, max_norm))
+
+    def full_state(self, student: nn.Module, optimizer: torch.optim.Optimizer) -> FullState | None:
+        """Gather what a checkpoint holds for the main process, which writes it; None on the others."""
+        if not self.accelerator.is_main_process:
+            return None
+        return FullState(None, optimizer_state(student, optimizer))
+
+
+class ShardedLayout(Layout):
+    """Everything in shards, by torch's FSDP2."""
+
+    one_group = True
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        super().__init__(accelerator)
+        self._mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
+        self.summary = f"student, optimizer and teacher are sharded over {accelerator.num_processes} processes"
+
+    def place_teacher(self, teacher: Any) -> None:
+        """Shard the layers, the trunk around them and the head, which is outside it even where it shares its weight."""
+        embeddings, head = teacher.get_input_embeddings(), teacher.get_output_embeddings()
+        is_tied = head.weight is embeddings.weight
+        self._shard_layers(teacher)
+        fully_shard(teacher.base_model, mesh=self._mesh, reshard_after_forward=True)
+        if is_tied:
+            head.weight = embeddings.weight
+        else:
+            fully_shard(head, mesh=self._mesh)
+
+    def teacher_stream(self) -> None:
+        """Leave the teacher on the student's stream: both gather their layers over the same connection."""
+
+    def sampling_copy(self, student: nn.Module) -> SamplingCopy:
+        """Copy the student whole: to gather its shards for every token would take far longer."""
+        dtype = torch.bfloat16 if self.accelerator.mixed_precision == "bf16" else torch.float32
+        return SamplingCopy(student, dtype, self.accelerator.device)
+
+    def place(self, objective: DistillationObjective) -> nn.Module:
+        """Shard the student's layers, then the objective as the root; ``score`` is a forward too."""
+        self._shard_layers(objective.student)
+        fully_shard(objective, mesh=self._mesh)
+        register_fsdp_forward_method(objective, "score")
+        return objective
+
+    def place_optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """Leave it: made of parameters in shards, it has its state in shards."""
+        return optimizer
+
+    def accumulating(self, objective: nn.Module, *, is_last: bool) -> AbstractContextManager[Any]:
+        """Add up gradients on each rank; reduce them to the shards in the last backward."""
+        cast(FSDPModule, objective).set_requires_gradient_sync(is_last)
+        return nullcontext()
+
+    def clip(self, parameters: list[nn.Parameter], max_norm: float) -> torch.Tensor:
+        """Clip by the norm over all shards."""
+        return gathered(nn.utils.clip_grad_norm_(parameters, max_norm))
+
+    def full_state(self, student: nn.Module, optimizer: torch.optim.Optimizer) -> FullState | None:
+        """Gather one tensor after the other; only the main process keeps them. An adapter's weights are enough."""
+        is_adapted = hasattr(student, "peft_config")
+        weights = (
+            (name, tensor)
+            for name, tensor in student.state_dict(keep_vars=True).items()
+            if tensor.requires_grad or not is_adapted
+        )
+        state = FullState(self._on_main(weights), self._on_main(optimizer_tensors(student, optimizer)))
+        return state if self.accelerator.is_main_process else None
+
+    def _shard_layers(self, model: Any) -> None:
+        """Shard what transformers calls the indivisible modules of a causal LM, each as one group."""
+        lm = causal_lm(model)
+        indivisible = set(lm._no_split_modules or ())
+        for layer in [module for module in lm.modules() if type(module).__name__ in indivisible]:
+            fully_shard(layer, mesh=self._mesh)
+
+    def _on_main(self, named: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+        """Gather tensors to the CPU of the main process, where tied ones stay tied; other processes keep none."""
+        found: dict[str, torch.Tensor] = {}
+        first_name: dict[int, str] = {}
+        for name, tensor in named:
+            first = first_name.setdefault(id(tensor), name)
+            whole = gathered(tensor.detach()) if first == name else found.get(first, tensor)
+            if self.accelerator.is_main_process:
+                found[name] = whole.cpu().contiguous()
+        return found
+
+
+def loading_device(shard: Shard, accelerator: Accelerator) -> str:
+    """Return where models are loaded before they are laid out: on the CPU where they may not fit the device."""
+    return "cpu" if shard and accelerator.num_processes > 1 else str(accelerator.device)
+
+
+def make_layout(shard: Shard, accelerator: Accelerator, student: nn.Module, teacher: nn.Module) -> Layout:
+    """Choose the layout of two models that are loaded; every process gets the same."""
+    if shard == "auto" and accelerator.num_processes > 1:
+        memory = device_memory(accelerator.device, accelerator.num_processes)
+        shard = not all(gather_object([fits(held_bytes(student, teacher), memory)]))
+    return ShardedLayout(accelerator) if shard is True else Layout(accelerator)
+
+
+def held_bytes(student: nn.Module, teacher: nn.Module) -> int:
+    """Count what a device with everything whole holds from step to step: both models, gradient and Adam's moments."""
+    weights = [parameter for model in (student, teacher) for parameter in model.parameters()]
+    trained = sum(parameter.numel() for parameter in student.parameters() if parameter.requires_grad)
+    return sum(parameter.numel() * parameter.element_size() for parameter in weights) + TRAINED_BYTES * trained
+
+
+def fits(held: int, memory: int) -> bool:
+    """Tell whether a device with this memory has room for that, and for the work besides."""
+    return held <= MOST_HELD * memory
+
+
+def device_memory(device: torch.device, num_processes: int) -> int:
+    """Count the bytes of a GPU, or a process's share of the machine's memory."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return psutil.virtual_memory().total // num_processes

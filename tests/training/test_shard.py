@@ -1,0 +1,243 @@
+"""Two processes with a shard each of student, optimizer and teacher train as two whole ones and as one do."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+import shard_worker
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file
+from tiny_pair import tiny_config, tiny_llama, write_pair
+
+from ranks import run_two_ranks
+from rocktokens.config import Config, dump_config
+from rocktokens.errors import ConfigError
+from rocktokens.evaluation.evaluate import evaluate
+from rocktokens.models.load import load_model
+from rocktokens.replay.replay import replay
+from rocktokens.rollouts.store import read_rollouts
+from rocktokens.run_dir import RunDir
+from rocktokens.scoring.batch import split_by_tokens
+from rocktokens.training.layout import fits, held_bytes
+from rocktokens.training.loop import distill
+
+pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="this torch was built without gloo")
+
+STEPS, KILL_AT = 5, 3
+ARMS = {
+    "all weights": [],
+    "tied heads": [],
+    "lora": ["lora.enabled=true", "lora.r=2", "rollouts.num_generations=8"],
+    "checkpointing": ["training.gradient_checkpointing=true"],
+    "scores": ["policy.name=tip", "policy.rho=0.7"],
+    "classes": ["policy.name=coarse", "policy.classes=[[60, 61, 62, 70], [64, 69, 80, 90], [200, 3]]"],
+    "watched": [
+        "policy.name=online_rocks",
+        "policy.window_steps=2",
+        "policy.patience=1",
+        "policy.tolerance=0.9",
+        "policy.min_share=0.0001",
+        "policy.probe=0.2",
+        "rollouts.temperature=0.2",
+    ],
+}
+"""With eight answers to one prompt, one process has nothing to sample."""
+LAYOUTS = {"one": (4, "auto"), "whole": (2, "false"), "sharded": (2, "true")}
+"""Micro-batches of a process in an update of eight rollouts, and ``training.shard``."""
+
+
+class Runs:
+    """Where the runs of every arm in every layout are."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        for name, tied in (("pair", False), ("tied", True)):
+            (folder / name).mkdir()
+            write_pair(folder / name, tie_word_embeddings=tied)
+
+    def config(self, arm: str, layout: str, name: str | None = None, more: tuple[str, ...] = ()) -> Config:
+        pair = self.folder / ("tied" if arm == "tied heads" else "pair")
+        micro_batches, shard = LAYOUTS[layout]
+        settings = [f"training.gradient_accumulation_steps={micro_batches}", f"training.shard={shard}", *ARMS[arm]]
+        sizes = ["training.per_device_train_batch_size=2", f"training.max_steps={STEPS}", "training.learning_rate=1e-3"]
+        return tiny_config(pair, self.folder / (name or f"{layout} {arm}"), *sizes, *settings, *more)
+
+    def run(self, arm: str, layout: str) -> RunDir:
+        return RunDir(self.config(arm, layout).run.directory)
+
+    def launch(self, configs: list[Config], **environment) -> None:
+        """Distil one after the other in two processes."""
+        files = [Path(f"{config.run.directory}.toml") for config in configs]
+        for file, config in zip(files, configs, strict=True):
+            file.write_text(dump_config(config))
+        script = Path(shard_worker.__file__)
+        run_two_ranks(script, map(str, files), self.folder, ACCELERATE_USE_CPU="true", **environment)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> Runs:
+    """All arms in all layouts; the first sharded one a second time, killed after ``KILL_AT`` steps."""
+    runs = Runs(tmp_path_factory.mktemp("shard"))
+    configs = [runs.config(arm, layout) for arm in ARMS for layout in ("whole", "sharded")]
+    killed = runs.config("all weights", "sharded", "killed")
+    runs.launch([*configs, killed], ends_well=False, KILL_AT=str(KILL_AT))
+    for arm in ARMS:
+        distill(runs.config(arm, "one"))
+    return runs
+
+
+@pytest.fixture(scope="module")
+def resumed(runs) -> Runs:
+    """The killed run goes on, and runs without their last checkpoint go on in the other layout."""
+    moved = []
+    for arm, before, after in (("tied heads", "sharded", "whole"), ("lora", "whole", "sharded")):
+        config = runs.config(arm, after, f"{before} to {after}")
+        shutil.copytree(runs.run(arm, before).path, config.run.directory)
+        run = RunDir(config.run.directory)
+        run.drop([entry.path for entry in run.files(f"checkpoints/step-{STEPS}/")])
+        moved.append(config)
+    runs.launch([runs.config("all weights", "sharded", "killed"), *moved])
+    return runs
+
+
+def weights(run: RunDir, step: int = STEPS) -> dict[str, torch.Tensor]:
+    [file] = [path for path in run.checkpoint(step).glob("*.safetensors") if "model" in path.name]
+    return load_file(file)
+
+
+def require_close(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
+    assert a.keys() == b.keys()
+    for name, tensor in a.items():
+        torch.testing.assert_close(tensor, b[name], atol=1e-6, rtol=0)
+
+
+def log_records(run: RunDir) -> list[dict]:
+    return [json.loads(line) for line in run.logs.read_text().splitlines()]
+
+
+def trace(run: RunDir, source: str = "training") -> pd.DataFrame:
+    rows = pq.ParquetDataset([run.path / entry.path for entry in run.files(f"traces/{source}/")]).read().to_pandas()
+    return rows.sort_values(["rollout_id", "position"], ignore_index=True)
+
+
+@pytest.mark.parametrize("layout", ["one", "whole"])
+@pytest.mark.parametrize("arm", ARMS)
+def test_shards_train_as_whole_models_do(runs, arm, layout):
+    sharded, other = runs.run(arm, "sharded"), runs.run(arm, layout)
+    require_close(weights(sharded), weights(other))
+    assert any(not torch.equal(tensor, weights(sharded, 0)[name]) for name, tensor in weights(sharded).items())
+    for ours, theirs in zip(log_records(sharded), log_records(other), strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], abs=1e-6, rel=0)
+        for key in ("kl", "grad_norm", "overlap16", *(["kl_decision"] if arm == "classes" else [])):
+            assert ours[key] == pytest.approx(theirs[key], rel=1e-5), key
+    columns = ["rollout_id", "token_id", "weight"]
+    assert trace(sharded)[columns].equals(trace(other)[columns])
+    np.testing.assert_allclose(trace(sharded).kl, trace(other).kl, atol=1e-5)
+
+
+@pytest.mark.parametrize("arm", ["all weights", "tied heads", "lora"])
+def test_a_process_holds_half_of_models_and_optimizer(runs, arm):
+    whole, sharded = (
+        [json.loads((runs.folder / f"{layout} {arm}.rank-{rank}.json").read_text()) for rank in range(2)]
+        for layout in ("whole", "sharded")
+    )
+    assert whole[0] == whole[1]
+    for part, count in whole[0].items():
+        own, other = (held[part] for held in sharded)
+        assert own + other == count and abs(own - other) < 0.1 * count, part
+
+
+def micro_batches(step: int) -> list[tuple[range, range]]:
+    """The rollouts that the two processes pass through the models at the same time, by number within the step."""
+    return [(range(first, first + 2), range(first + 4, first + 6)) for first in (8 * step, 8 * step + 2)]
+
+
+def test_the_processes_have_unequal_work(runs):
+    """Groups of rows, and watched rows: in some micro-batch one process has some, or more of them, and one has not."""
+    run = runs.run("all weights", "sharded")
+    groups = set()
+    for step in range(STEPS):
+        rollouts = {each.rollout_id: each for each in read_rollouts(run, f"rollouts/training/step-{step}.parquet")}
+        for pair in micro_batches(step):
+            groups.add(tuple(len(split_by_tokens([rollouts[i] for i in own], shard_worker.GROUP_TOKENS)) for own in pair))
+    assert any(a != b for a, b in groups)
+
+    rows = trace(runs.run("watched", "sharded"))
+    watched = set(rows[(rows.weight == 0) & rows.kl.notna()].rollout_id)
+    pairs = [pair for step in range(STEPS) for pair in micro_batches(step)]
+    assert any(watched.isdisjoint(a) != watched.isdisjoint(b) for a, b in pairs)
+
+
+def test_a_killed_run_ends_byte_for_byte_like_an_uninterrupted_one(resumed):
+    whole, killed = resumed.run("all weights", "sharded"), RunDir(resumed.folder / "killed")
+    parts = ("checkpoints/", "traces/", "rollouts/")
+    one, other = ({e.path: e.sha256 for part in parts for e in run.files(part)} for run in (whole, killed))
+    assert one == other and len(one) > STEPS
+    assert [record["step"] for record in log_records(killed) if record.get("rollouts_reused")] == [2, KILL_AT]
+
+
+@pytest.mark.parametrize(("arm", "name"), [("tied heads", "sharded to whole"), ("lora", "whole to sharded")])
+def test_either_layout_goes_on_from_a_checkpoint_of_the_other(resumed, arm, name):
+    run = RunDir(resumed.folder / name)
+    assert [record["step"] for record in log_records(run)] == list(range(STEPS))
+    require_close(weights(run), weights(resumed.run(arm, "one")))
+    states = [load_file(own.checkpoint(STEPS) / "optimizer.safetensors") for own in (run, resumed.run(arm, "one"))]
+    require_close(*states)
+
+
+def described(file: Path) -> object:
+    """The tensors of a file without their values, or its bytes."""
+    if file.suffix != ".safetensors":
+        return file.read_bytes()
+    return {name: (tensor.shape, tensor.dtype) for name, tensor in load_file(file).items()}
+
+
+@pytest.mark.parametrize("arm", ["all weights", "tied heads", "lora", "watched"])
+@pytest.mark.parametrize("step", [0, STEPS])
+def test_a_checkpoint_of_shards_has_the_files_and_tensors_of_a_whole_one(runs, arm, step):
+    sharded, whole = (
+        {path.name: described(path) for path in runs.run(arm, layout).checkpoint(step).iterdir()}
+        for layout in ("sharded", "whole")
+    )
+    for files in (sharded, whole):
+        files.pop("trainer_state.json")
+    assert sharded == whole
+
+
+def test_other_stages_read_a_run_of_shards(runs):
+    """A checkpoint is evaluated and replayed, with the scores of the same one in a run of whole models."""
+    held_out = f'evaluation.task={{name="jsonl", path="{runs.folder}/tied/task.jsonl"}}'
+    more = (held_out, "evaluation.num_prompts=4", "trace.num_prompts=4")
+    for layout in ("sharded", "whole"):
+        config = runs.config("tied heads", layout, more=more)
+        [record] = evaluate(config.run.directory, config, models=["last"])
+        assert record.n_prompts == 4
+        replay(config)
+    sharded, whole = (trace(runs.run("tied heads", layout), f"checkpoint={STEPS}") for layout in ("sharded", "whole"))
+    assert sharded.token_id.equals(whole.token_id)
+    np.testing.assert_allclose(sharded.kl, whole.kl, atol=1e-5)
+    run = runs.run("tied heads", "sharded")
+    loaded = load_model(str(run.checkpoint(STEPS))).model
+    assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
+    require_close(weights(run), {name: own.data for name, own in loaded.named_parameters()})
+
+
+def test_auto_shards_only_what_does_not_fit():
+    student, teacher = tiny_llama(16, 1, seed=1), tiny_llama(24, 2, seed=2).to(torch.bfloat16)
+    own, other = (sum(parameter.numel() for parameter in model.parameters()) for model in (student, teacher))
+    assert held_bytes(student, teacher) == 16 * own + 2 * other
+    student.requires_grad_(False).lm_head.requires_grad_(True)
+    assert held_bytes(student, teacher) == 4 * own + 12 * student.lm_head.weight.numel() + 2 * other
+    assert fits(80, 100) and not fits(81, 100)
+
+
+def test_a_single_process_cannot_shard(runs, tmp_path):
+    config = tiny_config(runs.folder / "pair", tmp_path / "run", "training.shard=true")
+    with pytest.raises(ConfigError, match=r"training.shard = true, but a single process was launched: launch several"):
+        distill(config)
+    assert not (tmp_path / "run").exists()
