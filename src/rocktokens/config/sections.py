@@ -73,8 +73,16 @@ class RolloutsSection(Section):
     @model_validator(mode="after")
     def _server_has_an_address(self) -> Self:
         if self.engine == "vllm" and self.url is None:
-            raise ValueError('engine = "vllm" needs the address of a server: set rollouts.url = "http://127.0.0.1:8000"')
+            raise ValueError(
+                'engine = "vllm" needs the address of a server: set rollouts.url = "http://127.0.0.1:8000"'
+            )
         return self
+
+    def determining(self) -> dict[str, Any]:
+        """Return what rollouts depend on: not where a server is, and nothing of servers where there is none."""
+        place = {"url", "sync_directory", "timeout", "max_gap"}
+        without = place if self.engine == "vllm" else place | {"engine", "noise"}
+        return self.model_dump(mode="json", exclude=without)
 
 
 class ScoringSection(Section):

@@ -148,7 +148,7 @@ def _settings(run: RunDir, config: Config, model: str, seed: int) -> dict[str, A
         "dtype": config.models.dtype,
         "evaluation": config.evaluation.model_dump(mode="json") | {"task": task.model_dump(mode="json")},
         "data_sha256": file_sha256(data) if data and data.is_file() else None,  # loading says what is wrong
-        "rollouts": config.rollouts.model_dump(mode="json"),
+        "rollouts": config.rollouts.determining(),
         "seed": seed,
         **grader_identity(task),
     }

@@ -234,7 +234,7 @@ def _conditions(config: Config, banned: BannedModel, prompts: Sequence[Prompt], 
         "config_sha256": digest(json.loads(loaded.model.config.to_json_string())),
         "eos_ids": sorted(loaded.eos_ids),
         "versions": package_versions(DECODING_PACKAGES),
-        "device": loaded.model.device.type,
+        "device": "vllm" if config.rollouts.engine == "vllm" else loaded.model.device.type,
         # Prompts as the model sees them, template included, and their answers.
         "prompts_sha256": digest([[prompt.id, prompt.answer, ids] for prompt, ids in zip(prompts, seen, strict=True)]),
     }

@@ -34,7 +34,7 @@ def replay_settings(
         dtype=config.models.dtype,
         seed=config.run.seed,
         task=config.task.model_dump(mode="json"),
-        rollouts=config.rollouts.model_dump(mode="json"),
+        rollouts=config.rollouts.determining(),
         scoring=config.scoring.model_dump(mode="json", exclude={"round_logits"}),  # a replay never rounds them
         top_k=config.trace.top_k,
         classes="" if classes is None else classes.sha256,

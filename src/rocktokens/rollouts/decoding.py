@@ -6,8 +6,9 @@ alternatives acts only at positions where one of them is likely by that log-soft
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -116,7 +117,16 @@ def _acts(logits_RV: torch.Tensor, totals_R: torch.Tensor, alternatives_RA: torc
     return is_likely_RA.any(dim=1) | ~is_one_RA.any(dim=1)
 
 
-def alternative_ids(requests: Sequence[StreamRequest], width: int) -> torch.Tensor:
+class HasAlternatives(Protocol):
+    """Whatever may have a ban that acts only where one of some ids is likely."""
+
+    @property
+    def alternatives(self) -> Collection[int]:
+        """Return these ids; none where the ban acts everywhere."""
+        ...
+
+
+def alternative_ids(requests: Sequence[HasAlternatives], width: int) -> torch.Tensor:
     """Return int64 (R, A), on the CPU: the alternatives of each request, filled up with ``NO_TOKEN``."""
     rows = [sorted(request.alternatives) for request in requests]
     return torch.tensor([own + [NO_TOKEN] * (width - len(own)) for own in rows])

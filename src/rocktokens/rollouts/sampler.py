@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from rocktokens.config import Config
-from rocktokens.errors import RocktokensError
+from rocktokens.errors import ConfigError, RocktokensError
 from rocktokens.models.head import lm_head
 from rocktokens.models.load import LoadedModel
 from rocktokens.models.shards import gathered
@@ -332,14 +332,22 @@ def make_sampler(
     It samples from ``copied``, if that is given, which follows the student as it is trained. The teacher is who reads
     the completions next, if one does; ``threads`` are those of the CPU while sampling.
     """
-    widths = [lm_head(loaded.model).width for loaded in (student, teacher) if loaded is not None]
-    return TransformersSampler(
-        copied.model if copied else student.model,
-        student.eos_ids,
-        student.pad_id,
-        batch_size=config.rollouts.batch_size,
-        vocab_size=min(widths),
-        max_length=None if teacher is None else teacher.context_length,
-        threads=threads,
-        refresh=copied.refresh if copied else None,
-    )
+    of_student: dict[str, Any] = {
+        "model": copied.model if copied else student.model,
+        "eos_ids": student.eos_ids,
+        "pad_id": student.pad_id,
+        "batch_size": config.rollouts.batch_size,
+        "vocab_size": min(lm_head(loaded.model).width for loaded in (student, teacher) if loaded is not None),
+        "max_length": None if teacher is None else teacher.context_length,
+        "threads": threads,
+        "refresh": copied.refresh if copied else None,
+    }
+    if config.rollouts.engine == "transformers":
+        return TransformersSampler(**of_student)
+    try:
+        from rocktokens.rollouts.vllm import make_vllm_sampler
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f'rollouts.engine = "vllm" needs {error.name}, which is not installed: pip install "rocktokens[vllm]"'
+        ) from None
+    return make_vllm_sampler(config, of_student)

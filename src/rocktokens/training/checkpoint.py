@@ -39,6 +39,7 @@ POLICY_FILES = "policy_files"
 FREE_SECTIONS = frozenset({"trace", "find", "evaluation", "knockout", "gradients"})
 FREE_KEYS = frozenset(
     {"run.directory", "training.report_to", "training.shard", *(f"training.{key}" for key in LENGTH_KEYS)}
+    | {"rollouts.url", "rollouts.sync_directory", "rollouts.timeout"}
 )
 """What may change at a resume. Not ``training.trace``: a run traced in part would look whole to its readers."""
 

@@ -1,0 +1,56 @@
+"""Whole runs of ``distill`` over a server that speaks vLLM's protocol: the bytes of a run that samples in memory."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_pair import tiny_config
+
+from fake_vllm import FakeVllm, serving
+from rocktokens.config import parse_config
+from rocktokens.errors import ConfigError
+from rocktokens.models.load import load_model
+from rocktokens.run_dir import RunDir
+from rocktokens.training.loop import distill
+
+
+def distilled(pair: Path, run: Path, *overrides: str, resume: bool = False) -> dict[str, str]:
+    """Hashes of the weights and optimizer states of a run."""
+    distill(tiny_config(pair, run, "training.max_steps=4", *overrides), resume=resume)
+    return {own.path: own.sha256 for own in RunDir(run).files("checkpoints/") if own.path.endswith(".safetensors")}
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_weights_are_those_of_a_run_that_samples_in_memory(pair: Path, tmp_path: Path, lora: bool):
+    """Also where the server is started again, with the weights it had first, in the middle of a step."""
+    settings = ["lora.enabled=true", "lora.r=2"] if lora else []
+    expected = distilled(pair, tmp_path / "memory", *settings)
+    fake, left = FakeVllm(load_model(str(pair / "student")).model), [21]
+
+    def die(own: FakeVllm, path: str, said: dict[str, Any]) -> tuple[int, bytes] | None:
+        left[0] -= "vllm_xargs" in said
+        if left[0] != 0:
+            return None
+        own.start_again()
+        return 0, b""
+
+    fake.faults.append(die)
+    with serving(fake) as url:
+        server = ("rollouts.engine=vllm", f"rollouts.url={url}")
+        assert distilled(pair, tmp_path / "served", *settings, *server) == expected
+    assert left[0] < 0 and fake.asked.count("/collective_rpc") == 5, "one a step, and one more for the restart"
+
+
+def test_a_run_goes_on_with_a_server_at_another_address(pair: Path, tmp_path: Path):
+    expected = distilled(pair, tmp_path / "memory")
+    for steps in ("training.max_steps=2", "training.max_steps=4"):
+        with serving(FakeVllm(load_model(str(pair / "student")).model)) as url:
+            server = ("rollouts.engine=vllm", f"rollouts.url={url}", "training.lr_scheduler_type=constant", steps)
+            found = distilled(pair, tmp_path / "served", *server, resume=True)
+    assert found.keys() == expected.keys()
+    assert found == distilled(pair, tmp_path / "constant", "training.lr_scheduler_type=constant")
+
+
+def test_an_engine_without_an_address_is_refused():
+    with pytest.raises(ConfigError, match=r'engine = "vllm" needs the address of a server: set rollouts.url'):
+        parse_config('[run]\ndirectory = "r"\n[models]\nstudent = "s"\nteacher = "t"\n[rollouts]\nengine = "vllm"\n')
