@@ -81,11 +81,9 @@ class Runs:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> Runs:
-    """All arms in all layouts; the first sharded one a second time, killed after ``KILL_AT`` steps."""
+    """All arms in all layouts."""
     runs = Runs(tmp_path_factory.mktemp("shard"))
-    configs = [runs.config(arm, layout) for arm in ARMS for layout in ("whole", "sharded")]
-    killed = runs.config("all weights", "sharded", "killed")
-    runs.launch([*configs, killed], ends_well=False, KILL_AT=str(KILL_AT))
+    runs.launch([runs.config(arm, layout) for arm in ARMS for layout in ("whole", "sharded")])
     for arm in ARMS:
         distill(runs.config(arm, "one"))
     return runs
@@ -93,7 +91,10 @@ def runs(tmp_path_factory) -> Runs:
 
 @pytest.fixture(scope="module")
 def resumed(runs) -> Runs:
-    """The killed run goes on, and runs without their last checkpoint go on in the other layout."""
+    """A run that was killed after ``KILL_AT`` steps goes on, and others, from a checkpoint, in the other layout."""
+    killed = runs.config("all weights", "sharded", "killed")
+    runs.launch([killed], ends_well=False, KILL_AT=str(KILL_AT))
+    assert max(RunDir(killed.run.directory).checkpoints()) == 2
     moved = []
     for arm, before, after in (("tied heads", "sharded", "whole"), ("lora", "whole", "sharded")):
         config = runs.config(arm, after, f"{before} to {after}")
@@ -101,7 +102,7 @@ def resumed(runs) -> Runs:
         run = RunDir(config.run.directory)
         run.drop([entry.path for entry in run.files(f"checkpoints/step-{STEPS}/")])
         moved.append(config)
-    runs.launch([runs.config("all weights", "sharded", "killed"), *moved])
+    runs.launch([killed, *moved])
     return runs
 
 
@@ -164,7 +165,9 @@ def test_the_processes_have_unequal_work(runs):
     for step in range(STEPS):
         rollouts = {each.rollout_id: each for each in read_rollouts(run, f"rollouts/training/step-{step}.parquet")}
         for pair in micro_batches(step):
-            groups.add(tuple(len(split_by_tokens([rollouts[i] for i in own], shard_worker.GROUP_TOKENS)) for own in pair))
+            groups.add(
+                tuple(len(split_by_tokens([rollouts[i] for i in own], shard_worker.GROUP_TOKENS)) for own in pair)
+            )
     assert any(a != b for a, b in groups)
 
     rows = trace(runs.run("watched", "sharded"))
