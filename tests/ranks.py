@@ -14,7 +14,7 @@ PATIENCE = 300
 def run_two_ranks(
     script: Path, arguments: Iterable[str], logs: Path, *, ends_well: bool = True, **environment: str
 ) -> None:
-    """Run ``python SCRIPT ARGUMENTS…`` as ranks 0 and 1; both must end well, or both badly. They print into ``logs``."""
+    """Run ``python SCRIPT ARGUMENTS…`` as ranks 0 and 1; both end well, or both badly. They print into ``logs``."""
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", **environment}
     places = [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)]
     files = [logs / f"rank-{rank}.log" for rank in range(2)]

@@ -219,6 +219,7 @@ def test_other_tasks_need_one_to_evaluate_on():
         ("run.directory=a=b#c", "run", "directory", "a=b#c"),
         (" training.learning_rate = 1e-4 ", "training", "learning_rate", 1e-4),
         ("training.bf16=false", "training", "bf16", False),
+        ("training.shard=true", "training", "shard", True),
         ('trace.checkpoints=["x", "y"]', "trace", "checkpoints", ["x", "y"]),
         ("task.max_steps=2", "task", "max_steps", 2),
     ],
@@ -228,6 +229,12 @@ def test_an_override_sets_one_key_and_no_other(override, section, key, value):
     assert changed[section][key] == value
     base[section][key] = value
     assert changed == base
+
+
+@pytest.mark.parametrize("value", ["maybe", "1", "0.5", "[]"])
+def test_a_switch_with_auto_takes_nothing_else(value):
+    with pytest.raises(ConfigError, match=r"training\.shard = .* is not valid: .*give true, false or auto"):
+        parse_config(MINIMAL, [f"training.shard={value}"])
 
 
 def test_later_overrides_win_and_reach_nested_sections():

@@ -2,7 +2,7 @@
 
 Groups of rows are so small that the processes have unequally many. Each writes how much of models and optimizer it
 holds, beside the config. With KILL_AT both are killed in the last config, between the rollouts of that step and its
-update.
+update. The device of the process SMALL_RANK has too little memory for anything.
 """
 
 import json
@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from rocktokens.config import load_config
 from rocktokens.scoring import batch
-from rocktokens.training import loop
+from rocktokens.training import layout, loop
 from rocktokens.training.checkpoint import optimizer_tensors
 from rocktokens.training.session import make_session
 
@@ -53,6 +53,8 @@ def killed_at(step: int):
 
 if __name__ == "__main__":
     batch.CPU_GROUP_TOKENS = GROUP_TOKENS
+    if os.environ.get("SMALL_RANK") == os.environ["RANK"]:
+        layout.device_memory = lambda *_: 1000
     *paths, last = map(Path, sys.argv[1:])
     for path in paths:
         distill(path)

@@ -47,7 +47,7 @@ ARMS = {
     ],
 }
 """With eight answers to one prompt, one process has nothing to sample."""
-LAYOUTS = {"one": (4, "auto"), "whole": (2, "false"), "sharded": (2, "true")}
+LAYOUTS = {"one": (4, "auto"), "whole": (2, "false"), "sharded": (2, "true"), "auto": (2, "auto")}
 """Micro-batches of a process in an update of eight rollouts, and ``training.shard``."""
 
 
@@ -81,11 +81,9 @@ class Runs:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> Runs:
-    """All arms in all layouts; the first sharded one a second time, killed after ``KILL_AT`` steps."""
+    """All arms in all layouts."""
     runs = Runs(tmp_path_factory.mktemp("shard"))
-    configs = [runs.config(arm, layout) for arm in ARMS for layout in ("whole", "sharded")]
-    killed = runs.config("all weights", "sharded", "killed")
-    runs.launch([*configs, killed], ends_well=False, KILL_AT=str(KILL_AT))
+    runs.launch([runs.config(arm, layout) for arm in ARMS for layout in ("whole", "sharded")])
     for arm in ARMS:
         distill(runs.config(arm, "one"))
     return runs
@@ -93,7 +91,13 @@ def runs(tmp_path_factory) -> Runs:
 
 @pytest.fixture(scope="module")
 def resumed(runs) -> Runs:
-    """The killed run goes on, and runs without their last checkpoint go on in the other layout."""
+    """A run that was killed after ``KILL_AT`` steps goes on, and others, from a checkpoint, in the other layout.
+
+    One more is sharded, since one of the processes has too little memory for a whole one.
+    """
+    killed = runs.config("all weights", "sharded", "killed")
+    runs.launch([killed], ends_well=False, KILL_AT=str(KILL_AT))
+    assert max(RunDir(killed.run.directory).checkpoints()) == 2
     moved = []
     for arm, before, after in (("tied heads", "sharded", "whole"), ("lora", "whole", "sharded")):
         config = runs.config(arm, after, f"{before} to {after}")
@@ -101,7 +105,7 @@ def resumed(runs) -> Runs:
         run = RunDir(config.run.directory)
         run.drop([entry.path for entry in run.files(f"checkpoints/step-{STEPS}/")])
         moved.append(config)
-    runs.launch([runs.config("all weights", "sharded", "killed"), *moved])
+    runs.launch([killed, *moved, runs.config("tied heads", "auto")], SMALL_RANK="1")
     return runs
 
 
@@ -140,15 +144,17 @@ def test_shards_train_as_whole_models_do(runs, arm, layout):
     np.testing.assert_allclose(trace(sharded).kl, trace(other).kl, atol=1e-5)
 
 
+def held(runs: Runs, arm: str, layout: str) -> list[dict[str, int]]:
+    """What each process held."""
+    return [json.loads((runs.folder / f"{layout} {arm}.rank-{rank}.json").read_text()) for rank in range(2)]
+
+
 @pytest.mark.parametrize("arm", ["all weights", "tied heads", "lora"])
 def test_a_process_holds_half_of_models_and_optimizer(runs, arm):
-    whole, sharded = (
-        [json.loads((runs.folder / f"{layout} {arm}.rank-{rank}.json").read_text()) for rank in range(2)]
-        for layout in ("whole", "sharded")
-    )
+    whole, sharded = (held(runs, arm, layout) for layout in ("whole", "sharded"))
     assert whole[0] == whole[1]
     for part, count in whole[0].items():
-        own, other = (held[part] for held in sharded)
+        own, other = (each[part] for each in sharded)
         assert own + other == count and abs(own - other) < 0.1 * count, part
 
 
@@ -164,7 +170,9 @@ def test_the_processes_have_unequal_work(runs):
     for step in range(STEPS):
         rollouts = {each.rollout_id: each for each in read_rollouts(run, f"rollouts/training/step-{step}.parquet")}
         for pair in micro_batches(step):
-            groups.add(tuple(len(split_by_tokens([rollouts[i] for i in own], shard_worker.GROUP_TOKENS)) for own in pair))
+            groups.add(
+                tuple(len(split_by_tokens([rollouts[i] for i in own], shard_worker.GROUP_TOKENS)) for own in pair)
+            )
     assert any(a != b for a, b in groups)
 
     rows = trace(runs.run("watched", "sharded"))
@@ -234,6 +242,17 @@ def test_auto_shards_only_what_does_not_fit():
     student.requires_grad_(False).lm_head.requires_grad_(True)
     assert held_bytes(student, teacher) == 4 * own + 12 * student.lm_head.weight.numel() + 2 * other
     assert fits(80, 100) and not fits(81, 100)
+
+
+def test_auto_shards_on_every_process_where_one_has_too_little_memory(resumed):
+    assert held(resumed, "tied heads", "auto") == held(resumed, "tied heads", "sharded")
+    require_close(weights(resumed.run("tied heads", "auto")), weights(resumed.run("tied heads", "one")))
+
+
+def test_another_number_of_processes_is_refused(runs):
+    config = runs.config("all weights", "auto", "sharded all weights", ("training.max_steps=9",))
+    with pytest.raises(ConfigError, match="1 processes were launched, but the run was started with 2, which its batch"):
+        distill(config, resume=True)
 
 
 def test_a_single_process_cannot_shard(runs, tmp_path):

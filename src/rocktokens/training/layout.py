@@ -22,6 +22,7 @@ import psutil
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
+from peft import PeftModel
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
@@ -149,7 +150,7 @@ class ShardedLayout(Layout):
 
     def full_state(self, student: nn.Module, optimizer: torch.optim.Optimizer) -> FullState | None:
         """Gather one tensor after the other; only the main process keeps them. An adapter's weights are enough."""
-        is_adapted = hasattr(student, "peft_config")
+        is_adapted = isinstance(student, PeftModel)
         weights = (
             (name, tensor)
             for name, tensor in student.state_dict(keep_vars=True).items()

@@ -83,8 +83,8 @@ def make_accelerator(config: Config) -> Accelerator:
         )
     if config.training.shard is True and accelerator.num_processes == 1:
         raise ConfigError(
-            "training.shard = true, but a single process was launched: launch several (accelerate launch "
-            "--num_processes N -m rocktokens.cli.main distill …), or set training.shard = 'auto'"
+            "training.shard = true, but a single process was launched: launch several (accelerate launch --multi_gpu "
+            "--num_processes N -m …; on CPUs torchrun --nproc_per_node N -m …), or set training.shard = 'auto'"
         )
     return accelerator
 
