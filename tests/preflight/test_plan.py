@@ -363,6 +363,13 @@ def test_bad_input_is_one_sentence(arguments: list[str], sentence: str):
     assert "\n" not in str(result.exception)
 
 
+def test_a_model_without_attention_is_refused_at_once(tmp_path: Path):
+    with pytest.raises(
+        RocktokensError, match="is a mamba, which has no attention heads, so --plan cannot count its cache"
+    ):
+        plan_run(make_config(tmp_path, {"model_type": "mamba", "num_hidden_layers": 2}, LLAMA))
+
+
 def test_without_a_gpu_its_size_is_named_as_an_assumption(tmp_path: Path):
     plan = plan_run(make_config(tmp_path, LLAMA, LLAMA, "models.device=cpu"))
     assert plan.gpu_memory == 80e9 and "80 GB (assumed: say --gpu-memory)" in plan.assumptions[0]

@@ -94,6 +94,11 @@ def teacher_shape(config: Config) -> ModelShape:
 
 
 def _shape(name: str, model_config: Any, dtype: torch.dtype, config: Config, *, adapted: bool) -> ModelShape:
+    if getattr(model_config.get_text_config(), "num_attention_heads", None) is None:
+        raise RocktokensError(
+            f"model {name!r} is a {model_config.model_type}, which has no attention heads, so --plan cannot count "
+            "its cache: give a transformer"
+        )
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(model_config, dtype=dtype, trust_remote_code=False)
         model.tie_weights()
