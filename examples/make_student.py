@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
+import torch
 from make_teacher import (
     Settings,
     add_training_options,
@@ -29,6 +30,7 @@ from make_teacher import (
     save_finished,
     settings_of,
 )
+from options import at_least, between, new_folder, run_main
 from ticker import ticker
 from torch import nn
 
@@ -45,6 +47,8 @@ from rocktokens.types import Prompt, Rollout
 PART = 1024
 """Answers that are kept together; a kill loses at most this many."""
 DECODED_TOGETHER = 256
+PER_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers")
+"""Keys of a config that have an entry for every layer."""
 
 
 def parse_layers(text: str, count: int) -> list[int]:
@@ -61,19 +65,41 @@ def parse_layers(text: str, count: int) -> list[int]:
 
 def keep_layers(model: Any, kept: Sequence[int]) -> None:
     """Drop all layers but these, in place; each learns its new place, by which it finds its keys in a cache."""
-    trunk, config = model.base_model, model.config.get_text_config()
-    layers = getattr(trunk, "layers", None)
-    if not isinstance(layers, nn.ModuleList) or len(layers) != config.num_hidden_layers:
-        raise RocktokensError(f"{type(model).__name__} does not hold its layers in base_model.layers: prune it by hand")
-    trunk.layers = nn.ModuleList([layers[index] for index in kept])
-    for place, layer in enumerate(trunk.layers):
+    config = model.config.get_text_config()
+    holder, name = layer_list(model, config.num_hidden_layers)
+    layers = nn.ModuleList([getattr(holder, name)[index] for index in kept])
+    setattr(holder, name, layers)
+    for place, layer in enumerate(layers):
         for module in layer.modules():
             if hasattr(module, "layer_idx"):
                 module.layer_idx = place
     config.num_hidden_layers = len(kept)
-    for name in ("layer_types", "mlp_layer_types"):
-        if types := getattr(config, name, None):
-            setattr(config, name, [types[index] for index in kept])
+    for key in PER_LAYER:
+        if entries := getattr(config, key, None):
+            setattr(config, key, [entries[index] for index in kept])
+    require_loadable(model)
+
+
+def layer_list(model: Any, count: int) -> tuple[nn.Module, str]:
+    """Return the module that holds the model's layers, and under which name."""
+    for holder in model.base_model.modules():
+        for name, child in holder.named_children():
+            if isinstance(child, nn.ModuleList) and len(child) == count:
+                return holder, name
+    raise RocktokensError(f"{type(model).__name__} does not hold its {count} layers in one list: prune it by hand")
+
+
+def require_loadable(model: Any) -> None:
+    """Refuse a pruned model whose config describes other tensors: some configs say by number what a layer is."""
+    with torch.device("meta"):
+        described = type(model)(model.config)
+    own, again = ({name: value.shape for name, value in m.named_parameters()} for m in (model, described))
+    if own != again:
+        name = min(key for key in own.keys() | again.keys() if own.get(key) != again.get(key))
+        raise RocktokensError(
+            f"--layers: {type(model).__name__} would not load again with these layers, since its config says by number "
+            f"what a layer is and {name} would differ: keep other layers, or prune it by hand"
+        )
 
 
 def teacher_answers(
@@ -108,6 +134,7 @@ def teacher_answers(
 
 def heal(student: LoadedModel, arguments: argparse.Namespace, source: dict[str, Any]) -> None:
     """Let the teacher answer, and fine-tune the student on what ended."""
+    prompts = read_prompts(arguments.prompts, arguments.template, arguments.num_prompts)
     teacher = load_model(arguments.teacher, device=arguments.device)
     same_tokenizer(student.tokenizer, teacher.tokenizer)
     sampling = Sampling(
@@ -125,7 +152,6 @@ def heal(student: LoadedModel, arguments: argparse.Namespace, source: dict[str, 
     }
     folder = arguments.out / ".answers"
     require_same(folder, source)
-    prompts = read_prompts(arguments.prompts, arguments.template, arguments.num_prompts)
     answers = teacher_answers(teacher, prompts, folder, sampling, DECODED_TOGETHER)
     finished = [answer for answer in answers if answer.finished]
     print(f"{len(finished):,} of {len(answers):,} answers ended within {arguments.max_new_tokens} tokens")
@@ -143,20 +169,24 @@ def require_same(folder: Path, source: dict[str, Any]) -> None:
     path, text = folder / "source.json", json.dumps(source, sort_keys=True)
     if path.exists() and path.read_text(encoding="utf-8") != text:
         raise RocktokensError(f"{folder} holds answers of a call with other settings: repeat it, or remove the folder")
-    path.write_text(text, encoding="utf-8")
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
 
 
 def main() -> None:
     """Prune, heal if there is a teacher, and save."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("model", help="what to prune: hub id, folder or embedded id")
-    parser.add_argument("out", type=Path, help="folder of the finished student")
+    parser.add_argument("out", type=new_folder, help="folder of the finished student")
     parser.add_argument("--layers", required=True, help="layers to keep, such as 0-17,28-29")
     parser.add_argument("--teacher", help="whose answers heal the student")
     parser.add_argument("--prompts", type=Path, help="JSON lines with the questions that the teacher answers")
-    parser.add_argument("--num-prompts", type=int, help="use only this many from the top of the file")
-    parser.add_argument("--temperature", type=float, default=1.0, help="of the teacher's answers")
-    parser.add_argument("--max-new-tokens", type=int, default=320)
+    prompts_help = "use only this many from the top of the file"
+    parser.add_argument("--num-prompts", type=at_least("--num-prompts", 1), help=prompts_help)
+    temperature = between("--temperature", 0, with_low=True)
+    parser.add_argument("--temperature", type=temperature, default=1.0, help="of the teacher's answers")
+    parser.add_argument("--max-new-tokens", type=at_least("--max-new-tokens", 1), default=320)
     add_training_options(parser, Settings(learning_rate=1e-4))
     arguments = parser.parse_args()
     if (arguments.teacher is None) != (arguments.prompts is None):
@@ -175,7 +205,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except RocktokensError as error:
-        raise SystemExit(f"error: {error}") from None
+    run_main(main)

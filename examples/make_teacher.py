@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from options import at_least, between, new_folder, run_main
 from safetensors.torch import load_file, save_file
 from ticker import ticker
 from torch.utils.checkpoint import checkpoint
@@ -262,11 +263,20 @@ def identity(model: str) -> str:
 
 def add_training_options(parser: argparse.ArgumentParser, defaults: Settings) -> None:
     """The options that ``Settings`` are made of, and those of running."""
+    readers = {
+        "epochs": between("--epochs", 0),
+        "batch_size": at_least("--batch-size", 1),
+        "micro_batch_size": at_least("--micro-batch-size", 1),
+        "learning_rate": between("--learning-rate", 0),
+        "warmup_share": between("--warmup-share", 0, 1, with_low=True),
+        "seed": at_least("--seed", 0),
+    }
     for name, default in asdict(defaults).items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
-    parser.add_argument("--save-steps", type=int, default=500, help="how often to save what a resumed call needs")
+        parser.add_argument(f"--{name.replace('_', '-')}", type=readers[name], default=default)
+    save_help = "how often to save what a resumed call needs"
+    parser.add_argument("--save-steps", type=at_least("--save-steps", 1), default=500, help=save_help)
     parser.add_argument("--template", default=TEMPLATE, help="text of the user turn; {prompt} is the question")
-    parser.add_argument("--max-prompt-length", type=int, default=512)
+    parser.add_argument("--max-prompt-length", type=at_least("--max-prompt-length", 1), default=512)
     parser.add_argument("--device", default="auto")
 
 
@@ -280,14 +290,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("model", help="hub id, folder or embedded id")
     parser.add_argument("data", type=Path, help="JSON lines with question and answer")
-    parser.add_argument("out", type=Path, help="folder of the finished model")
-    parser.add_argument("--limit", type=int, help="use only this many records from the top of the file")
+    parser.add_argument("out", type=new_folder, help="folder of the finished model")
+    limit_help = "use only this many records from the top of the file"
+    parser.add_argument("--limit", type=at_least("--limit", 1), help=limit_help)
     add_training_options(parser, Settings())
     arguments = parser.parse_args()
     if is_made(arguments.out):
         return
-    loaded = load_model(arguments.model, device=arguments.device)
     prompts = read_prompts(arguments.data, arguments.template, arguments.limit)
+    loaded = load_model(arguments.model, device=arguments.device)
     examples = worked_answers(loaded, prompts, arguments.max_prompt_length)
     source = {"model": identity(arguments.model), "data": file_sha256(arguments.data), "template": arguments.template}
     result = fine_tune(loaded, examples, settings_of(arguments), arguments.out, source, arguments.save_steps)
@@ -295,7 +306,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except RocktokensError as error:
-        raise SystemExit(f"error: {error}") from None
+    run_main(main)

@@ -16,6 +16,8 @@ from rocktokens.studies.plan import plan_jobs
 ROOT = Path(__file__).parents[1]
 STUDIES = {name: recipe.text for name, recipe in recipes().items() if recipe.kind == "study"}
 SHIPPED = {name: recipe.text for name, recipe in recipes().items() if recipe.kind == "run"}
+REAL_PAIRS = {"smollm2-study": "smollm2-renumbered", "qwen-study": "qwen-gsm8k"}
+"""Studies of real pairs, and the run each is like."""
 NOT_ON_THE_LEADERBOARD = {"type_control", "loss_control", "weight_control", "product", "schedule"} | {
     "coarse",
     "online_coarse",
@@ -45,15 +47,32 @@ def test_every_shipped_study_is_valid_and_survives_being_written_out(name: str) 
 def test_shipped_studies_train_the_embedded_pair_alike() -> None:
     """What one study says of an arm holds beside what another says: they differ in arms, seeds, steps and what
     a scout looks at."""
-    bases = [make_study(tomllib.loads(text)).base for text in STUDIES.values()]
+    bases = [make_study(tomllib.loads(text)).base for name, text in STUDIES.items() if name not in REAL_PAIRS]
     differing: Any = {"training": {"max_steps"}, "trace": {"top_k"}, "knockout": {"num_prompts"}}
     shared = [base.model_dump(exclude=differing) for base in bases]
     assert len(shared) == 6 and all(base == shared[0] for base in shared)
 
 
+@pytest.mark.parametrize("name", REAL_PAIRS)
+def test_a_study_of_a_real_pair_trains_it_as_its_run_does(name: str) -> None:
+    """Its length may differ, and what its runs write: they are many."""
+    base, run = make_study(tomllib.loads(STUDIES[name])).base, parse_config(SHIPPED[REAL_PAIRS[name]])
+    differing: Any = {"training": {"max_steps", "save_steps", "trace"}, "knockout": {"top"}}
+    record = base.model_dump(exclude=differing)
+    assert record == {key: run.model_dump(exclude=differing)[key] for key in record}
+
+
+def test_studies_of_real_pairs_name_their_primary_pairs_and_say_that_they_have_not_been_run() -> None:
+    for name in REAL_PAIRS:
+        study = make_study(tomllib.loads(STUDIES[name])).study
+        assert study.primary is not None and len(study.primary) <= 3
+        assert "It has not been run yet." in " ".join(STUDIES[name].replace("\n#", "").split())
+
+
 def test_shipped_studies_have_the_seeds_they_need() -> None:
     """Three seeds make intervals of ± 9 standard errors and more with so many pairs."""
     seeds = {name: len(make_study(tomllib.loads(text)).study.seeds) for name, text in STUDIES.items()}
+    assert seeds.pop("qwen-study") == 3, "what one GPU can afford, with two primary pairs and a warning in its text"
     assert min(seeds.values()) >= 5, seeds
 
 

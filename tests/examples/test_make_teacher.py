@@ -111,6 +111,34 @@ def test_a_killed_call_resumes_to_the_same_bytes(problems, tmp_path, monkeypatch
     assert "is finished" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--epochs", "0"], "--epochs is '0': give a number above 0"),
+        (["--epochs", "nan"], "--epochs is 'nan': give a number above 0"),
+        (["--batch-size", "0"], "--batch-size is '0': give a whole number from 1 on"),
+        (["--micro-batch-size", "x"], "--micro-batch-size is 'x': give a whole number from 1 on"),
+        (["--learning-rate", "-1"], "--learning-rate is '-1': give a number above 0"),
+        (["--warmup-share", "2"], "--warmup-share is '2': give a number from 0 to 1"),
+        (["--save-steps", "0"], "--save-steps is '0': give a whole number from 1 on"),
+        (["--limit", "0"], "--limit is '0': give a whole number from 1 on"),
+        (["--seed", "-1"], "--seed is '-1': give a whole number from 0 on"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_leaves_nothing(problems, tmp_path, monkeypatch, options, sentence):
+    with pytest.raises(RocktokensError) as refused:
+        run(monkeypatch, problems, tmp_path / "out", *options)
+    assert str(refused.value) == sentence and not (tmp_path / "out").exists()
+
+
+def test_a_file_in_the_place_of_the_model_is_kept_and_the_program_ends_with_code_2(problems):
+    before = problems.read_bytes()
+    program = [sys.executable, str(EXAMPLES / "make_teacher.py"), "pebbles-student", str(problems), str(problems)]
+    ended = subprocess.run(program, check=False, capture_output=True, text=True)
+    assert ended.returncode == 2 and problems.read_bytes() == before
+    assert ended.stderr == f"error: {problems} is a file: give the folder of the finished model\n"
+
+
 def test_fine_tuning_lowers_the_loss_and_another_seed_gives_other_weights(problems, tmp_path, monkeypatch):
     run(monkeypatch, problems, tmp_path / "a", "--epochs", "4", "--learning-rate", "1e-3")
     run(monkeypatch, problems, tmp_path / "b", "--seed", "1", "--limit", "8")

@@ -4,9 +4,10 @@ Only ``config.json`` and the files of the tokenizer are read, and nothing is dow
 in the cache is refused.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
@@ -14,6 +15,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from rocktokens.errors import RocktokensError
 from rocktokens.models import pebbles, smollm2
 from rocktokens.models.load import CANNOT_LOAD, EMBEDDED, PEBBLES, base_of
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +32,15 @@ class ModelFacts:
 
 
 def model_facts(name: str) -> ModelFacts:
-    """Read the config of a model by embedded id, directory or hub id."""
+    """Read the config of a model by embedded id, directory or hub id, and count its parameters."""
+    return from_config(name, lambda config: facts_of_config(name, config))
+
+
+def from_config(name: str, make: Callable[[Any], Value]) -> Value:
+    """Read the config of a model by embedded id, directory or hub id, and return what ``make`` makes of it."""
     source, options = _config_files(name)
     try:
-        config = AutoConfig.from_pretrained(source, trust_remote_code=False, **options)
-        return facts_of_config(name, config)
+        return make(AutoConfig.from_pretrained(source, trust_remote_code=False, **options))
     except CANNOT_LOAD as error:
         if Path(name).is_dir() and name:
             raise RocktokensError(

@@ -130,8 +130,13 @@ def run_memory(
 def measure_activations(model: Any, rollout: Rollout, *, bf16: bool = False) -> Activations:
     """Measure what a forward over one rollout keeps for the backward pass, on one row and on two."""
     ids = torch.tensor(np.concatenate([rollout.prompt_ids, rollout.token_ids]), dtype=torch.long, device=model.device)
-    one, two = (_kept_bytes(model, ids.repeat(rows, 1), bf16) for rows in (1, 2))
-    return Activations(fixed=max(0, 2 * one - two), per_token=(two - one) / len(ids))
+    return activations_of(model, ids, bf16=bf16)
+
+
+def activations_of(model: Any, ids_L: torch.Tensor, *, bf16: bool) -> Activations:
+    """Count what a forward over these ids keeps, on one row and on two; the model may be of fake tensors."""
+    one, two = (_kept_bytes(model, ids_L.repeat(rows, 1), bf16) for rows in (1, 2))
+    return Activations(fixed=max(0, 2 * one - two), per_token=(two - one) / len(ids_L))
 
 
 def activation_need(activations: Activations, size: ModelSize, tokens: int, *, checkpointing: bool) -> float:
@@ -282,13 +287,13 @@ def estimate_time(config: Config, probe: PairProbe, sampled_in: float, rollouts:
 
 def _kept_bytes(model: Any, ids_RL: torch.Tensor, bf16: bool) -> int:
     """Count the bytes of all tensors that autograd saves in a forward, each storage once, without the parameters."""
-    parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    parameters = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
     kept: dict[int, int] = {}
 
     def note(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in parameters:
-            kept[storage.data_ptr()] = storage.nbytes()
+        if storage._cdata not in parameters:
+            kept[storage._cdata] = storage.nbytes()
         return tensor
 
     hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)

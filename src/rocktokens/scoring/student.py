@@ -23,13 +23,14 @@ def load_student(config: Config, checkpoint: Path | None, device: str) -> Loaded
     if config.lora.enabled:
         student.model.requires_grad_(False)
         torch.manual_seed(derive_seed(config.run.seed, "adapters"))
-        student = replace(student, model=_with_adapters(student.model, config, checkpoint))
+        student = replace(student, model=with_adapters(student.model, config, checkpoint))
     if config.training.gradient_checkpointing:
         student.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=checkpointing_kwargs(student.model))
     return student
 
 
-def _with_adapters(model: PreTrainedModel, config: Config, checkpoint: Path | None) -> PeftModel:
+def with_adapters(model: PreTrainedModel, config: Config, checkpoint: Path | None) -> PeftModel:
+    """The model with the config's adapters, which alone are trained, from a checkpoint if there is one."""
     if checkpoint is not None:
         return load_adapter(model, checkpoint, f"the adapter {str(checkpoint)!r}", is_trainable=True)
     settings = config.lora.model_dump(exclude={"enabled"})

@@ -1,0 +1,235 @@
+"""How much memory a run would take on each GPU, whole and sharded, and on how many it fits (``check --plan``).
+
+1. Both models are counted from their configs (``shapes``); nothing is loaded.
+2. ``memory_items`` is arithmetic: what a GPU holds, item by item, in one of two layouts. *Whole*: all of it on every
+   GPU. *Sharded*: student, gradients, moments and teacher are cut into equal parts (torch's ``fully_shard``); two
+   layers of each model and what is outside the layers are gathered at a time; gradients are cut after every
+   micro-batch; and a replica of the student to sample from is whole.
+3. What is left of the usable memory holds the key-value cache of rollouts. A layout fits if that is one
+   rollout or more.
+4. ``step_time`` says how long a step would take.
+
+Compare a layout with another by it; on several GPUs it has not been compared with what a run takes.
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Literal
+
+import torch
+
+from rocktokens.config import Config
+from rocktokens.display.numbers import byte_size, counted, listed
+from rocktokens.errors import RocktokensError
+from rocktokens.models.load import DTYPES
+from rocktokens.preflight.resources import FLOAT32, HALF, activation_need
+from rocktokens.preflight.shapes import ModelShape, student_shape, teacher_shape
+from rocktokens.preflight.step_time import ASSUMPTIONS, StepTime, step_time
+from rocktokens.scoring.fused import SCRATCH_BYTES
+
+GIGABYTE = 10**9
+ASSUMED_GIGABYTES = 80
+"""Of a GPU, where none is there and none was named."""
+USABLE = 0.93
+"""Share of a GPU's memory; the rest is for CUDA, its libraries and fragmentation."""
+SHARDED_OVER = (2, 3, 4, 8, 16)
+MOST_GPUS = 1024
+"""Where the search for a number that suffices ends."""
+SCRATCH_PER_LOGIT = 10
+"""Bytes of scratch per logit of a response, where a micro-batch is too small to fill the kernel's scratch."""
+GATHERED_LAYERS = 2
+"""The one at work, and the next, which is fetched meanwhile."""
+
+Verdict = Literal["fits", "fits, fewer at once", "does not fit"]
+"""Fewer at once: with a lower rollouts.batch_size."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryItems:
+    """Bytes on one GPU, without the key-value cache."""
+
+    student: float
+    gradients: float
+    moments: float
+    """Adam's two."""
+    teacher: float
+    sampling_copy: float
+    """The student that is sampled from, where that is not the one that is trained."""
+    working_weights: float
+    """Whole: copies in half width that autocast makes; sharded: layers that are gathered."""
+    reduction: float
+    """Whole on several GPUs: what gradients are summed in."""
+    activations: float
+    """Of a micro-batch: what the student keeps, and one layer of the teacher."""
+    logits: float
+    """Scratch of the kernel, the LM head in half width and its gradient."""
+
+    @property
+    def total(self) -> float:
+        """All of them at once."""
+        return sum(asdict(self).values())
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """One way to place a run on GPUs, and what each of them then has."""
+
+    gpus: int
+    is_sharded: bool
+    memory: MemoryItems
+    total: float
+    """Bytes of all items."""
+    room: float
+    """Bytes that are left for rollouts; negative where the items do not fit."""
+    rollouts_at_once: int
+    """Of the longest prompt and response, on each GPU."""
+    verdict: Verdict
+    step: StepTime | None
+    """None where it does not fit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a run would take, from configs alone."""
+
+    conclusion: str
+    student: ModelShape
+    teacher: ModelShape
+    gpu_memory: float
+    """Bytes of one GPU."""
+    cache_per_rollout: float
+    """Bytes of keys and values at the longest prompt and response."""
+    layouts: list[Layout]
+    """Whole on one GPU, whole on each of several, then sharded over more and more."""
+    least_gpus: int | None
+    """On how many it fits, sharded if that is more than one; None if on no number up to ``MOST_GPUS``."""
+    assumptions: list[str]
+
+
+def plan_run(config: Config, gpu_gigabytes: float | None = None) -> Plan:
+    """Count what the run would take on GPUs of this size; default: of the one that is there, else 80 GB."""
+    if gpu_gigabytes is not None and not 0 < gpu_gigabytes < float("inf"):
+        raise RocktokensError(f"--gpu-memory is {gpu_gigabytes:g}: give the gigabytes of one GPU, for example 80")
+    student, teacher = student_shape(config), teacher_shape(config)
+    gpu_memory, named = _gpu_memory(config, gpu_gigabytes)
+    length = config.rollouts.max_prompt_length + config.rollouts.max_completion_length
+    width = HALF if config.training.bf16 else FLOAT32
+    cache = width * student.size.cache_per_token * length
+    wanted = min(config.rollouts.batch_size, config.training.rollouts_per_step)
+
+    def layout(gpus: int, is_sharded: bool) -> Layout:
+        items = memory_items(config, student, teacher, gpus=gpus, is_sharded=is_sharded)
+        room = USABLE * gpu_memory - items.total
+        at_once = max(0, int(room // cache))
+        step = None
+        if at_once:
+            used = min(at_once, wanted)
+            step = step_time(config, student, teacher, gpus=gpus, is_sharded=is_sharded, at_once=used)
+        few: Verdict = "fits, fewer at once" if at_once else "does not fit"
+        verdict: Verdict = "fits" if at_once >= wanted else few
+        return Layout(gpus, is_sharded, items, items.total, room, at_once, verdict, step)
+
+    whole = layout(1, False)
+    least = 1 if whole.rollouts_at_once else least_gpus(lambda gpus: bool(layout(gpus, True).rollouts_at_once))
+    numbers = sorted({*SHARDED_OVER, least or 1} - {1})
+    layouts = [whole, layout(2, False), *(layout(gpus, True) for gpus in numbers)]
+    return Plan(
+        conclusion=_conclusion(layouts, least, gpu_memory, wanted),
+        student=student,
+        teacher=teacher,
+        gpu_memory=gpu_memory,
+        cache_per_rollout=cache,
+        layouts=layouts,
+        least_gpus=least,
+        assumptions=[*_assumptions(config, named), *ASSUMPTIONS],
+    )
+
+
+def memory_items(
+    config: Config, student: ModelShape, teacher: ModelShape, *, gpus: int, is_sharded: bool
+) -> MemoryItems:
+    """Count what one of ``gpus`` holds; sharded over one, nothing is cut and nothing gathered."""
+    training, rollouts, size = config.training, config.rollouts, student.size
+    width, teacher_width = HALF if training.bf16 else FLOAT32, DTYPES[config.models.dtype].itemsize
+    is_sharded = is_sharded and gpus > 1
+    parts = gpus if is_sharded else 1
+    responses = training.per_device_train_batch_size * rollouts.max_completion_length
+    tokens = responses + training.per_device_train_batch_size * rollouts.max_prompt_length
+    copies = student.activations.fixed
+    if training.gradient_checkpointing:  # then only autocast itself holds copies, of what is trained
+        copies = min(copies, width * size.trainable)
+    gathered = _gathered(student, width) + _gathered(teacher, teacher_width)
+    kept = activation_need(
+        replace(student.activations, fixed=0), size, tokens, checkpointing=training.gradient_checkpointing
+    )
+    halved_heads = size.width * student.vocabulary
+    if teacher_width == FLOAT32:
+        halved_heads += teacher.size.width * teacher.vocabulary
+    return MemoryItems(
+        student=FLOAT32 * size.parameters / parts,
+        gradients=FLOAT32 * size.trainable / parts,
+        moments=2 * FLOAT32 * size.trainable / parts,
+        teacher=teacher_width * teacher.size.parameters / parts,
+        sampling_copy=width * size.parameters if training.bf16 or is_sharded else 0,
+        working_weights=gathered if is_sharded else copies,
+        reduction=FLOAT32 * size.trainable if gpus > 1 and not is_sharded else 0,
+        activations=kept + teacher.activations.per_token / teacher.size.layers * tokens,
+        logits=min(SCRATCH_BYTES, SCRATCH_PER_LOGIT * responses * student.vocabulary)
+        + (HALF * halved_heads if training.bf16 else 0)
+        + FLOAT32 * size.head,
+    )
+
+
+def least_gpus(fits: Callable[[int], bool]) -> int | None:
+    """Return the smallest number of GPUs, from two on, that is enough."""
+    return next((gpus for gpus in range(2, MOST_GPUS + 1) if fits(gpus)), None)
+
+
+def _gathered(shape: ModelShape, width: int) -> float:
+    return width * (GATHERED_LAYERS * shape.largest_layer + shape.outside_layers)
+
+
+def _gpu_memory(config: Config, given: float | None) -> tuple[float, str]:
+    """Return the bytes of a GPU, and how they are known."""
+    if given is not None:
+        return given * GIGABYTE, f"a GPU has {given:g} GB, as given"
+    if torch.cuda.is_available() and config.models.device != "cpu":
+        found = torch.cuda.get_device_properties(0)
+        return found.total_memory, f"a GPU has {byte_size(found.total_memory)}, as the {found.name} here"
+    return ASSUMED_GIGABYTES * GIGABYTE, f"a GPU has {ASSUMED_GIGABYTES} GB (assumed: say --gpu-memory)"
+
+
+def _assumptions(config: Config, gpu: str) -> list[str]:
+    rollouts, training = config.rollouts, config.training
+    length = rollouts.max_prompt_length + rollouts.max_completion_length
+    return [
+        f"{gpu}, of which {USABLE:.0%} are usable",
+        f"a step is {counted(training.rollouts_per_step, 'rollout')} per GPU of {length:,} tokens, in micro-batches of "
+        f"{training.per_device_train_batch_size}",
+        "sharded: student, gradients, moments and teacher are cut into equal parts by fully_shard, two layers of each "
+        "model are gathered at a time, gradients are cut after every micro-batch, and the replica that is sampled from "
+        "is whole",
+    ]
+
+
+def _conclusion(layouts: list[Layout], least: int | None, gpu_memory: float, wanted: int) -> str:
+    """Say whether it fits, and where."""
+    whole, there = layouts[0], byte_size(gpu_memory)
+    if least == 1:
+        start, named = f"{byte_size(whole.total)} of {there}: fits on one GPU", [whole]
+        leaves = f" and leaves {byte_size(whole.room)} for {counted(whole.rollouts_at_once, 'rollout')} at once"
+    elif least is not None:
+        start = f"Whole, {byte_size(whole.total)} per GPU of {there}: does not fit. Sharded: at least {least} GPUs; "
+        named = [own for own in layouts if own.is_sharded and own.gpus in {least, max(least, 8)}]
+        each = [f"{own.gpus} leave {byte_size(own.room)} for {own.rollouts_at_once:,}" for own in named]
+        leaves = f"{listed(each)} rollouts at once"
+    else:
+        last = layouts[-1]
+        return (
+            f"Whole, {byte_size(whole.total)} per GPU of {there}: does not fit, and neither does it sharded "
+            f"({byte_size(last.total)} on each of {last.gpus}): lower training.per_device_train_batch_size or "
+            "rollouts.max_completion_length, or set training.gradient_checkpointing or lora.enabled."
+        )
+    fewest = min(own.rollouts_at_once for own in named)
+    asked = f" (rollouts.batch_size asks for {wanted})" if fewest < wanted else ""
+    return f"{start}{leaves}{asked}."

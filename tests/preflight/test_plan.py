@@ -1,0 +1,375 @@
+"""What a run would take on GPUs, from two config.json: against counts by hand, real models and the other estimate."""
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+from typer.testing import CliRunner
+
+from rocktokens.cli.main import app
+from rocktokens.config import Config, parse_config
+from rocktokens.errors import RocktokensError
+from rocktokens.preflight.plan import USABLE, Plan, memory_items, plan_run
+from rocktokens.preflight.resources import activation_need, activations_of, memory_need
+from rocktokens.preflight.shapes import FAKE_TOKENS, ModelShape, student_shape, teacher_shape
+from rocktokens.preflight.step_time import step_time
+
+QWEN3_4B = {
+    "model_type": "qwen3",
+    "vocab_size": 151_936,
+    "hidden_size": 2560,
+    "intermediate_size": 9728,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 40_960,
+}
+QWEN3_30B_A3B = {
+    "model_type": "qwen3_moe",
+    "vocab_size": 151_936,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": True,
+    "tie_word_embeddings": False,
+    "max_position_embeddings": 40_960,
+}
+"""Public configs."""
+V, D, INNER, LAYERS, HEADS, KEY_HEADS, HEAD_DIM = 96, 32, 48, 3, 4, 2, 8
+LLAMA = {
+    "model_type": "llama",
+    "vocab_size": V,
+    "hidden_size": D,
+    "intermediate_size": INNER,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": KEY_HEADS,
+    "head_dim": HEAD_DIM,
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 512,
+}
+EXPERTS, PASSED, EXPERT_WIDTH = 8, 2, 16
+MOE = LLAMA | {
+    "model_type": "qwen3_moe",
+    "num_experts": EXPERTS,
+    "num_experts_per_tok": PASSED,
+    "moe_intermediate_size": EXPERT_WIDTH,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+}
+ATTENTION = 2 * D * HEADS * HEAD_DIM + 2 * D * KEY_HEADS * HEAD_DIM
+LAYER = ATTENTION + 3 * D * INNER + 2 * D
+PARAMETERS = LAYERS * LAYER + D + V * D
+
+
+def write_config(folder: Path, config: dict[str, Any]) -> str:
+    """A folder with a config.json and nothing else: whatever reads a weight fails."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    return str(folder)
+
+
+def make_config(folder: Path, student: dict[str, Any], teacher: dict[str, Any], *overrides: str) -> Config:
+    names = write_config(folder / "student", student), write_config(folder / "teacher", teacher)
+    text = f"""
+        [run]
+        directory = "run"
+        [models]
+        student = "{names[0]}"
+        teacher = "{names[1]}"
+        dtype = "bfloat16"
+        [rollouts]
+        max_prompt_length = 16
+        max_completion_length = 48
+        batch_size = 4
+        [training]
+        per_device_train_batch_size = 2
+        gradient_accumulation_steps = 3
+    """
+    return parse_config(text, list(overrides))
+
+
+def real_model(config: dict[str, Any], folder: Path) -> Any:
+    return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(write_config(folder, config)))
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Plan:
+    """Qwen3-30B-A3B teaches Qwen3-4B: 4,096 tokens after prompts of 512, 128 rollouts on each GPU."""
+    settings = [
+        "rollouts.max_prompt_length=512",
+        "rollouts.max_completion_length=4096",
+        "rollouts.batch_size=64",
+        "training.gradient_accumulation_steps=64",
+        "training.gradient_checkpointing=true",
+    ]
+    config = make_config(tmp_path_factory.mktemp("large"), QWEN3_4B, QWEN3_30B_A3B, *settings)
+    return plan_run(config, gpu_gigabytes=80)
+
+
+def gigabytes(plan: Plan) -> dict[tuple[int, bool], float]:
+    return {(own.gpus, own.is_sharded): own.total / 1e9 for own in plan.layouts}
+
+
+def test_the_pair_of_30_and_4_billion_needs_three_gpus(large: Plan):
+    """Totals of an independent count with micro-batches of 16,384 tokens and half-width activations."""
+    found = gigabytes(large)
+    expected = {(1, False): 143.7, (3, True): 64.4, (4, True): 53.9, (8, True): 38.2}
+    assert {key: found[key] for key in expected} == pytest.approx(expected, rel=0.1)
+    assert large.least_gpus == 3
+    by_gpus = {own.gpus: own for own in large.layouts if own.is_sharded}
+    assert by_gpus[2].verdict == "does not fit" and by_gpus[3].verdict == "fits, fewer at once"
+    assert by_gpus[8].rollouts_at_once == pytest.approx(53, rel=0.1)
+    eight = by_gpus[8].step
+    assert eight is not None and eight.bottleneck == "sampling" and 120 < eight.total < 240
+    assert large.conclusion.startswith("Whole, 151 GB per GPU of 80 GB: does not fit. Sharded: at least 3 GPUs; 3 ")
+
+
+def test_items_of_the_large_pair_by_hand(large: Plan):
+    student, teacher = 4_022_468_096, 30_532_122_624
+    whole = large.layouts[0].memory
+    assert (large.student.size.parameters, large.teacher.size.parameters) == (student, teacher)
+    assert [whole.student, whole.gradients, whole.moments] == [4 * student, 4 * student, 8 * student]
+    assert [whole.teacher, whole.sampling_copy] == [2 * teacher, 2 * student]
+    assert whole.logits == (793 << 20) + (4 + 2) * 151_936 * 2560
+    assert large.cache_per_rollout == 36 * 2 * 8 * 128 * 2 * 4608
+    assert large.teacher.experts == 48 * 128 * 3 * 2048 * 768 and large.teacher.expert_share == 8 / 128
+    each = large.layouts[-1].memory.working_weights
+    layers = 2 * (large.student.largest_layer + large.teacher.largest_layer)
+    assert each == 2 * (layers + 151_936 * (2560 + 2 * 2048) + 2560 + 2048)
+
+
+@pytest.mark.parametrize("config", [LLAMA, LLAMA | {"tie_word_embeddings": False}, MOE], ids=["tied", "untied", "moe"])
+def test_parameters_are_those_of_the_real_model(tmp_path: Path, config: dict[str, Any]):
+    shape = student_shape(make_config(tmp_path, config, LLAMA))
+    model = real_model(config, tmp_path / "student")
+    assert shape.size.parameters == sum(own.numel() for own in model.parameters())
+    layers = [sum(own.numel() for own in layer.parameters()) for layer in model.model.layers]
+    assert (shape.in_layers, shape.largest_layer) == (sum(layers), max(layers))
+    experts = LAYERS * EXPERTS * 3 * D * EXPERT_WIDTH if config is MOE else 0
+    assert shape.experts == experts
+    assert shape.active_in_layers == sum(layers) - experts * (1 - PASSED / EXPERTS)
+
+
+def test_tied_heads_count_once(tmp_path: Path):
+    tied = plan_run(make_config(tmp_path / "a", LLAMA, LLAMA)).layouts[0].memory
+    untied = plan_run(make_config(tmp_path / "b", LLAMA | {"tie_word_embeddings": False}, LLAMA)).layouts[0].memory
+    assert tied.student == 4 * PARAMETERS and untied.student == 4 * (PARAMETERS + V * D)
+    assert untied.moments - tied.moments == 8 * V * D and untied.sampling_copy - tied.sampling_copy == 2 * V * D
+    assert untied.logits == tied.logits and untied.teacher == tied.teacher
+
+
+@pytest.mark.parametrize("bf16", [True, False])
+def test_a_fake_forward_keeps_what_a_real_one_keeps(tmp_path: Path, bf16: bool):
+    """Beside it a mask, and keys and values once for every query head: fake tensors take transformers' slower path."""
+    shape = student_shape(make_config(tmp_path, LLAMA, LLAMA, f"training.bf16={str(bf16).lower()}"))
+    model = real_model(LLAMA, tmp_path / "student")
+    real = activations_of(model, torch.zeros(FAKE_TOKENS, dtype=torch.long), bf16=bf16)
+    repeated = 2 * (HEADS - KEY_HEADS) * HEAD_DIM
+    beside = (2 if bf16 else 4) * LAYERS * (FAKE_TOKENS + repeated)
+    assert shape.activations == replace(real, per_token=real.per_token + beside)
+
+
+def test_attention_that_keeps_all_pairs_of_tokens_is_counted_at_full_length(tmp_path: Path):
+    gemma = LLAMA | {"model_type": "gemma2", "query_pre_attn_scalar": HEAD_DIM}
+    shape = student_shape(make_config(tmp_path, gemma, LLAMA))
+    model = real_model(gemma, tmp_path / "student")
+    assert shape.activations == activations_of(model, torch.zeros(16 + 48, dtype=torch.long), bf16=True)
+    longer = student_shape(make_config(tmp_path, gemma, LLAMA, "rollouts.max_completion_length=112"))
+    pairs = HEADS * LAYERS * 64
+    assert longer.activations.per_token - shape.activations.per_token >= 2 * pairs
+
+
+def test_whole_and_sharded_over_one_are_the_same(tmp_path: Path):
+    for overrides in ((), ("lora.enabled=true",), ("training.bf16=false",)):
+        config = make_config(tmp_path, LLAMA, MOE, *overrides)
+        student, teacher = student_shape(config), teacher_shape(config)
+        whole, sharded = (memory_items(config, student, teacher, gpus=1, is_sharded=own) for own in (False, True))
+        assert whole == sharded
+
+
+def test_shards_add_up_to_the_whole_and_more_gpus_need_less(tmp_path: Path):
+    config = make_config(tmp_path, LLAMA, MOE)
+    student, teacher = student_shape(config), teacher_shape(config)
+    whole = memory_items(config, student, teacher, gpus=1, is_sharded=False)
+    sharded = {gpus: memory_items(config, student, teacher, gpus=gpus, is_sharded=True) for gpus in range(2, 20)}
+    for gpus, own in sharded.items():
+        for name in ("student", "gradients", "moments", "teacher"):
+            assert gpus * getattr(own, name) == pytest.approx(getattr(whole, name))
+        assert (own.activations, own.logits, own.sampling_copy) == (
+            whole.activations,
+            whole.logits,
+            whole.sampling_copy,
+        )
+    totals = [own.total for own in sharded.values()]
+    assert totals == sorted(totals, reverse=True) and len(set(totals)) == len(totals)
+
+
+def test_data_parallelism_adds_what_gradients_are_summed_in(tmp_path: Path):
+    config = make_config(tmp_path, LLAMA, MOE)
+    student, teacher = student_shape(config), teacher_shape(config)
+    one, four = (memory_items(config, student, teacher, gpus=own, is_sharded=False) for own in (1, 4))
+    assert four == replace(one, reduction=4 * PARAMETERS) and one.reduction == 0
+
+
+def test_with_adapters_only_they_have_gradients_and_moments(tmp_path: Path):
+    rank = 3
+    config = make_config(tmp_path, LLAMA, LLAMA, "lora.enabled=true", f"lora.r={rank}")
+    memory = plan_run(config).layouts[0].memory
+    widths = [(D, HEADS * HEAD_DIM), (D, KEY_HEADS * HEAD_DIM), (D, KEY_HEADS * HEAD_DIM), (HEADS * HEAD_DIM, D)]
+    widths += [(D, INNER), (D, INNER), (INNER, D)]
+    adapters = LAYERS * rank * sum(a + b for a, b in widths)
+    assert memory.student == 4 * (PARAMETERS + adapters)
+    assert (memory.gradients, memory.moments) == (4 * adapters, 8 * adapters)
+    assert memory.logits == plan_run(make_config(tmp_path, LLAMA, LLAMA)).layouts[0].memory.logits - 4 * V * D
+
+
+@pytest.mark.parametrize("checkpointing", ["true", "false"])
+def test_the_plan_of_one_gpu_is_the_estimate_of_check(tmp_path: Path, checkpointing: str):
+    """Both count the same things, by different code, where the one adds nothing: no teacher's layer, same scratch."""
+    config = make_config(tmp_path, LLAMA, LLAMA, f"training.gradient_checkpointing={checkpointing}")
+    student, teacher = student_shape(config), teacher_shape(config)
+    planned = plan_run(config)
+    memory, tokens = planned.layouts[0].memory, 2 * (16 + 48)
+    activations = activation_need(student.activations, student.size, tokens, checkpointing=checkpointing == "true")
+    need = memory_need(
+        student.size,
+        teacher_bytes=2 * teacher.size.parameters,
+        activation_bytes=activations,
+        chunk_positions=0,
+        vocab_size=V,
+        sampled_tokens=5 * (16 + 48),
+        on_gpu=True,
+        bf16=True,
+    )
+    assert memory.student + memory.gradients + memory.moments == need.student
+    assert memory.teacher == need.teacher
+    assert memory.sampling_copy + 5 * planned.cache_per_rollout == need.sampling
+    one_layer = teacher.activations.per_token / LAYERS * tokens
+    assert memory.activations + memory.working_weights - one_layer == pytest.approx(activations)
+
+
+def test_room_is_counted_in_whole_rollouts(tmp_path: Path):
+    config = make_config(tmp_path, LLAMA, LLAMA)
+    first = plan_run(config)
+    needed, cache = first.layouts[0].total, first.cache_per_rollout
+
+    def planned(rollouts: float) -> tuple[int, str, int | None]:
+        found = plan_run(config, (needed + rollouts * cache) / USABLE / 1e9)
+        return found.layouts[0].rollouts_at_once, found.layouts[0].verdict, found.least_gpus
+
+    assert planned(4.01) == (4, "fits", 1)
+    assert planned(3.99) == (3, "fits, fewer at once", 1)
+    assert planned(0.99)[:2] == (0, "does not fit")
+    assert "rollouts.batch_size asks for 4" in plan_run(config, (needed + 3.5 * cache) / USABLE / 1e9).conclusion
+
+
+def test_the_least_number_of_gpus_is_the_first_that_fits(tmp_path: Path):
+    config = make_config(tmp_path, LLAMA, LLAMA | {"num_hidden_layers": 40})
+    student, teacher = student_shape(config), teacher_shape(config)
+    cache = plan_run(config).cache_per_rollout
+    five = memory_items(config, student, teacher, gpus=5, is_sharded=True).total + cache
+    plan = plan_run(config, five / USABLE / 1e9 * (1 + 1e-9))
+    assert plan.least_gpus == 5 and 5 in [own.gpus for own in plan.layouts]
+    assert [own.gpus for own in plan.layouts if own.rollouts_at_once] == [5, 8, 16]
+    never = plan_run(config, cache / 1e9)
+    assert never.least_gpus is None and "neither does it sharded" in never.conclusion
+
+
+def test_a_step_by_hand(tmp_path: Path):
+    config = make_config(tmp_path, LLAMA, LLAMA)
+    student, teacher = student_shape(config), teacher_shape(config)
+    step = step_time(config, student, teacher, gpus=1, is_sharded=False, at_once=4)
+    rollouts, response, length = 6, 48, 64
+    forward = 2 * LAYERS * LAYER + 4 * LAYERS * HEADS * HEAD_DIM * length / 2
+    head = 2 * V * D
+    speed = 989e12 * 0.4
+    assert step.teacher == pytest.approx((rollouts * length * forward + rollouts * response * head) / speed)
+    assert step.update == pytest.approx((rollouts * length * 3 * forward + rollouts * response * 3 * head) / speed)
+    assert step.sampling == pytest.approx(2 * response * LAYERS * 0.2e-3), "two batches of layers that are too small"
+    assert step.gathering == 0
+    again = make_config(tmp_path, LLAMA, LLAMA, "training.gradient_checkpointing=true")
+    longer = step_time(again, student, teacher, gpus=1, is_sharded=False, at_once=4)
+    assert longer.update - step.update == pytest.approx(rollouts * length * forward / speed)
+
+
+def test_sampling_a_large_student_is_reading_it(large: Plan):
+    layout = next(own for own in large.layouts if own.is_sharded and own.gpus == 8)
+    step, rows = layout.step, layout.rollouts_at_once
+    assert step is not None and 0 < 128 - 2 * rows < rows
+    per_token = large.cache_per_rollout / 4608
+
+    def reading(batch: int) -> float:
+        return 4096 * (2 * large.student.size.parameters + batch * (512 + 2048) * per_token) / (3.35e12 * 0.7)
+
+    assert step.sampling == pytest.approx(2 * reading(rows) + reading(128 - 2 * rows))
+
+
+def test_a_batch_reads_the_experts_that_any_of_its_tokens_passes(tmp_path: Path):
+    config = make_config(tmp_path, MOE, LLAMA)
+    shape = student_shape(config)
+    million = replace(shape.size, parameters=shape.size.parameters * 10**6, cache_per_token=0)
+    large_shape: ModelShape = replace(shape, size=million, experts=shape.experts * 10**6)
+
+    def sampled(rows: int) -> float:
+        return step_time(config, large_shape, shape, gpus=1, is_sharded=False, at_once=rows).sampling
+
+    one = 2 * (million.parameters - large_shape.experts * (1 - PASSED / EXPERTS))
+    assert sampled(1) == pytest.approx(6 * 48 * one / (3.35e12 * 0.7))
+    assert 6 * sampled(6) > sampled(1) > sampled(6)
+
+
+def test_the_command_prints_and_returns_the_same_plan(tmp_path: Path):
+    config = make_config(tmp_path, LLAMA, MOE)
+    toml = tmp_path / "run.toml"
+    toml.write_text(
+        f'[run]\ndirectory = "{tmp_path}/run"\n[models]\nstudent = "{config.models.student}"\n'
+        f'teacher = "{config.models.teacher}"\n'
+    )
+    shown = CliRunner().invoke(app, ["check", str(toml), "--plan", "--gpu-memory", "24"])
+    record = CliRunner().invoke(app, ["check", str(toml), "--plan", "--gpu-memory", "24", "--json"])
+    assert shown.exit_code == record.exit_code == 0
+    found = json.loads(record.stdout)
+    assert found == json.loads(json.dumps(asdict(plan_run(parse_config(toml.read_text()), 24))))
+    assert shown.stdout.startswith(found["conclusion"][:60]) and "active per token" in shown.stdout
+    assert "a GPU has 24 GB, as given, of which 93% are usable" in shown.stdout
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--plan", "--gpu-memory", "0"], "--gpu-memory is 0: give the gigabytes of one GPU"),
+        (["--plan", "--gpu-memory", "inf"], "--gpu-memory is inf: give the gigabytes of one GPU"),
+        (["--gpu-memory", "24"], "which only --plan reads: add --plan"),
+        (["--plan", "--set", "models.teacher=nobody/none"], "model 'nobody/none' has no config.json on this machine"),
+    ],
+)
+def test_bad_input_is_one_sentence(arguments: list[str], sentence: str):
+    result = CliRunner().invoke(app, ["check", "pebbles", *arguments])
+    assert isinstance(result.exception, RocktokensError) and sentence in str(result.exception)
+    assert "\n" not in str(result.exception)
+
+
+def test_a_model_without_attention_is_refused_at_once(tmp_path: Path):
+    with pytest.raises(
+        RocktokensError, match="is a mamba, which has no attention heads, so --plan cannot count its cache"
+    ):
+        plan_run(make_config(tmp_path, {"model_type": "mamba", "num_hidden_layers": 2}, LLAMA))
+
+
+def test_without_a_gpu_its_size_is_named_as_an_assumption(tmp_path: Path):
+    plan = plan_run(make_config(tmp_path, LLAMA, LLAMA, "models.device=cpu"))
+    assert plan.gpu_memory == 80e9 and "80 GB (assumed: say --gpu-memory)" in plan.assumptions[0]
