@@ -6,7 +6,8 @@
    when it runs. What is in no layer (embeddings, final norm, LM head) is gathered with the root of its model: the
    objective for the student, whose head the loss reads directly; the trunk for the teacher. An untied head of the
    teacher lies in shards of its own, which the objective gathers.
-3. Both average gradients over the ranks, and only in the backward pass of the last micro-batch.
+3. Both average gradients over the ranks: whole ones in the backward pass of the last micro-batch, shards in every one, so
+   that no device holds more than its part of them.
 4. Ranks gather together, so how often a model runs may not depend on their data: a micro-batch is one group of rows.
 5. A sharded student is sampled from by a whole copy, brought up to date once per step.
 6. A checkpoint holds whole tensors either way, and either layout goes on from it.
@@ -25,7 +26,7 @@ from accelerate.utils import gather_object
 from peft import PeftModel
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
 from rocktokens.models.head import causal_lm
 from rocktokens.models.shards import gathered
@@ -140,8 +141,7 @@ class ShardedLayout(Layout):
         return optimizer
 
     def accumulating(self, objective: nn.Module, *, is_last: bool) -> AbstractContextManager[Any]:
-        """Add up gradients on each rank; reduce them to the shards in the last backward."""
-        cast(FSDPModule, objective).set_requires_gradient_sync(is_last)
+        """Reduce gradients to the shards in every backward pass: added up whole, they would not fit where it matters."""
         return nullcontext()
 
     def clip(self, parameters: list[nn.Parameter], max_norm: float) -> torch.Tensor:
