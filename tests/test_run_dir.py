@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from disk_order import recorded
 from rocktokens import run_dir
 from rocktokens.errors import RunDirError
 from rocktokens.run_dir import RunDir, as_listed, derive_seed, file_sha256, write_atomically
@@ -89,6 +90,27 @@ def test_adopt_lists_and_drop_forgets(tmp_path):
     run.drop(["a", "never there"])
     assert [entry.path for entry in run.files()] == ["b"]
     assert not (tmp_path / "a").exists()
+
+
+def test_a_file_is_there_until_the_manifest_has_forgotten_it(tmp_path, monkeypatch):
+    """A kill in between leaves a file that is not listed, never a listed file that is gone."""
+    run, whole, seen = RunDir(tmp_path), run_dir.write_atomically, []
+    run.commit("a", text("one"))
+
+    def look(target: Path, write) -> None:
+        seen.append((target.name, (tmp_path / "a").exists()))
+        whole(target, write)
+
+    monkeypatch.setattr(run_dir, "write_atomically", look)
+    run.drop(["a"])
+    assert seen == [("manifest.json", True)] and not (tmp_path / "a").exists()
+
+
+def test_a_file_and_its_folder_are_flushed_around_every_rename(tmp_path, monkeypatch):
+    with recorded(monkeypatch) as order:
+        RunDir(tmp_path).commit("parts/a", text("one"))
+    assert order.renamed == [tmp_path / "parts/a", tmp_path / "manifest.json"]
+    assert not order.unflushed and not order.waiting
 
 
 def test_write_atomically_never_shows_half_a_file(tmp_path):

@@ -13,6 +13,12 @@ def test_holm_steps_down():
     assert holm([]) == []
 
 
+def test_q_never_falls_as_p_rises():
+    """0.04 · 3/2 is 0.06, but whoever admits 0.041 admits 0.04 too."""
+    assert benjamini_hochberg([0.01, 0.04, 0.041]) == pytest.approx([0.03, 0.041, 0.041])
+    assert benjamini_hochberg([0.041, 0.01, 0.04]) == pytest.approx([0.041, 0.03, 0.041])
+
+
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
 def test_q_is_the_least_share_of_false_claims_that_would_admit_p(p_values: list[float]):
     for p, q in zip(p_values, benjamini_hochberg(p_values), strict=True):

@@ -138,6 +138,8 @@ def test_head_is_get_without_a_body(client: TestClient, template: str):
         "evil.example#localhost",
         "[::1",
         "127.0.0.2",
+        "evillocalhost",
+        "evil.localhost",
         "0.0.0.0",
         "",
     ],
@@ -381,7 +383,8 @@ def test_a_websocket_is_not_served(app: Starlette):
 def test_other_hosts_are_answered_where_they_were_named(shelf: Shelf):
     client = TestClient(make_app(shelf, TOKEN, hosts={"box.example"}), base_url="http://box.example:9")
     assert [run["name"] for run in client.get(f"/{TOKEN}/api/runs").json()["runs"]] == ["hostile"]
-    require_sentence(client.get(f"/{TOKEN}/api/runs", headers={"host": "127.0.0.1"}), 403)
+    for other in ("127.0.0.1", "evilbox.example", "evil.box.example", "box.example.evil.example", "box.exampl"):
+        require_sentence(client.get(f"/{TOKEN}/api/runs", headers={"host": other}), 403)
 
 
 def test_the_guard_stands_before_the_application():

@@ -6,6 +6,7 @@ import pytest
 import torch
 from tiny_pair import byte_tokenizer, tiny_llama
 
+from disk_order import recorded
 from rocktokens.config import TrainingSection
 from rocktokens.errors import LengthExplosionError, NonFiniteLossError, RunDirError
 from rocktokens.run_dir import RunDir
@@ -109,6 +110,14 @@ def saved(tmp_path: Path):
 
     save(0)
     return run, save
+
+
+def test_every_file_of_a_checkpoint_is_flushed_before_its_folder_gets_its_name(saved, monkeypatch):
+    run, save = saved
+    with recorded(monkeypatch) as order:
+        save(2)
+    assert order.renamed == [run.checkpoint(2), run.path / "manifest.json"]
+    assert not order.unflushed and not order.waiting
 
 
 def test_a_checkpoint_the_manifest_does_not_list_does_not_exist_and_is_written_over(saved, monkeypatch):
