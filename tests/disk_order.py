@@ -28,7 +28,7 @@ class DiskOrder:
 
 
 def inode(path: Path | int) -> Inode:
-    status = os.stat(path)
+    status = os.fstat(path) if isinstance(path, int) else path.stat()
     return status.st_dev, status.st_ino
 
 

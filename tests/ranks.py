@@ -3,6 +3,7 @@
 import random
 import socket
 from collections.abc import Iterable
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from warm_process import start_script
@@ -13,14 +14,21 @@ PATIENCE = 300
 
 def run_two_ranks(script: Path, arguments: Iterable[str], logs: Path, **environment: str) -> None:
     """Run ``python SCRIPT ARGUMENTS…`` as ranks 0 and 1; both must end well. What they print goes into ``logs``."""
+    processes, files = start_two_ranks(script, arguments, logs, **environment)
+    for process, log in zip(processes, files, strict=True):
+        process.join(PATIENCE)
+        assert process.exitcode == 0, log.read_text(encoding="utf-8")
+
+
+def start_two_ranks(
+    script: Path, arguments: Iterable[str], logs: Path, **environment: str
+) -> tuple[list[BaseProcess], list[Path]]:
+    """Start the same; the two processes, and the file that each prints into."""
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", **environment}
     places = [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)]
     files = [logs / f"rank-{rank}.log" for rank in range(2)]
     line = list(arguments)
-    processes = [start_script(script, line, log, place) for log, place in zip(files, places, strict=True)]
-    for process, log in zip(processes, files, strict=True):
-        process.join(PATIENCE)
-        assert process.exitcode == 0, log.read_text(encoding="utf-8")
+    return [start_script(script, line, log, place) for log, place in zip(files, places, strict=True)], files
 
 
 def free_port() -> int:
