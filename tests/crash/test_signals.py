@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT to real processes: what is said, the exit code, and that the same command goes on without a loss."""
+"""SIGTERM and SIGINT to real processes: what is said, the exit code, and that the same command goes on."""
 
 import json
 import os
@@ -21,6 +21,7 @@ from rocktokens.run_dir import RunDir
 from rocktokens.training.loop import distill
 from warm_process import start_command
 
+WORKER = Path(__file__).parents[1] / "training" / "distil_worker.py"
 PATIENCE = 120
 """Seconds after which a process that should have done something is taken to hang."""
 HELD_UP = """
@@ -121,7 +122,7 @@ def test_ranks_stop_at_the_same_step_whichever_of_them_is_told(folder: Path):
     changes = (*ENDLESS, ("gradient_accumulation_steps = 2", "gradient_accumulation_steps = 1"))
     run = write_config(folder, "ranks", *changes)
     processes, logs = start_two_ranks(
-        Path(__file__).parents[1] / "training" / "distil_worker.py",
+        WORKER,
         [str(run.with_suffix(".toml"))],
         folder,
         ACCELERATE_USE_CPU="true",
@@ -175,7 +176,7 @@ def test_other_commands_end_at_once_and_go_on(
     held, log = folder / "held", folder / f"{command}-{code}.log"
     held.mkdir()
     process = start_command([command, str(run), *options], log)
-    wait_until(lambda: (held / "12").exists(), process, log)
+    wait_until((held / "12").exists, process, log)
     assert process.pid is not None
     os.kill(process.pid, number)
     assert ended(process) == code, log.read_text()

@@ -9,7 +9,7 @@ from rocktokens.inference.multiplicity import benjamini_hochberg, holm
 
 def test_holm_steps_down():
     assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
-    assert holm([0.5, 0.6]) == [1.0, 1.0]
+    assert holm([0.5, 0.6]) == [1.0, 1.0] == holm([0.6, 0.7])
     assert holm([]) == []
 
 

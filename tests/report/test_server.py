@@ -391,4 +391,5 @@ def test_the_guard_stands_before_the_application():
     async def never(scope, receive, send):
         raise AssertionError("a refused request reached the application")
 
-    require_sentence(TestClient(Guard(never, TOKEN), base_url=ORIGIN).get("/other/"), 404)
+    for first in ("other", TOKEN[:-1], TOKEN[0], f"{TOKEN}x", ""):
+        require_sentence(TestClient(Guard(never, TOKEN), base_url=ORIGIN).get(f"/{first}/"), 404)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tiny_pair import byte_tokenizer, tiny_llama
 
-from disk_order import recorded
+from disk_order import inode, recorded
 from rocktokens.config import TrainingSection
 from rocktokens.errors import LengthExplosionError, NonFiniteLossError, RunDirError
 from rocktokens.run_dir import RunDir
@@ -173,6 +173,13 @@ def test_log_lines_after_the_checkpoint_are_cut_torn_ones_included(tmp_path: Pat
     cut_log(run, 3)
     append_log(run, {"step": 3})
     assert run.logs.read_text() == '{"step": 0}\n{"step": 1}\n{"step": 2}\n{"step": 3}\n'
+
+
+def test_a_log_line_is_on_the_disk_when_it_is_written(tmp_path: Path, monkeypatch):
+    run = RunDir(tmp_path)
+    with recorded(monkeypatch) as order:
+        append_log(run, {"step": 0})
+    assert order.flushed == {inode(run.logs)}
 
 
 def test_length_watch_needs_three_bad_steps_in_a_row():
