@@ -7,7 +7,7 @@ import torch
 from tiny_pair import byte_tokenizer, tiny_llama
 
 from disk_order import inode, recorded
-from rocktokens.config import TrainingSection
+from rocktokens.config import ModelsSection, TrainingSection
 from rocktokens.errors import LengthExplosionError, NonFiniteLossError, RunDirError
 from rocktokens.run_dir import RunDir
 from rocktokens.training.checkpoint import (
@@ -21,6 +21,7 @@ from rocktokens.training.log import LengthWatch, append_log, cut_log, naming_ste
 from rocktokens.training.optim import make_optimizer, make_scheduler, restore_scheduler
 from rocktokens.training.step import require_finite
 
+PAIR = ModelsSection(student="a", teacher="b")
 DEVICES = [
     "cpu",
     pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")),
@@ -200,5 +201,19 @@ def test_what_is_not_finite_is_named_with_its_step(loss: float, norm: float, nam
 
 
 def test_errors_from_below_get_the_step():
-    with pytest.raises(NonFiniteLossError, match="step 9: the teacher's logits"), naming_step(9):
+    with (
+        pytest.raises(NonFiniteLossError, match=r"^step 9: the teacher's logits .*learning_rate"),
+        naming_step(9, PAIR),
+    ):
         raise NonFiniteLossError("the teacher's logits at row 3 are NaN")
+    with pytest.raises(NonFiniteLossError, match=r"^step 9: the loss is nan: .*\)$"), naming_step(9, PAIR):
+        require_finite(9, float("nan"), 1.0)
+
+
+def test_what_is_not_finite_before_the_first_update_is_the_models_and_not_the_learning_rate():
+    for raising in (lambda: require_finite(0, float("nan"), 1.0), lambda: require_finite(0, 1.0, float("inf"))):
+        with pytest.raises(NonFiniteLossError) as refused, naming_step(0, PAIR):
+            raising()
+        said = str(refused.value)
+        assert said.startswith("step 0: the ") and "models.student = 'a' and models.teacher = 'b'" in said
+        assert "learning_rate" not in said and said.count("step 0") == 1

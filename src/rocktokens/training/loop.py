@@ -126,10 +126,10 @@ def _train(session: Session, run: RunDir, state: TrainerState | None, report: On
             _save(session, run, state, traces)
         watch = LengthWatch(config.training.max_truncated_share, state.truncated_streak)
         for step in range(state.step, total):
-            with clock.phase("sample"), naming_step(step):
+            with clock.phase("sample"), naming_step(step, config.models):
                 rollouts, is_reused = _rollouts_of_step(session, run, step)
             watch.observe(step, truncated_share(rollouts))
-            with clock.phase("update"), naming_step(step):
+            with clock.phase("update"), naming_step(step, config.models):
                 update = update_student(session, rollouts, step)
                 observed = session.policy.observe(update.scores, token_arrays(rollouts)[0], step)
                 if update.likely is not None:
