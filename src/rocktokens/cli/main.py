@@ -15,6 +15,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 import rocktokens
+from rocktokens.display.text import printable
 from rocktokens.errors import RocktokensError
 from rocktokens.interrupts import Terminated, obeying_terminate
 
@@ -150,7 +151,7 @@ def quiet_libraries() -> None:
 
 
 def _stop(sentence: str, code: int) -> None:
-    print(f"rocktokens: {sentence}", file=sys.stderr)
+    print(f"rocktokens: {printable(sentence)}", file=sys.stderr)
     raise SystemExit(code)
 
 
