@@ -18,6 +18,7 @@ from ranks import start_two_ranks
 from rocktokens.config import load_config
 from rocktokens.interrupts import Terminated, held_signals, obeying_terminate
 from rocktokens.run_dir import RunDir
+from rocktokens.training import loop
 from rocktokens.training.loop import distill
 from warm_process import start_command
 
@@ -48,6 +49,7 @@ def wait_until(is_so: Callable[[], bool], process: BaseProcess, log: Path) -> No
 def ended(process: BaseProcess) -> int | None:
     process.join(PATIENCE)
     process.kill()
+    process.join()
     return process.exitcode
 
 
@@ -204,6 +206,18 @@ def test_the_first_signal_waits_for_the_end_of_the_block_and_the_second_does_not
             done.append("never")
     assert (told, done) == ([1, 2], [signal.SIGTERM])
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_a_signal_that_comes_while_ranks_agree_is_not_lost(monkeypatch):
+    def gather(own: list[int | None]) -> list[int | None]:
+        signal.raise_signal(signal.SIGTERM)
+        return own
+
+    monkeypatch.setattr(loop, "gather_object", gather)
+    with obeying_terminate(), pytest.raises(Terminated), held_signals(lambda: None) as held:
+        assert not loop._agree_to_stop(held)
+        monkeypatch.undo()
+        assert loop._agree_to_stop(held)
 
 
 def test_a_handler_of_the_caller_stays():

@@ -153,14 +153,22 @@ def _train(session: Session, run: RunDir, state: TrainerState | None, report: On
                 append_log(run, record)
                 session.accelerator.log(record, step=step)
                 report(state.step, total, record)
-            held.number = next(filter(None, gather_object([held.number])), None)
+            is_stopping = _agree_to_stop(held)
             is_due = state.step == total or state.step % config.training.save_steps == 0
-            if is_due or held.number is not None:
+            if is_due or is_stopping:
                 with clock.phase("write"):
                     state = _save(session, run, state, traces, is_due=is_due)
-            if held.number is not None:
+            if is_stopping:
                 break
         return state
+
+
+def _agree_to_stop(held: HeldSignal) -> bool:
+    """Whether a signal has come to any process by now; then it has come to all. One that comes meanwhile is kept."""
+    told = next(filter(None, gather_object([held.number])), None)
+    if told is not None:
+        held.number = told
+    return told is not None
 
 
 @contextmanager
