@@ -11,7 +11,7 @@ PIP    := $(BIN)/pip install --quiet --disable-pip-version-check --constraint co
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo test docs lint bench setup vllm chromium clean
+.PHONY: demo test docs lint bench mutants setup vllm chromium clean
 demo: setup
 	$(BIN)/rocktokens demo
 
@@ -33,6 +33,10 @@ docs: $(SITE)
 
 bench: setup
 	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+
+# Are the tests able to fail? Twenty minutes, no part of `make test`; interrupted, the same command goes on.
+mutants: setup
+	$(BIN)/python tests/mutants/run_mutants.py
 
 setup: $(STAMP)
 

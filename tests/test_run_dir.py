@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from disk_order import recorded
 from rocktokens import run_dir
 from rocktokens.errors import RunDirError
 from rocktokens.run_dir import RunDir, as_listed, derive_seed, file_sha256, write_atomically
@@ -89,6 +90,27 @@ def test_adopt_lists_and_drop_forgets(tmp_path):
     run.drop(["a", "never there"])
     assert [entry.path for entry in run.files()] == ["b"]
     assert not (tmp_path / "a").exists()
+
+
+def test_a_file_is_there_until_the_manifest_has_forgotten_it(tmp_path, monkeypatch):
+    """A kill in between leaves a file that is not listed, never a listed file that is gone."""
+    run, whole, seen = RunDir(tmp_path), run_dir.write_atomically, []
+    run.commit("a", text("one"))
+
+    def look(target: Path, write) -> None:
+        seen.append((target.name, (tmp_path / "a").exists()))
+        whole(target, write)
+
+    monkeypatch.setattr(run_dir, "write_atomically", look)
+    run.drop(["a"])
+    assert seen == [("manifest.json", True)] and not (tmp_path / "a").exists()
+
+
+def test_a_file_and_its_folder_are_flushed_around_every_rename(tmp_path, monkeypatch):
+    with recorded(monkeypatch) as order:
+        RunDir(tmp_path).commit("parts/a", text("one"))
+    assert order.renamed == [tmp_path / "parts/a", tmp_path / "manifest.json"]
+    assert not order.unflushed and not order.waiting
 
 
 def test_write_atomically_never_shows_half_a_file(tmp_path):
@@ -317,6 +339,17 @@ def test_a_file_is_hashed_once_and_again_when_it_changes(tmp_path, monkeypatch):
     os.utime(tmp_path / "a", ns=(stamps.st_atime_ns, stamps.st_mtime_ns))
     with pytest.raises(RunDirError, match="SHA-256 differs"):
         run.verified("a")
+
+
+def test_a_young_file_is_hashed_every_time(tmp_path, monkeypatch):
+    """However long a test takes: all files are young where that is said of a century."""
+    run, hashed, whole = RunDir(tmp_path), [], run_dir.file_sha256
+    run.commit("a", text("one"))
+    monkeypatch.setattr(run_dir, "SETTLED_NS", 10**18 * 3)
+    monkeypatch.setattr(run_dir, "file_sha256", lambda path: hashed.append(path.name) or whole(path))
+    for _ in range(2):
+        assert run.verified("a").read_text() == "one"
+    assert hashed == ["a", "a"]
 
 
 def test_a_file_that_has_just_changed_is_not_remembered(tmp_path):

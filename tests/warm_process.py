@@ -57,7 +57,9 @@ def _settle(log: Path) -> None:
     import torch
 
     os.setsid()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # a study that started the server held interrupts back
+    # A study that started the server held interrupts back; a suite in the background ignores them.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with log.open("ab") as file:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)

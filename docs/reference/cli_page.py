@@ -20,7 +20,7 @@ Every command, argument and option, as `rocktokens COMMAND --help` shows them. T
 
 A mistake that you can fix ends with one sentence on standard error and exit code 2
 ([troubleshooting](../troubleshooting.md)).
-An interrupt (Ctrl-C) ends with 130; the same command continues where it was.
+An interrupt (Ctrl-C) ends with 130, SIGTERM with 143; the same command continues where it was.
 """
 
 

@@ -201,7 +201,7 @@ def test_a_policy_that_leaves_nothing_to_learn(finished: FinishedRun, new: Path,
 def test_logits_that_are_not_numbers(finished: FinishedRun, new: Path, tmp_path: Path):
     student = broken_student(tmp_path / "student")
     settings = changed(f"run.directory={new}", f"models.student={student}")
-    refuse("distill", finished.config, *settings, naming=("step 0", "NaN"))
+    refuse("distill", finished.config, *settings, naming=("step 0", "NaN", f"models.student = '{student}'"))
     require_sound(new)
     refuse("evaluate", finished.path, "--checkpoint", str(student), naming=("NaN",))
     require_sound(finished.path)

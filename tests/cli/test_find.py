@@ -31,6 +31,21 @@ def test_rocks_do_not_depend_on_where_the_run_lies(finished: FinishedRun, copy: 
     assert (copy / "rocks.json").read_bytes() == (finished.path / "rocks.json").read_bytes()
 
 
+ACTING = "\x1b[2J\u202e\x9b31m[bold]"
+"""A name that clears the screen, turns the line round and is markup."""
+
+
+def test_a_name_acts_on_no_terminal(finished: FinishedRun, tmp_path: Path):
+    run = shutil.copytree(finished.path, tmp_path / f"run{ACTING}")
+    outcomes = [succeed("find", run), rocktokens("find", f"{run}-none")]
+    outcomes += [rocktokens("find", run, "--set", setting) for setting in (f"find.{ACTING}=1", f"find.k={ACTING}")]
+    assert [outcome.code for outcome in outcomes] == [0, 2, 2, 2]
+    for outcome in outcomes:
+        said = outcome.stdout + outcome.stderr
+        assert not set(ACTING[:1] + "\u202e\x9b") & set(said)
+        assert "\\u001b[2J\\u202e\\u009b31m[bold]" in said.replace("\\x1b", "\\u001b").replace("\\x9b", "\\u009b")
+
+
 def test_the_prompts_are_split_by_the_seed_of_the_run(finished: FinishedRun, copy: Path):
     assert finished.outcomes["find"].record["criterion"]["seed"] == derive_seed(1, "split")
     RunDir(copy).drop(["config.toml"])

@@ -77,7 +77,7 @@ PARTS = {
 """What a command commits as it works."""
 BEFORE = {"distill": [], "extend": ["begin"], "trace": ["distill"], "knockout": ["distill", "trace", "find"]}
 """What can be tested, and which commands must have run by then."""
-OF_A_RUN = ("find", "knockout")
+OF_A_RUN = ("find", "evaluate", "knockout")
 """Commands that take the folder of a run, not its config."""
 
 

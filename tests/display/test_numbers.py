@@ -3,11 +3,13 @@
 import pytest
 
 from rocktokens.display.numbers import (
+    about,
     byte_size,
     count,
     counted,
     decimal,
     duration,
+    extent,
     interval,
     level,
     listed,
@@ -34,6 +36,11 @@ from rocktokens.display.numbers import (
         (decimal(1234.5, 1), "1,234.5"),
         (signed(12.0, 0), "+12"),
         (count(184320.0), "184,320"),
+        (about(1241), "1,300"),
+        (about(1300), "1,300"),
+        (about(7), "7"),
+        (extent(1.2, 4.5, 100.0, 1, "points"), "1.2 to 4.5 points"),
+        (extent(1.2, 100.0, 100.0, 1, "points"), "1.2 points or more"),
         (p_value(0.0004), "< 0.001"),
         (p_value(0.0312), "0.031"),
         (interval((0.25, 0.5)), "[25.0, 50.0]"),

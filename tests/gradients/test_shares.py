@@ -53,6 +53,14 @@ def test_verdict_needs_the_interval_of_the_paired_difference_and_its_signs(updat
     assert effects["rocks"].p == pytest.approx(binomtest(fewer, fewer + more).pvalue)
 
 
+def test_a_rate_is_the_step_per_gradient_over_that_of_the_whole():
+    """‖g‖ are 2 and 1, √5 for both; ‖u‖ are 2 and 2, √8 for both."""
+    gradient, step = np.diag([4.0, 1.0])[None, None], np.diag([4.0, 4.0, 0.0, 0.0])[None, None]
+    update = GradientShares(["rocks", "rest"], ["all"], np.ones((1, 2)), gradient, step).update()
+    rates = [own.rate.mean for own in update.groups.values()]
+    assert rates == pytest.approx([(2 / 2) / np.sqrt(8 / 5), (2 / 1) / np.sqrt(8 / 5)])
+
+
 def test_differences_are_paired_by_batch():
     """Shares that scatter widely but fall by the same amount in every batch are told apart all the same."""
     shares = np.array([0.2, 0.3, 0.4, 0.6, 0.7, 0.8])

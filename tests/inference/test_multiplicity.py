@@ -9,8 +9,14 @@ from rocktokens.inference.multiplicity import benjamini_hochberg, holm
 
 def test_holm_steps_down():
     assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
-    assert holm([0.5, 0.6]) == [1.0, 1.0]
+    assert holm([0.5, 0.6]) == [1.0, 1.0] == holm([0.6, 0.7])
     assert holm([]) == []
+
+
+def test_q_never_falls_as_p_rises():
+    """0.04 · 3/2 is 0.06, but whoever admits 0.041 admits 0.04 too."""
+    assert benjamini_hochberg([0.01, 0.04, 0.041]) == pytest.approx([0.03, 0.041, 0.041])
+    assert benjamini_hochberg([0.041, 0.01, 0.04]) == pytest.approx([0.041, 0.03, 0.041])
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12))

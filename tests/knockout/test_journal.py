@@ -1,10 +1,10 @@
-"""What was decoded comes back as it was, is written while time passes, and is graded by whoever asks."""
+"""What was decoded comes back as it was, is written as it grows, and is graded by whoever asks."""
 
+import itertools
 import math
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from rocktokens.config import WordmathTask
 from rocktokens.errors import RunDirError
 from rocktokens.knockout import journal as journal_module
 from rocktokens.knockout.journal import (
-    LEAST_SECONDS,
+    LEAST_TOKENS,
     SHARE_PER_PART,
     Decoded,
     Journal,
@@ -147,64 +147,69 @@ def test_in_a_part_of_version_1_every_ban_acts_everywhere(tmp_path: Path):
 # Parts
 
 
-@dataclass
-class Clock:
-    """Time that passes when it is told to."""
-
-    now: float = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(journal_module, "time", SimpleNamespace(monotonic=clock.monotonic))
-    return clock
-
-
-def work(journal: RunJournal, clock: Clock, run: RunDir, seconds: float, step: float) -> list[float]:
-    """An entry every ``step`` seconds; when parts were written, from the beginning on."""
+def work(journal: RunJournal, run: RunDir, tokens: int, per_entry: int) -> list[int]:
+    """Entries of a length until so many tokens are decoded; how many were by the time each part was written."""
     moments, parts = [], len(run.files("knockout/"))
-    for number in range(round(seconds / step)):
-        clock.now += step
-        journal.add((BanKey((1,)), number), Decoded(0, np.array([7], np.int32), True))
+    for number in range(tokens // per_entry):
+        journal.add((BanKey((1,)), number), Decoded(0, np.full(per_entry, 7, np.int32), True))
         if len(run.files("knockout/")) > parts:
             parts += 1
-            moments.append(clock.now - 1000.0)
+            moments.append((number + 1) * per_entry)
     return moments
 
 
-def test_at_first_parts_are_written_as_often_as_is_worth_it(tmp_path: Path, clock: Clock):
+def test_at_first_parts_are_written_as_often_as_is_worth_it(tmp_path: Path):
     with RunDir(tmp_path).lock() as run:
         journal = RunJournal(run, "here")
-        moments = work(journal, clock, run, seconds=4.0, step=0.06)
-        assert np.allclose(np.diff([0.0, *moments]), math.ceil(LEAST_SECONDS / 0.06) * 0.06)
+        moments = work(journal, run, tokens=40_000, per_entry=60)
+        assert np.diff([0, *moments]).tolist() == [math.ceil(LEAST_TOKENS / 60) * 60] * len(moments)
         assert len(journal.finished) > len(RunJournal(run, "here").finished) > 0.9 * len(journal.finished)
 
 
-def test_later_at_most_a_fiftieth_of_the_time_is_lost_and_parts_are_few(tmp_path: Path, clock: Clock):
-    """A part ends when it takes 2 % of the time so far: the end of each is 1 / 0.98 times that of the one before."""
+def test_later_at_most_a_fiftieth_of_the_work_is_lost_and_parts_are_few(tmp_path: Path):
+    """A part ends when it has 2 % of all tokens so far: the end of each is 1 / 0.98 times that of the one before."""
     with RunDir(tmp_path).lock() as run:
-        journal, step = RunJournal(run, "here"), 0.5
-        moments = np.array(work(journal, clock, run, seconds=320.0, step=step))
-        since = np.diff(np.concatenate([[0.0], moments]))
-        assert (since <= np.maximum(LEAST_SECONDS, SHARE_PER_PART * moments) + step).all()
-        late = moments > 80
-        assert (since[late] > SHARE_PER_PART * moments[late]).all()
-        counts = [np.count_nonzero((moments > end / 2) & (moments <= end)) for end in (160, 320)]
+        journal, size = RunJournal(run, "here"), 2000
+        moments = np.array(work(journal, run, tokens=1_600_000, per_entry=size))
+        since = np.diff(np.concatenate([[0], moments]))
+        assert (since <= np.maximum(LEAST_TOKENS, SHARE_PER_PART * moments) + size).all()
+        late = moments > 400_000
+        assert (since[late] >= SHARE_PER_PART * moments[late]).all()
+        counts = [np.count_nonzero((moments > end / 2) & (moments <= end)) for end in (800_000, 1_600_000)]
         doubling = math.log(2) / -math.log(1 - SHARE_PER_PART)
         assert all(0.6 * doubling <= count <= doubling + 1 for count in counts)
         assert len(RunJournal(run, "here").finished) >= 0.97 * len(journal.finished)
 
 
-def test_what_is_flushed_is_not_written_twice(tmp_path: Path, clock: Clock):
+def test_parts_do_not_depend_on_the_clock(tmp_path: Path, monkeypatch):
+    """On a machine where every look at the clock is an hour later, the same parts of the same bytes."""
+    found = []
+    for name in ("quick", "slow"):
+        if name == "slow":
+            monkeypatch.setattr("time.monotonic", itertools.count(0, 3600).__next__)
+        with RunDir(tmp_path / name).lock() as run:
+            work(RunJournal(run, "here"), run, tokens=10_000, per_entry=100)
+            found.append(run.files("knockout/"))
+    assert found[0] == found[1] and len(found[0]) == 4
+
+
+def test_a_resumed_journal_adds_parts_and_counts_what_is_there(tmp_path: Path):
+    with RunDir(tmp_path).lock() as run:
+        work(RunJournal(run, "here"), run, tokens=2 * LEAST_TOKENS, per_entry=LEAST_TOKENS)
+        before = run.files("knockout/")
+        resumed = RunJournal(run, "here")
+        resumed.add((BanKey((2,)), 0), Decoded(0, np.array([7], np.int32), True))
+        resumed.flush()
+        assert run.files("knockout/")[:2] == before and len(run.files("knockout/")) == 3
+        require_equal(RunJournal(run, "here"), resumed.finished)
+
+
+def test_what_is_flushed_is_not_written_twice(tmp_path: Path):
     with RunDir(tmp_path).lock() as run:
         journal = RunJournal(run, "here")
         journal.flush()
         assert not run.files("knockout/")
-        work(journal, clock, run, seconds=0.1, step=0.05)
+        work(journal, run, tokens=2, per_entry=1)
         journal.flush()
         journal.flush()
         assert [entry.rows for entry in run.files("knockout/")] == [2]

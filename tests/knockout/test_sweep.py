@@ -232,7 +232,7 @@ def test_more_tokens_than_before_decode_only_the_new_ones(free, monkeypatch):
 
 def interrupted(run: RunDir, tokens: list[int], after: int, monkeypatch) -> None:
     """A sweep that dies when it has decoded so many continuations; every one of them is a part of its own."""
-    monkeypatch.setattr(journal_module, "LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(journal_module, "LEAST_TOKENS", 0)
     monkeypatch.setattr(journal_module, "SHARE_PER_PART", 0.0)
     journal, count = RunJournal(run, "here"), 0
     add = journal.add

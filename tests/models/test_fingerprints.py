@@ -40,8 +40,13 @@ def test_the_hash_of_a_known_vocabulary_never_changes():
     assert vocabulary_sha256({"c": 1, "b": 1, "a": 0, "é": 2}) == hashlib.sha256(written.encode()).hexdigest()
 
 
-def test_equal_tokenizers_are_the_same():
-    same_tokenizer(tokenizer(), tokenizer())
+def test_a_tokenizer_that_was_saved_is_the_same_until_a_token_is_added(tmp_path):
+    tokenizer().save_pretrained(tmp_path)
+    reloaded = PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    same_tokenizer(tokenizer(), reloaded)
+    reloaded.add_tokens(["zz"])
+    with pytest.raises(TokenizerMismatchError, match="nothing against 'zz'"):
+        same_tokenizer(tokenizer(), reloaded)
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,8 @@ def test_tip_takes_the_unsure_and_the_distant():
     assert weights_of("tip", [4], columns) == [1, 1, 0, 0]
     assert weights_of("tip", [4], columns, rho=0.75) == [1, 1, 0, 1]
     assert weights_of("tip", [4], columns, rho=0.25) == [1, 0, 0, 0]
+    # ĥ = 0, 1, .6; δ̂ = 1, 0, .6: s = 1, 1, .84, though the last has the largest sum
+    assert weights_of("tip", [3], {"entropy_student": [0, 5, 3], "kl": [5, 0, 3]}, rho=2 / 3) == [1, 1, 0]
 
 
 def test_a_constant_column_says_nothing():

@@ -31,6 +31,12 @@ def test_every_section_has_a_policy():
     assert {name: make(name).name for name in CASES} == {name: name for name in CASES}
 
 
+def test_draws_are_counted_from_0():
+    assert make_policy("type_control", controls=CONTROLS, draw=1).control_ids.tolist() == [2, 5]
+    with pytest.raises(ConfigError, match=r"policy\.draw = 2 is not valid: the controls have draws 0 to 1"):
+        make_policy("type_control", controls=CONTROLS, draw=2)
+
+
 def test_categories_are_those_that_rocks_have():
     assert get_args(Category) == CATEGORIES
 

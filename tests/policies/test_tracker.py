@@ -185,10 +185,42 @@ def test_protected_types_are_never_called() -> None:
     assert constant(tracker, 4, {7: 1.0, 8: 1.0})[-1] == [8]
 
 
+def test_half_the_loss_is_at_least_half_of_it() -> None:
+    """Shares of two types alike are 1/2 each, exactly: both are heavy at that limit, neither a bit above it."""
+    same = {1: 1.0, 2: 1.0}
+    assert constant(RockTracker(window_steps=4, patience=1, min_share=0.5), 1, same) == [[1, 2]]
+    assert constant(RockTracker(window_steps=4, patience=1, min_share=np.nextafter(0.5, 1)), 1, same) == [[]]
+
+
+def test_three_quarters_of_the_first_loss_are_kept() -> None:
+    """Without memory (decay 0) a window's mean is its level: 3/4 of the first one is a rock, a bit less is none."""
+    for level, called in ((0.75, [7]), (0.75 - 2**-20, [])):
+        tracker = RockTracker(window_steps=4, decay=0.0, patience=2)
+        constant(tracker, 1, {7: 1.0})
+        assert constant(tracker, 1, {7: level})[-1] == called
+
+
+def test_a_change_as_large_as_the_tolerance_is_not_still() -> None:
+    """Levels 6.5, 7.5, 8.5 and 9.5: mean 8, a rise of 4 per window and no scatter, so the interval is one point."""
+    for tolerance, called in ((0.5, []), (0.51, [1])):
+        tracker = RockTracker(window_steps=4, patience=1, tolerance=tolerance)
+        changes = [tracker.observe(StepSums.of(np.full(2, 6.5 + step), np.full(2, 1)), step) for step in range(4)]
+        assert changes[-1].called.tolist() == called
+
+
 def test_no_call_before_start() -> None:
     tracker, sums = RockTracker(window_steps=4, patience=2, start=10), StepSums.of(np.ones(5), np.full(5, 3))
     called_at = [step for step in range(20) if len(tracker.observe(sums, step).called)]
     assert called_at == [15]
+    exact = RockTracker(window_steps=4, patience=1, start=7)
+    assert [step for step in range(12) if len(exact.observe(sums, step).called)] == [7]
+
+
+def test_a_window_that_ends_at_stop_calls_nothing_more() -> None:
+    sums = StepSums.of(np.ones(5), np.full(5, 3))
+    for stop, called in ((7, []), (8, [7])):
+        tracker = RockTracker(window_steps=4, patience=2, stop=stop)
+        assert [step for step in range(16) if len(tracker.observe(sums, step).called)] == called
 
 
 def test_no_call_from_stop_on_but_trials_go_on() -> None:

@@ -7,7 +7,7 @@ import uvicorn
 from playwright.sync_api import ConsoleMessage, Page, Request
 
 from rocktokens.report.explorer.security import new_token
-from rocktokens.report.explorer.server import make_app
+from rocktokens.report.explorer.server import make_app, server_config
 from rocktokens.report.explorer.shelf import Shelf
 
 FOREIGN = "#main :is(script, img, iframe, object, link, style, form:not(#filters))"
@@ -19,8 +19,9 @@ class Server(uvicorn.Server):
 
     def __init__(self, *runs: Path) -> None:
         self.run_path, token = runs[0], new_token()
-        app = make_app(Shelf(runs), token)
-        super().__init__(uvicorn.Config(app, port=0, log_level="warning", access_log=False, ws="none"))
+        config = server_config(make_app(Shelf(runs), token))
+        config.port = 0
+        super().__init__(config)
         self._thread = threading.Thread(target=self.run)
         self._thread.start()
         while not self.started:

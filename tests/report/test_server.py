@@ -3,10 +3,13 @@
 import base64
 import hashlib
 import re
+import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import uvicorn
 from explorer_run import CHECKPOINTS, CLASS_IDS, LENGTH, N_ROLLOUTS, ROCK_IDS, VOCABULARY, make_other_run, make_run
 from starlette.applications import Starlette
 from starlette.routing import BaseRoute, Mount, Route
@@ -16,7 +19,7 @@ from hostile_texts import HOSTILE
 from rocktokens.report.explorer import answers
 from rocktokens.report.explorer.answers import ROUTES
 from rocktokens.report.explorer.security import HEADERS, Guard, new_token
-from rocktokens.report.explorer.server import make_app
+from rocktokens.report.explorer.server import make_app, server_config
 from rocktokens.report.explorer.shelf import Shelf
 from rocktokens.report.views.run_view import RunView
 from rocktokens.run_dir import RunDir
@@ -137,7 +140,16 @@ def test_head_is_get_without_a_body(client: TestClient, template: str):
         "localhost:80@evil.example",
         "evil.example#localhost",
         "[::1",
+        "127.0.0.1:port",
+        "127.0.0.1:",
+        "127.0.0.1:0",
+        "127.0.0.1:-80",
+        "127.0.0.1:65536",
+        "127.0.0.1:80:80",
+        "[::1]80",
         "127.0.0.2",
+        "evillocalhost",
+        "evil.localhost",
         "0.0.0.0",
         "",
     ],
@@ -357,6 +369,33 @@ def test_levels_are_readable_and_in_order(client: TestClient, theme: int):
     assert {(a, b) for a in texts for b in ("paper", "well") if contrast(colours[a], colours[b]) < 4.5} == set()
 
 
+# Connections
+
+
+@pytest.fixture(scope="module")
+def address_of_server(shelf: Shelf) -> Iterator[tuple[str, int]]:
+    """A real server that waits a fifth of a second for requests."""
+    config = server_config(make_app(shelf, TOKEN))
+    config.timeout_keep_alive = 0.2  # type: ignore[assignment]
+    server = uvicorn.Server(config)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        yield listener.getsockname()
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.mark.parametrize("sent", ["", "GET /", "GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n", "whole"])
+def test_an_idle_connection_is_closed(address_of_server: tuple[str, int], sent: str):
+    """One that says nothing, stops in the middle, or has its answer; the client waits as long as it takes."""
+    whole = f"GET /{TOKEN}/api/runs HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+    with socket.create_connection(address_of_server, timeout=60) as client:
+        client.sendall((whole if sent == "whole" else sent).encode())
+        answer = b"".join(iter(lambda: client.recv(1 << 16), b""))
+    assert answer.startswith(b"HTTP/1.1 200") if sent == "whole" else answer == b""
+
+
 # The guard
 
 
@@ -381,11 +420,13 @@ def test_a_websocket_is_not_served(app: Starlette):
 def test_other_hosts_are_answered_where_they_were_named(shelf: Shelf):
     client = TestClient(make_app(shelf, TOKEN, hosts={"box.example"}), base_url="http://box.example:9")
     assert [run["name"] for run in client.get(f"/{TOKEN}/api/runs").json()["runs"]] == ["hostile"]
-    require_sentence(client.get(f"/{TOKEN}/api/runs", headers={"host": "127.0.0.1"}), 403)
+    for other in ("127.0.0.1", "evilbox.example", "evil.box.example", "box.example.evil.example", "box.exampl"):
+        require_sentence(client.get(f"/{TOKEN}/api/runs", headers={"host": other}), 403)
 
 
 def test_the_guard_stands_before_the_application():
     async def never(scope, receive, send):
         raise AssertionError("a refused request reached the application")
 
-    require_sentence(TestClient(Guard(never, TOKEN), base_url=ORIGIN).get("/other/"), 404)
+    for first in ("other", TOKEN[:-1], TOKEN[0], f"{TOKEN}x", ""):
+        require_sentence(TestClient(Guard(never, TOKEN), base_url=ORIGIN).get(f"/{first}/"), 404)

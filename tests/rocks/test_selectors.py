@@ -1,5 +1,6 @@
 """Every selector equals a loop over occurrences, under any weights; ranking equals a sort of Python tuples."""
 
+from dataclasses import replace
 from math import exp
 
 import numpy as np
@@ -10,7 +11,7 @@ from sample_oracle import ONE, Z, naive_rank, naive_score, random_occurrences
 from scipy.sparse import csr_array
 
 from rocktokens.rocks.ranking import Rules, frequent_enough, rank_types
-from rocktokens.rocks.selectors import SELECTORS, Sample, summed_kl, weighted_totals
+from rocktokens.rocks.selectors import SELECTORS, Sample, selector_of, summed_kl, weighted_totals
 
 COUNTS = {
     "all once": np.ones(12, dtype=np.int64),
@@ -87,6 +88,13 @@ def test_the_lower_bound_of_two_clusters_by_hand():
     both, first = SELECTORS["lower bound"](sample, np.array([[1, 1], [1, 0]]))[:, 0]
     assert both == pytest.approx(8 * exp(-Z * 2 / 8), rel=1e-12)
     assert first == 3
+
+
+def test_the_joint_bound_is_the_smaller_of_both_checkpoints(sample):
+    weights_BC = np.stack(list(COUNTS.values()))
+    now, before = (SELECTORS["lower bound"](replace(sample, kl=kl), weights_BC) for kl in (sample.kl, sample.kl_before))
+    assert np.array_equal(selector_of("bound", joint=True)(sample, weights_BC), np.where(now < before, now, before))
+    assert (now < before).any() and (before < now).any()
 
 
 def test_a_type_that_is_not_drawn_scores_zero(sample):

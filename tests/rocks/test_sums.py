@@ -252,6 +252,14 @@ def test_rollout_and_position_cannot_trade_places(tmp_path):
     assert not type_sums(store.table(0)).same_occurrences(type_sums(store.table(1)))
 
 
+def test_rollouts_that_add_up_alike_are_told_apart(tmp_path):
+    """0 + 3 = 1 + 2, but they are other occurrences."""
+    table = with_column(with_column(random_trace(3).slice(0, 2), "token_id", [0, 0]), "kl", [1.0, 1.0])
+    outer, inner = (with_column(with_column(table, "rollout_id", ids), "position", [0, 0]) for ids in ([0, 3], [1, 2]))
+    store = TraceStore(write_trace(tmp_path, {0: outer, 1: inner}))
+    assert not type_sums(store.table(0)).same_occurrences(type_sums(store.table(1)))
+
+
 def test_a_sum_that_could_leave_int64_is_refused_and_one_that_cannot_is_exact(tmp_path):
     """2^24 tokens of 2^15 nats would: the bound is checked on rows × largest score, before anything is summed."""
     table = with_column(random_trace(0).slice(0, 1), "kl", [MAX_SCORE])

@@ -62,6 +62,13 @@ def test_probability_of_the_top_k_equals_a_loop(sample, drawn, name, rules):
     assert found.p_in_top_k.tolist() == [count / DRAWS for count in inside]
 
 
+def test_a_type_without_loss_is_in_no_top_k():
+    """There are as many places as types, but one of them would only be there by its id."""
+    kl = csr_array(np.array([[3, 0, 1], [2, 0, 4], [5, 0, 2]]) * ONE)
+    sample = Sample(np.arange(3), freq=csr_array(np.full((3, 3), 2)), kl=kl, grad_norm=kl)
+    assert score_uncertainty(sample, summed_kl, Rules(3), DRAWS).p_in_top_k.tolist() == [1, 0, 1]
+
+
 def test_the_interval_is_of_summed_kl_whatever_ranks(sample):
     counts_BC = bootstrap_counts(12, DRAWS, seed=5)
     now, before = (ratio_intervals(matrix, None, counts_BC, 0.9) / ONE for matrix in (sample.kl, sample.kl_before))

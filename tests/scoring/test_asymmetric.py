@@ -66,7 +66,16 @@ def test_both_parts_occur_and_each_row_follows_its_own_sampled_token():
         torch.testing.assert_close(loss, (scores.kl if underrated[row] else scores.forward_kl)[row])
 
 
-def test_equal_models_have_no_loss_and_a_tie_is_forward():
+def test_a_token_that_both_models_rate_alike_has_the_forward_kl():
+    z_s, z_t = (torch.log(torch.tensor([row], dtype=torch.float64)) for row in ([8, 4, 4], [8, 7, 1]))
+    eye, first = torch.eye(3, dtype=torch.float64), torch.tensor([0])
+    loss, scores = weighted_kl(z_s, eye, z_t, eye, first, torch.ones(1), 1.0, term="asymmetric")
+    assert scores.logp_student == scores.logp_teacher
+    torch.testing.assert_close(loss, oracle_divergence(z_s[0], z_t[0], "forward", 1.0))
+    assert (loss - scores.kl).abs() > 0.04  # which is the reverse KL
+
+
+def test_equal_models_have_no_loss():
     h_s, w_s, _, _, ids = example()
     loss, _ = weighted_kl(h_s.requires_grad_(), w_s, h_s.detach(), w_s, ids, torch.ones(T), 1.0, term="asymmetric")
     loss.backward()

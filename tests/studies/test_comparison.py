@@ -129,6 +129,9 @@ def test_steps_to_accuracy_are_those_of_plain_loops():
         assert own.never == (never[own.first], never[own.second])
         assert own.standard_error >= np.std(differences, ddof=1) / np.sqrt(3) - 1e-9
     assert any(own.never[0] for own in result.of_kind("steps_to_accuracy"))
+    # A pair that cannot be judged is one of the two all the same.
+    [judged] = [own for own in result.of_kind("steps_to_accuracy") if own.verdict != "unreached"]
+    assert judged.p_holm == pytest.approx(min(1, 2 * number(judged.p))) and number(judged.p) < 1
 
 
 def test_the_spread_of_steps_is_that_of_resampled_prompts():

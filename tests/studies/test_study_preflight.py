@@ -101,8 +101,10 @@ def test_inputs_of_arms_that_are_added_are_noted_then(study: StudyConfig, tmp_pa
     assert set(run.manifest()["inputs"]) == CHANGES.keys()
 
 
-def test_what_can_be_done_is_ready(study: StudyConfig):
+def test_what_can_be_done_is_ready_and_nothing_is_written(study: StudyConfig, tmp_path: Path):
+    before = sorted(tmp_path.rglob("*"))
     require_ready(study)
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_rocks_of_another_tokenizer_are_refused(study: StudyConfig, tmp_path: Path):
@@ -131,7 +133,11 @@ def test_what_cannot_be_done_is_refused_before_training(
 def test_a_scout_that_has_yet_to_find_rocks_is_not_waited_for(study: StudyConfig, tmp_path: Path):
     record = record_of(tmp_path)
     del record["study"]["rocks"]
-    require_ready(make_study({**record, "scout": {"seed": 9}}))
+    scouted = make_study({**record, "scout": {"seed": 9}})
+    require_ready(scouted)
+    write_rocks(tmp_path / "others.json", "deadbeef" * 8)  # of the arm that waits for nothing
+    with pytest.raises(TokenizerMismatchError, match="deadbeef"):
+        require_ready(scouted)
 
 
 def test_classes_given_as_texts_are_read_with_the_student_of_the_study(tmp_path: Path, study: StudyConfig):
@@ -154,6 +160,7 @@ def test_classes_that_may_not_be_used_are_refused_before_training(
     record["study"]["classes"] = str(tmp_path / "classes.json")
     TokenClasses([TokenClass((5, 6), safe=safe), TokenClass((7, 8), safe=False)]).save(tmp_path / "classes.json")
     if is_ready:
-        return require_ready(make_study(record))
+        require_ready(make_study(record))
+        TokenClasses([TokenClass((5, 6), safe=False)]).save(tmp_path / "classes.json")
     with pytest.raises(ConfigError, match=r"no class of two tokens that may be used .*\(policy\.untested = true\)"):
         require_ready(make_study(record))

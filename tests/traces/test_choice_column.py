@@ -77,6 +77,7 @@ def test_scored_rollouts_become_rows_with_their_choice():
         (lambda choice, _kl: choice * np.nan, "nulls at other rows than column kl"),
         (lambda choice, _kl: choice - 1.0, "column kl_choice holds -"),
         (lambda choice, kl: np.maximum(np.roll(kl, 1), kl + 0.1), "the choice is a part of the kl"),
+        (lambda choice, kl: 1.01 * kl, "the choice is a part of the kl"),
         (lambda choice, _kl: choice[1:], "19 values for 20 rows"),
     ],
 )

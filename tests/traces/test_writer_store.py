@@ -62,6 +62,14 @@ def test_any_division_into_appends_and_parts_reads_the_same(tmp_path_factory, ro
     assert all(RunDir(run).verify(part).exists() for part in listed)
 
 
+def test_rows_become_a_part_as_soon_as_there_are_enough(tmp_path):
+    table = sample_table(10)
+    with TraceWriter(tmp_path, checkpoint=0, rows_per_part=5) as writer:
+        for rows, parts in ((4, 0), (1, 1), (5, 2)):
+            writer.append(table.slice(0, rows))
+            assert writer.parts == parts
+
+
 def test_bytes_depend_on_the_rows_alone(tmp_path):
     """Long prompt ids fill Parquet's dictionary page, whose end would otherwise follow the appends."""
     table = sample_table(30_000)

@@ -6,7 +6,8 @@ import pytest
 import torch
 from tiny_pair import byte_tokenizer, tiny_llama
 
-from rocktokens.config import TrainingSection
+from disk_order import inode, recorded
+from rocktokens.config import ModelsSection, TrainingSection
 from rocktokens.errors import LengthExplosionError, NonFiniteLossError, RunDirError
 from rocktokens.run_dir import RunDir
 from rocktokens.training.checkpoint import (
@@ -20,6 +21,7 @@ from rocktokens.training.log import LengthWatch, append_log, cut_log, naming_ste
 from rocktokens.training.optim import make_optimizer, make_scheduler, restore_scheduler
 from rocktokens.training.step import require_finite
 
+PAIR = ModelsSection(student="a", teacher="b")
 DEVICES = [
     "cpu",
     pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")),
@@ -111,6 +113,14 @@ def saved(tmp_path: Path):
     return run, save
 
 
+def test_every_file_of_a_checkpoint_is_flushed_before_its_folder_gets_its_name(saved, monkeypatch):
+    run, save = saved
+    with recorded(monkeypatch) as order:
+        save(2)
+    assert order.renamed == [run.checkpoint(2), run.path / "manifest.json"]
+    assert not order.unflushed and not order.waiting
+
+
 def test_a_checkpoint_the_manifest_does_not_list_does_not_exist_and_is_written_over(saved, monkeypatch):
     run, save = saved
     monkeypatch.setattr(RunDir, "adopt", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
@@ -166,6 +176,13 @@ def test_log_lines_after_the_checkpoint_are_cut_torn_ones_included(tmp_path: Pat
     assert run.logs.read_text() == '{"step": 0}\n{"step": 1}\n{"step": 2}\n{"step": 3}\n'
 
 
+def test_a_log_line_is_on_the_disk_when_it_is_written(tmp_path: Path, monkeypatch):
+    run = RunDir(tmp_path)
+    with recorded(monkeypatch) as order:
+        append_log(run, {"step": 0})
+    assert order.flushed == {inode(run.logs)}
+
+
 def test_length_watch_needs_three_bad_steps_in_a_row():
     watch = LengthWatch(limit=0.5)
     for step, share in enumerate([0.6, 0.7, 0.5, 0.9, 0.9]):
@@ -184,5 +201,19 @@ def test_what_is_not_finite_is_named_with_its_step(loss: float, norm: float, nam
 
 
 def test_errors_from_below_get_the_step():
-    with pytest.raises(NonFiniteLossError, match="step 9: the teacher's logits"), naming_step(9):
+    with (
+        pytest.raises(NonFiniteLossError, match=r"^step 9: the teacher's logits .*learning_rate"),
+        naming_step(9, PAIR),
+    ):
         raise NonFiniteLossError("the teacher's logits at row 3 are NaN")
+    with pytest.raises(NonFiniteLossError, match=r"^step 9: the loss is nan: .*\)$"), naming_step(9, PAIR):
+        require_finite(9, float("nan"), 1.0)
+
+
+def test_what_is_not_finite_before_the_first_update_is_the_models_and_not_the_learning_rate():
+    for raising in (lambda: require_finite(0, float("nan"), 1.0), lambda: require_finite(0, 1.0, float("inf"))):
+        with pytest.raises(NonFiniteLossError) as refused, naming_step(0, PAIR):
+            raising()
+        said = str(refused.value)
+        assert said.startswith("step 0: the ") and "models.student = 'a' and models.teacher = 'b'" in said
+        assert "learning_rate" not in said and said.count("step 0") == 1

@@ -18,6 +18,7 @@ from rocktokens.scoring.batch import collate
 from rocktokens.tasks import make_task
 from rocktokens.training import step
 from rocktokens.training.objective import LIKELY_K, response_states
+from rocktokens.training.optim import make_optimizer
 from rocktokens.training.session import make_session
 from rocktokens.training.step import (
     accumulate_gradients,
@@ -120,6 +121,27 @@ def test_overlap_and_scores_belong_to_their_positions(open_session, rollouts):
     np.testing.assert_allclose(one.overlap, many.overlap, atol=1e-6)
     assert one.loss == pytest.approx(float(np.mean(one.scores.kl)), rel=1e-5)
     assert many.grad_norm == pytest.approx(one.grad_norm, rel=1e-5)
+
+
+def test_two_updates_are_two_textbook_steps(open_session, rollouts):
+    """Each of the gradient of its own rollouts alone, clipped, at the learning rate that the schedule has come to."""
+    session = open_session("training.max_grad_norm=0.05")
+    naive = replace(session, student=deepcopy(session.student))
+    optimizer = make_optimizer(naive.student, session.config.training)
+    for number, own in enumerate((rollouts[:4], rollouts[4:])):
+        weights = [np.ones(len(rollout.token_ids)) for rollout in own]
+        _, gradient = naive_gradients(naive, own, weights, sum(map(len, weights)))
+        norm = torch.stack([grad.double().norm() for grad in gradient.values()]).norm()
+        for name, parameter in naive.student.named_parameters():
+            parameter.grad = (gradient[name] * min(1.0, 0.05 / float(norm))).float()
+        for group in optimizer.param_groups:
+            group["lr"] = 0.005 * (number + 1)  # warm-up over two steps to 0.01
+        optimizer.step()
+        update = update_student(session, own, number)
+        assert update.learning_rate == pytest.approx(0.005 * (number + 1))
+        assert update.grad_norm == pytest.approx(float(norm), rel=1e-5) and float(norm) > 0.05
+        for name, parameter in naive.student.named_parameters():
+            torch.testing.assert_close(session.student.get_parameter(name), parameter, atol=2e-5, rtol=0)
 
 
 @pytest.mark.parametrize("most", [4096, 9])

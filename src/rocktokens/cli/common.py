@@ -1,4 +1,7 @@
-"""What the verbs share: their options, the terminal that stages report to, and JSON output."""
+"""What the verbs share: their options, the terminal that stages report to, and JSON output.
+
+Names of runs, keys and files are whatever someone called them: what is printed acts on no terminal (``display.text``).
+"""
 
 import json
 import os
@@ -14,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from rocktokens.config import checkpoint_label, run_checkpoint_names
+from rocktokens.display.text import for_terminal, printable
 from rocktokens.run_dir import RunDir
 
 ConfigPath = Annotated[
@@ -28,8 +32,18 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object inst
 
 FILE_WIDTH = 112
 """Columns of tables that go to a file or a pipe; a terminal has its own width."""
-output = Console(emoji=False, width=None if sys.stdout.isatty() else FILE_WIDTH)
-notes = Console(stderr=True, emoji=False)
+
+
+class InertConsole(Console):
+    """Prints strings with everything that is not seen, but line ends, as its code point. Texts come escaped already."""
+
+    def render_str(self, text: str, **settings: Any) -> Text:
+        """Return a string as Rich shows it; styles are added to what is harmless."""
+        return super().render_str("\n".join(map(printable, text.split("\n"))), **settings)
+
+
+output = InertConsole(emoji=False, width=None if sys.stdout.isatty() else FILE_WIDTH)
+notes = InertConsole(stderr=True, emoji=False)
 
 
 def print_json(record: dict[str, Any]) -> None:
@@ -72,12 +86,12 @@ class Terminal:
             TimeRemainingColumn(),
         )
         with _Bar(*columns, console=notes, disable=os.environ.get("LOCAL_RANK", "0") != "0") as bars:
-            task = bars.add_task(label, total=total)
+            task = bars.add_task(printable(label), total=total)
             yield lambda steps: bars.update(task, advance=steps)
 
     def status(self, label: str) -> AbstractContextManager[object]:
         """Show a spinner with a label."""
-        return notes.status(label)
+        return notes.status(for_terminal(label))
 
     def note(self, line: str) -> None:
         """Print one line."""
@@ -85,7 +99,7 @@ class Terminal:
 
     def heading(self, title: str) -> None:
         """Print a rule with the title of what comes next."""
-        notes.rule(Text(title))
+        notes.rule(for_terminal(title))
 
 
 terminal = Terminal()

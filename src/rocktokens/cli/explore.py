@@ -140,17 +140,9 @@ def _serve(shelf: "Shelf", token: str, hosts: frozenset[str], listener: socket.s
     """Answer until an interrupt, which is how this ends."""
     import uvicorn
 
-    from rocktokens.report.explorer.server import make_app
+    from rocktokens.report.explorer.server import make_app, server_config
 
-    config = uvicorn.Config(
-        make_app(shelf, token, hosts),
-        log_level="warning",
-        access_log=False,  # it would hold the secret
-        server_header=False,
-        proxy_headers=False,
-        ws="none",
-    )
     try:
-        uvicorn.Server(config).run(sockets=[listener])
+        uvicorn.Server(server_config(make_app(shelf, token, hosts))).run(sockets=[listener])
     except KeyboardInterrupt:
         return

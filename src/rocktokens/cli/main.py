@@ -1,7 +1,7 @@
 """``rocktokens``: the verbs, and what happens to errors.
 
-A mistake the user can fix is one sentence on standard error and exit code 2. An interrupt is 130; everything committed
-until then stays, and the same command continues from there.
+A mistake the user can fix is one sentence on standard error and exit code 2. An interrupt (SIGINT) is 130, SIGTERM is
+143; everything committed until then stays, and the same command continues from there.
 """
 
 import errno
@@ -15,9 +15,11 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 import rocktokens
+from rocktokens.display.text import printable
 from rocktokens.errors import RocktokensError
+from rocktokens.interrupts import Terminated, obeying_terminate
 
-INTERRUPTED = 130
+INTERRUPTED, TERMINATED = 130, 143
 AGAIN = "run the same command again (distill: with --resume)"
 REMEDIES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "free some space"),
@@ -122,9 +124,12 @@ def main() -> None:
     """Run the command line; never show a traceback for something the user can fix."""
     quiet_libraries()
     try:
-        app(prog_name="rocktokens")
+        with obeying_terminate():
+            app(prog_name="rocktokens")
     except RocktokensError as error:
         _stop(str(error), 2)
+    except Terminated:
+        _stop(f"terminated; what was committed is kept, {AGAIN}", TERMINATED)
     except SystemExit as stop:
         if stop.code != INTERRUPTED:  # what Typer makes of a KeyboardInterrupt
             raise
@@ -146,7 +151,7 @@ def quiet_libraries() -> None:
 
 
 def _stop(sentence: str, code: int) -> None:
-    print(f"rocktokens: {sentence}", file=sys.stderr)
+    print(f"rocktokens: {printable(sentence)}", file=sys.stderr)
     raise SystemExit(code)
 
 

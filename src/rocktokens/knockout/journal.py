@@ -1,13 +1,13 @@
 """What a sweep has decoded so far, so that it can be interrupted at any moment and go on with the same result.
 
 Free rollouts are written once. What was decoded under bans is gathered and committed to the run as immutable Parquet
-parts; a process that is killed loses at most a fiftieth of its work. An entry is found again by what was banned, where,
+parts, which end by what they hold and not by the clock: the same sweep leaves the same parts on any machine, and a
+process that is killed loses at most a fiftieth of its work. An entry is found again by what was banned, where,
 and which rollout it continues, so a later sweep over other tokens uses what is there. The folder is named after the
 conditions the rollouts were decoded under. Only ids are kept, not whether an answer was right: grades are made by the
 grader of today.
 """
 
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
@@ -23,8 +23,8 @@ from rocktokens.types import Rollout
 
 Key = tuple[BanKey, int]
 """The ban, and the place of the free rollout."""
-SHARE_PER_PART, LEAST_SECONDS = 0.02, 0.2
-"""A part is written when this share of the time so far has passed since the last one: few parts, and little lost."""
+SHARE_PER_PART, LEAST_TOKENS = 0.02, 2048
+"""A part is written when it has this share of all tokens decoded so far, and so many: few parts, and little lost."""
 SCHEMA_VERSION = 2
 READABLE = ("1", "2")
 """In parts of version 1 every ban acts everywhere."""
@@ -86,9 +86,9 @@ class RunJournal(Journal):
         parts = run.files(f"{self._folder}/part-")
         self._n_parts = len(parts)
         self._new: list[tuple[Key, Decoded]] = []
-        self._began = self._written = time.monotonic()
         for entry in parts:
             self.finished.update(_entries(pq.read_table(run.verify(entry))))
+        self._new_tokens, self._tokens = 0, sum(len(own.token_ids) for own in self.finished.values())
 
     def free(self) -> list[Rollout] | None:
         """Read the free rollouts, None if they have not been written."""
@@ -100,11 +100,12 @@ class RunJournal(Journal):
         write_rollouts(self._run, f"{self._folder}/free.parquet", rollouts)
 
     def add(self, key: Key, decoded: Decoded) -> None:
-        """Remember an entry; committed with others after a moment."""
+        """Remember an entry; committed once there are enough for a part."""
         self.finished[key] = decoded
         self._new.append((key, decoded))
-        now = time.monotonic()
-        if now - self._written > max(LEAST_SECONDS, SHARE_PER_PART * (now - self._began)):
+        self._new_tokens += len(decoded.token_ids)
+        self._tokens += len(decoded.token_ids)
+        if self._new_tokens >= max(LEAST_TOKENS, SHARE_PER_PART * self._tokens):
             self.flush()
 
     def flush(self) -> None:
@@ -117,8 +118,7 @@ class RunJournal(Journal):
             path, table = f"{self._folder}/part-{self._n_parts:05d}.parquet", pa.Table.from_pylist(rows, schema=SCHEMA)
             self._run.commit(path, lambda target: pq.write_table(table, target, compression="zstd"), table.num_rows)
             self._n_parts += 1
-            self._new = []
-        self._written = time.monotonic()
+            self._new, self._new_tokens = [], 0
 
 
 def _entries(table: pa.Table) -> dict[Key, Decoded]:

@@ -52,8 +52,8 @@ def require_logits(bad_n: torch.Tensor, model: str, rows_n: torch.Tensor) -> Non
     """Refuse logits of a model, naming the first row where they are bad."""
     if bad_n.any():
         raise NonFiniteLossError(
-            f"the {model}'s logits at row {int(rows_n[bad_n][0])} are NaN or infinite: "
-            "lower training.learning_rate, or load the models in float32 (models.dtype)"
+            f"the {model}'s logits at row {int(rows_n[bad_n][0])} are NaN or infinite: check the weights of the "
+            f"{model}, or load the models in float32 (models.dtype)"
         )
 
 

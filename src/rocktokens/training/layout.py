@@ -6,8 +6,8 @@
    when it runs. What is in no layer (embeddings, final norm, LM head) is gathered with the root of its model: the
    objective for the student, whose head the loss reads directly; the trunk for the teacher. An untied head of the
    teacher lies in shards of its own, which the objective gathers.
-3. Both average gradients over the ranks: whole ones in the backward pass of the last micro-batch, shards in every one, so
-   that no device holds more than its part of them.
+3. Both average gradients over the ranks: whole ones in the backward pass of the last micro-batch, shards in every
+   one, so that no device holds more than its part of them.
 4. Ranks gather together, so how often a model runs may not depend on their data: a micro-batch is one group of rows.
 5. A sharded student is sampled from by a whole copy, brought up to date once per step.
 6. A checkpoint holds whole tensors either way, and either layout goes on from it.

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from rocktokens.config import ModelsSection
 from rocktokens.errors import LengthExplosionError, NonFiniteLossError
 from rocktokens.run_dir import RunDir, write_atomically
 from rocktokens.training.step import Update
@@ -64,12 +65,22 @@ class LengthWatch:
 
 
 @contextmanager
-def naming_step(step: int) -> Iterator[None]:
-    """Add the training step to a non-finite error that comes from below, where steps are not known."""
+def naming_step(step: int, models: ModelsSection) -> Iterator[None]:
+    """Add the training step to a non-finite error that comes from below, where steps are not known.
+
+    Before the first update it is one of the models: no learning rate has done anything yet.
+    """
     try:
         yield
     except NonFiniteLossError as error:
-        raise NonFiniteLossError(f"step {step}: {error} (the last checkpoint is untouched)") from error
+        said = str(error).removeprefix(f"step {step}: ")
+        hint = (
+            "the last checkpoint is untouched; a lower training.learning_rate may help"
+            if step
+            else f"nothing was trained yet: check models.student = {models.student!r} and models.teacher = "
+            f"{models.teacher!r}"
+        )
+        raise NonFiniteLossError(f"step {step}: {said} ({hint})") from error
 
 
 def step_record(

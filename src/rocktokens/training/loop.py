@@ -9,8 +9,12 @@ Step N starts with the student after N updates:
 4. Trace rows from that same forward, one log line, and every ``save_steps`` a checkpoint.
 
 Every process computes; the main one alone writes, under the lock of the run.
+
+A signal to stop (``interrupts.py``) is obeyed after the step, with a checkpoint: all processes agree on the step. The
+run goes on from there, and the next regular checkpoint takes the place of that one.
 """
 
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -21,6 +25,7 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list, gather_object
 
 from rocktokens.config import Config
+from rocktokens.interrupts import HeldSignal, held_signals
 from rocktokens.progress import SILENT, Progress
 from rocktokens.rollouts.encode import Sampling, make_rollouts
 from rocktokens.rollouts.store import read_rollouts, write_rollouts
@@ -51,6 +56,9 @@ from rocktokens.types import Rollout
 
 OnStep = Callable[[int, int, dict[str, Any]], None]
 """Told after every step how many are made, of how many, and the log record."""
+STOPPED = "stopped"
+"""The manifest's entry with the step of a checkpoint that a signal asked for."""
+STOPPING = "stopping after this step, with a checkpoint; a second signal stops at once"
 Value = TypeVar("Value")
 
 
@@ -98,13 +106,16 @@ def distill(
             session = make_session(config, task, accelerator, checkpoint, state)
             if accelerator.is_main_process:
                 _make_ready(session, run, state, former, progress)
-            state = _train(session, run, state, report)
-            accelerator.wait_for_everyone()  # the main process may still be writing
+            with held_signals(lambda: progress.note(STOPPING) if accelerator.is_main_process else None) as held:
+                state = _train(session, run, state, report, held)
+                accelerator.wait_for_everyone()  # the main process may still be writing
+                if held.number is not None and accelerator.is_main_process:
+                    progress.note(f"stopped after {state.step} steps: the checkpoint of step {state.step} is written")
     return TrainingResult(run.path, run.checkpoint(state.step), state.step, state.tokens_seen, not left)
 
 
-def _train(session: Session, run: RunDir, state: TrainerState | None, report: OnStep) -> TrainerState:
-    """Make the steps that are left and return the state after the last."""
+def _train(session: Session, run: RunDir, state: TrainerState | None, report: OnStep, held: HeldSignal) -> TrainerState:
+    """Make the steps that are left, or those until a signal, and return the state after the last."""
     config, total = session.config, session.config.training.max_steps
     clock = PhaseClock()
     is_traced = config.training.trace and session.accelerator.is_main_process
@@ -114,10 +125,10 @@ def _train(session: Session, run: RunDir, state: TrainerState | None, report: On
             _save(session, run, state, traces)
         watch = LengthWatch(config.training.max_truncated_share, state.truncated_streak)
         for step in range(state.step, total):
-            with clock.phase("sample"), naming_step(step):
+            with clock.phase("sample"), naming_step(step, config.models):
                 rollouts, is_reused = _rollouts_of_step(session, run, step)
             watch.observe(step, truncated_share(rollouts))
-            with clock.phase("update"), naming_step(step):
+            with clock.phase("update"), naming_step(step, config.models):
                 update = update_student(session, rollouts, step)
                 observed = session.policy.observe(update.scores, token_arrays(rollouts)[0], step)
                 if update.likely is not None:
@@ -141,10 +152,22 @@ def _train(session: Session, run: RunDir, state: TrainerState | None, report: On
                 append_log(run, record)
                 session.accelerator.log(record, step=step)
                 report(state.step, total, record)
-            if state.step == total or state.step % config.training.save_steps == 0:
+            is_stopping = _agree_to_stop(held)
+            is_due = state.step == total or state.step % config.training.save_steps == 0
+            if is_due or is_stopping:
                 with clock.phase("write"):
-                    state = _save(session, run, state, traces)
+                    state = _save(session, run, state, traces, is_due=is_due)
+            if is_stopping:
+                break
         return state
+
+
+def _agree_to_stop(held: HeldSignal) -> bool:
+    """Whether a signal has come to any process by now; then it has come to all. One that comes meanwhile is kept."""
+    told = next(filter(None, gather_object([held.number])), None)
+    if told is not None:
+        held.number = told
+    return told is not None
 
 
 @contextmanager
@@ -183,6 +206,8 @@ def _make_ready(
     elif former is not None and former != session.config.training.max_steps:
         progress.note(describe_change(session.config, former, state.step))
         change_length(run, session.config, state.step)
+        if run.manifest().get(STOPPED) is not None:  # the step at which a length changes keeps its checkpoint
+            run.update_manifest(**{STOPPED: None})
     if session.layout.summary is not None:
         progress.note(session.layout.summary)
     step, parts = (state.step, state.trace_parts) if state else (0, 0)
@@ -221,16 +246,26 @@ def _sample_share(session: Session, step: int) -> list[Rollout]:
     )
 
 
-def _save(session: Session, run: RunDir, state: TrainerState, traces: TraceWriter | None) -> TrainerState:
-    """Commit the trace rows so far, then the checkpoint that counts them."""
+def _save(
+    session: Session, run: RunDir, state: TrainerState, traces: TraceWriter | None, *, is_due: bool = True
+) -> TrainerState:
+    """Commit the trace rows so far, then the checkpoint that counts them; one that is due replaces one that was not."""
     if traces is not None:
         traces.flush()
         state = replace(state, trace_parts=traces.parts)
     full = session.layout.full_state(session.student, session.optimizer)
     if full is not None:
+        stopped = run.manifest().get(STOPPED)
+        if not is_due:
+            run.update_manifest(**{STOPPED: state.step})
         save_checkpoint(
             run, state, session.student, session.tokenizer, full.optimizer, session.policy.state(), full.weights
         )
+        if stopped is not None and stopped != state.step:
+            run.drop([entry.path for entry in run.files(f"checkpoints/step-{stopped}/")])
+            shutil.rmtree(run.checkpoint(stopped), ignore_errors=True)
+            if is_due:
+                run.update_manifest(**{STOPPED: None})
     return state
 
 

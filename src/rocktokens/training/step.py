@@ -271,10 +271,9 @@ def require_finite(step: int, loss: float, grad_norm: float) -> None:
     """Refuse to update the weights with a loss or gradient that is NaN or infinite."""
     for name, value in (("loss", loss), ("gradient norm", grad_norm)):
         if not math.isfinite(value):
-            raise NonFiniteLossError(
-                f"step {step}: the {name} is {value}; the last checkpoint is untouched: start a new run from it "
-                "(models.student = its directory) with a lower training.learning_rate"
-            )
+            from_here = "start a new run from the last checkpoint (models.student = its directory) with a lower"
+            remedy = f"{from_here} training.learning_rate" if step else "use models whose weights are sound"
+            raise NonFiniteLossError(f"step {step}: the {name} is {value}: {remedy}")
 
 
 def _own_micro_batches(session: Session, rollouts: Sequence[Rollout]) -> Iterator[MicroBatch]:

@@ -8,9 +8,9 @@
    and a Content-Security-Policy (see ``report.csp``).
 """
 
+import re
 import secrets
 from collections.abc import Collection
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
@@ -21,6 +21,8 @@ from rocktokens.report.csp import NOTHING_RUNS
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 METHODS = ("GET", "HEAD")
 TOKEN_BYTES = 32
+LAST_PORT = 65535
+_HOST = re.compile(r"(?:\[(?P<address>[\w:.%-]+)\]|(?P<name>[\w.-]+))(?::(?P<port>[1-9]\d{0,4}))?", re.ASCII)
 CSP = "content-security-policy"
 NO_FRAMES = "frame-ancestors 'none'"
 HEADERS = {
@@ -83,13 +85,11 @@ class Guard:
 
 
 def _name(host: str) -> str | None:
-    """Return a host without its port and brackets; None where it is no host."""
-    if not host or any(character in host for character in "@/\\?# \t"):
+    """Return a host without its port and brackets; None where it is no host, or its port none that can be open."""
+    match = _HOST.fullmatch(host)
+    if match is None or int(match["port"] or 1) > LAST_PORT:
         return None
-    try:
-        return urlsplit(f"//{host}").hostname
-    except ValueError:
-        return None
+    return (match["address"] or match["name"]).lower()
 
 
 def refused(status: int, sentence: str, headers: dict[str, str] | None = None) -> JSONResponse:

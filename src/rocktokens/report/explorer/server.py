@@ -4,7 +4,8 @@
 2. The routes are those of answers.py, below a secret and behind a guard (security.py).
 3. What goes wrong is one sentence of JSON, never a traceback. Where files were replaced while they were read, the run
    is opened again as it is then.
-4. What the first list and the first search of a run need is read in a thread: of the given runs from the start on, of
+4. A connection on which no whole request comes is closed after a few seconds.
+5. What the first list and the first search of a run need is read in a thread: of the given runs from the start on, of
    any other once it is opened.
 """
 
@@ -13,9 +14,11 @@ import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 import duckdb
 import pyarrow as pa
+import uvicorn
 from pydantic import ValidationError
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -24,6 +27,7 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Mount, Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from rocktokens.errors import RocktokensError
 from rocktokens.report.explorer.answers import ROUTES, Answers
@@ -51,6 +55,37 @@ def make_app(shelf: Shelf, token: str, hosts: Collection[str] = LOOPBACK) -> Sta
     )
     app.router.redirect_slashes = False
     return app
+
+
+def server_config(app: Starlette) -> uvicorn.Config:
+    """How the explorer is served, by whatever address; nothing is said that a client need not know."""
+    return uvicorn.Config(
+        app,
+        http=_Impatient,
+        log_level="warning",
+        access_log=False,  # it would hold the secret
+        server_header=False,
+        proxy_headers=False,
+        ws="none",
+    )
+
+
+class _Impatient(H11Protocol):
+    """Closes idle connections; uvicorn itself waits forever for a request, or for the rest of one."""
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._wait()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._wait()
+
+    def _wait(self) -> None:
+        is_answering = self.cycle is not None and not self.cycle.response_complete
+        if self.timeout_keep_alive_task is None and not is_answering:
+            close = self.timeout_keep_alive_handler
+            self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, close)
 
 
 @asynccontextmanager
