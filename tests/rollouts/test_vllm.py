@@ -88,6 +88,10 @@ def test_weights_follow_the_student_and_are_sent_only_when_they_change(
     assert fake.asked.count("/collective_rpc") == 2
     assert all_equal(changed, in_memory(student).sample(REQUESTS, temperature=1.0, **HOW))
     assert not all_equal(changed, first)
+    with torch.no_grad():
+        student.lm_head.weight.mul_(1 + 1e-6)  # less than the canary notices
+    sampler.sample(REQUESTS, temperature=1.0, **HOW)
+    assert fake.asked.count("/collective_rpc") == 3
 
 
 def test_branches_are_those_of_the_model_in_memory(url: str, student: Any, tmp_path: Path):

@@ -141,7 +141,7 @@ class ShardedLayout(Layout):
         return optimizer
 
     def accumulating(self, objective: nn.Module, *, is_last: bool) -> AbstractContextManager[Any]:
-        """Reduce gradients to the shards in every backward pass: added up whole, they would not fit where it matters."""
+        """Reduce gradients to their shards in every backward pass: added up whole, they may not fit."""
         return nullcontext()
 
     def clip(self, parameters: list[nn.Parameter], max_norm: float) -> torch.Tensor:
