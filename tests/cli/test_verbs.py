@@ -43,7 +43,7 @@ def test_help_takes_less_than_a_second_and_imports_no_verb():
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
     seconds, *modules = done.stderr.split()
     assert all(verb in done.stdout for verb in VERBS)
-    assert set(modules) == {"rocktokens.cli", "rocktokens.cli.main", "rocktokens.errors"}
+    assert set(modules) == {"rocktokens.cli", "rocktokens.cli.main", "rocktokens.errors", "rocktokens.interrupts"}
     assert float(seconds) < 1
 
 

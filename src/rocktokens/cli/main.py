@@ -15,7 +15,6 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 import rocktokens
-from rocktokens.display.text import printable
 from rocktokens.errors import RocktokensError
 from rocktokens.interrupts import Terminated, obeying_terminate
 
@@ -151,6 +150,8 @@ def quiet_libraries() -> None:
 
 
 def _stop(sentence: str, code: int) -> None:
+    from rocktokens.display.text import printable
+
     print(f"rocktokens: {printable(sentence)}", file=sys.stderr)
     raise SystemExit(code)
 
