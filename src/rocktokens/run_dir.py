@@ -33,8 +33,22 @@ from pathlib import Path
 from typing import Any
 
 from rocktokens.errors import RunDirError
+from rocktokens.parsing import parse_json
 
 MANIFEST_VERSION = 1
+ENTRY_KEYS = {"rows", "sha256"}
+FACTS: dict[str, type] = {
+    "choice_added": dict,
+    "figures": dict,
+    "knockout_inputs": dict,
+    "lengths": dict,
+    "max_steps": int,
+    "num_processes": int,
+    "policy_files": dict,
+    "searched": list,
+    "tokenizer_sha256": str,
+}
+"""Entries of a manifest that stages look things up in, by type; ``replay`` is a record of its own."""
 TRAINER_STATE = "trainer_state.json"
 """The file that makes a folder of weights a checkpoint of a run."""
 OPTIMIZER_FILE = "optimizer.safetensors"
@@ -118,11 +132,14 @@ class RunDir:
         """The manifest as it is on disk now; an empty one if the run has none yet."""
         path = self.path / "manifest.json"
         try:
-            manifest = json.loads(path.read_text(encoding="utf-8"))
+            manifest = parse_json(path.read_bytes())
         except FileNotFoundError:
             return {"manifest_version": MANIFEST_VERSION, "files": {}}
         except NotADirectoryError:
             raise self._no_folder() from None
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            raise RunDirError(f"{path} cannot be read ({reason}): restore it from a copy of the run") from None
         except ValueError as error:
             raise RunDirError(f"{path} is not valid JSON ({error}): restore it from a copy of the run") from None
         if not isinstance(manifest, dict):
@@ -130,8 +147,8 @@ class RunDir:
         version = manifest.get("manifest_version")
         if version != MANIFEST_VERSION:
             raise RunDirError(f"{path} has manifest_version {version!r}, this rocktokens reads {MANIFEST_VERSION}")
-        if not isinstance(manifest.get("files"), dict):
-            raise RunDirError(f"{path} lists no files: restore it from a copy of the run")
+        if problem := _manifest_problem(manifest):
+            raise RunDirError(f"{path} {problem}: restore it from a copy of the run")
         return manifest
 
     def exists(self) -> bool:
@@ -152,7 +169,8 @@ class RunDir:
     def checkpoints(self) -> list[int]:
         """Steps of all committed checkpoints, oldest first."""
         paths = (Path(entry.path) for entry in self.files("checkpoints/step-"))
-        return sorted(int(path.parent.name.removeprefix("step-")) for path in paths if path.name == TRAINER_STATE)
+        steps = (_STEP.fullmatch(path.parent.name) for path in paths if path.name == TRAINER_STATE)
+        return sorted(int(step.group(1)) for step in steps if step)
 
     def lists(self, relative: str) -> bool:
         """Whether a file is part of the run."""
@@ -167,23 +185,28 @@ class RunDir:
         # In this order: a first file has something beside it from before it is there until it is listed.
         return path.exists() and not _former(path).exists() and not self.lists(relative)
 
+    def listed(self, relative: str) -> FileEntry:
+        """What the manifest lists of a file of the run; refused where it is not listed."""
+        path, listed = self.path / relative, self.manifest()["files"].get(relative)
+        if listed is not None:
+            return FileEntry(relative, **listed)
+        maker = self.maker(relative)
+        if self.holds_unlisted(relative):
+            remedy = f"remove it and run `{maker}`" if maker else "remove it, or restore the manifest that lists it"
+            raise RunDirError(
+                f"{path} is not listed in {self.path / 'manifest.json'}, so it is no file of this run: {remedy}"
+            )
+        raise RunDirError(f"{path} does not exist: {f'run `{maker}` first' if maker else 'restore it from a copy'}")
+
     def verified(self, relative: str) -> Path:
         """The path of a file of the run, once its bytes are as the manifest says; refused where it is not listed."""
-        path, listed = self.path / relative, self.manifest()["files"].get(relative)
-        if listed is None:
-            maker = self._maker(relative)
-            if self.holds_unlisted(relative):
-                remedy = f"remove it and run `{maker}`" if maker else "remove it, or restore the manifest that lists it"
-                raise RunDirError(
-                    f"{path} is not listed in {self.path / 'manifest.json'}, so it is no file of this run: {remedy}"
-                )
-            raise RunDirError(f"{path} does not exist: {f'run `{maker}` first' if maker else 'restore it from a copy'}")
+        entry = self.listed(relative)
         while True:
             try:
-                return self.verify(FileEntry(relative, **listed))
+                return self.verify(entry)
             except RunDirError:
-                before, listed = listed, self.manifest()["files"].get(relative)
-                if listed in (None, before):  # else it was replaced between the two looks
+                before, entry = entry, self.listed(relative)
+                if entry == before:  # else it was replaced between the two looks
                     raise
 
     def verified_checkpoint(self, step: int, *, optimizer: bool = True) -> Path:
@@ -256,22 +279,24 @@ class RunDir:
             raise RunDirError(
                 f"{path} was replaced by another command after this one opened the run: start this one again"
             )
-        maker = self._maker(entry.path)
+        maker = self.maker(entry.path)
         if not path.exists():
             again = f", or run `{maker}` again" if maker else ""
             raise RunDirError(f"{path} is listed in the manifest but missing: restore it from a copy of the run{again}")
+        raise self.damaged(entry.path, f"is not the file that {self.path / 'manifest.json'} lists (SHA-256 differs)")
+
+    def damaged(self, relative: str, problem: str) -> RunDirError:
+        """The refusal of a file of the run, with what brings it back."""
+        maker = self.maker(relative)
         again = f", or remove it and run `{maker}` again" if maker else ""
-        raise RunDirError(
-            f"{path} is not the file that {self.path / 'manifest.json'} lists (SHA-256 differs): restore it from a "
-            f"copy of the run{again}"
-        )
+        return RunDirError(f"{self.path / relative} {problem}: restore it from a copy of the run{again}")
 
     def verify_all(self, entries: Sequence[FileEntry], threads: int | None = None) -> list[Path]:
         """The paths of committed files, verified several at a time; the first that is not as listed is named."""
         with ThreadPoolExecutor(threads or os.cpu_count(), thread_name_prefix="verify") as pool:
             return list(pool.map(self.verify, entries))
 
-    def _maker(self, relative: str) -> str | None:
+    def maker(self, relative: str) -> str | None:
         """The command that makes a file again, None where only a copy brings it back."""
         manifest = self.manifest()
         shared = (self.rocks.name, self.classes.name)
@@ -388,6 +413,22 @@ def require_as_listed(folder: str | Path, *, optimizer: bool = False) -> None:
         run = run_at(folder.parent.parent)
         if run is not None and run.checkpoints():
             run.verified_checkpoint(int(step.group(1)), optimizer=optimizer)
+
+
+def _manifest_problem(manifest: dict[str, Any]) -> str:
+    """Say what is wrong with the content of a manifest; "" where nothing is."""
+    files = manifest.get("files")
+    if not isinstance(files, dict):
+        return "lists no files"
+    for path, entry in files.items():
+        if type(entry) is not dict or entry.keys() != ENTRY_KEYS:
+            return f"lists {path!r} without its rows and SHA-256"
+        if type(entry["rows"]) is not int or not isinstance(entry["sha256"], str):
+            return f"lists {path!r} with rows {entry['rows']!r} and SHA-256 {entry['sha256']!r}"
+        if path.startswith("/") or ".." in path.split("/"):
+            return f"lists {path!r}, which is outside the run"
+    wrong = (name for name, kind in FACTS.items() if name in manifest and type(manifest[name]) is not kind)
+    return next((f"has {name} = {manifest[name]!r}, which is no {FACTS[name].__name__}" for name in wrong), "")
 
 
 def _has_sha256(path: Path, sha256: str) -> bool:

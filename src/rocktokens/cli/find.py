@@ -60,6 +60,7 @@ def find(
     with terminal.status("loading"):
         from rocktokens.cli import find_tables as tables
         from rocktokens.knockout.knockout import with_known_verdicts
+        from rocktokens.knockout.records import KnockoutSweep
         from rocktokens.report.charts.figures import draw_figures
         from rocktokens.report.next_steps import next_steps, why_ungraded
         from rocktokens.rocks.classes import choice_is_of, find_run_classes, rows_with_tops, summarise_classes
@@ -75,6 +76,8 @@ def find(
     with run.lock():
         store = TraceStore(run, engine=engine, threads=threads)
         # What cannot be read is refused before anything is written.
+        if run.lists(run.knockout.name):
+            KnockoutSweep.load(run.verified(run.knockout.name))
         if classes:
             rows_with_tops(store, reference)
         elif run.lists(run.classes.name):

@@ -186,7 +186,8 @@ def _make_ready(
         change_length(run, session.config, state.step)
     step, parts = (state.step, state.trace_parts) if state else (0, 0)
     run.drop([entry.path for entry in run.files("traces/training/")][parts:])
-    cut_log(run, step)
+    if lost := cut_log(run, step):
+        progress.note(f"{run.logs} has {lost} damaged or missing lines of steps before {step}: they are left out")
 
 
 def _rollouts_of_step(session: Session, run: RunDir, step: int) -> tuple[list[Rollout], bool]:
