@@ -64,6 +64,9 @@ MAKERS = {
     "study.json": "rocktokens study",
     "traces/checkpoint=": "rocktokens trace --restart",
     "rollouts/probe/": "rocktokens trace --restart",
+    "figures/gradient_": "rocktokens gradients",
+    "figures/": "rocktokens find",
+    "report.html": "rocktokens report",
 }
 """The command that makes a file again, by how its path begins."""
 SETTLED_NS = 2 * 10**9
@@ -215,13 +218,18 @@ class RunDir:
         if not entries:
             raise RunDirError(f"{self.path} has no checkpoint of step {step}: there are {self.checkpoints()}")
         self.verify_all([entry for entry in entries if optimizer or Path(entry.path).name != OPTIMIZER_FILE])
+        self.require_only_listed(step)
+        return self.checkpoint(step)
+
+    def require_only_listed(self, step: int) -> None:
+        """Refuse weights in the folder of a checkpoint that the manifest does not list."""
         # A process killed while it dropped the optimizer's state may have left that.
-        known = {OPTIMIZER_FILE, *(Path(entry.path).name for entry in entries)}
-        for path in sorted(self.checkpoint(step).iterdir()):
+        known = {OPTIMIZER_FILE, *(Path(entry.path).name for entry in self.files(f"checkpoints/step-{step}/"))}
+        folder = self.checkpoint(step)
+        for path in sorted(folder.iterdir()) if folder.is_dir() else ():
             if path.name not in known and (path.suffix == ".safetensors" or path.name == "adapter_config.json"):
                 manifest = self.path / "manifest.json"
                 raise RunDirError(f"{path} is not listed in {manifest}, so it is no part of that checkpoint: remove it")
-        return self.checkpoint(step)
 
     def update_manifest(self, **changes: Any) -> None:
         """Replace top-level entries of the manifest."""

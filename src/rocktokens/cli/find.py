@@ -60,7 +60,6 @@ def find(
     with terminal.status("loading"):
         from rocktokens.cli import find_tables as tables
         from rocktokens.knockout.knockout import with_known_verdicts
-        from rocktokens.knockout.records import KnockoutSweep
         from rocktokens.report.charts.figures import draw_figures
         from rocktokens.report.next_steps import next_steps, why_ungraded
         from rocktokens.rocks.classes import choice_is_of, find_run_classes, rows_with_tops, summarise_classes
@@ -75,13 +74,9 @@ def find(
     section, seed = find_settings(run, chosen)
     with run.lock():
         store = TraceStore(run, engine=engine, threads=threads)
-        # What cannot be read is refused before anything is written.
-        if run.lists(run.knockout.name):
-            KnockoutSweep.load(run.verified(run.knockout.name))
+        _refuse_unreadable(run)
         if classes:
             rows_with_tops(store, reference)
-        elif run.lists(run.classes.name):
-            TokenClasses.load(run.verified(run.classes.name))
         found = find_run(run, section, seed, options, terminal)
         with terminal.status("drawing"):
             draw_figures(run, "find.json")
@@ -119,3 +114,12 @@ def _refuse_misuse(count: int, compare: bool, classes: bool) -> None:
         raise RocktokensError(f"--compare takes two runs, {count} given: name two, or one twice as RUN@CHECKPOINT")
     if not compare and count != 1:
         raise RocktokensError(f"find takes one run, {count} were given: add --compare to set two side by side")
+
+
+def _refuse_unreadable(run: RunDir) -> None:
+    """Refuse damaged records that are read once rocks are found, before anything is written."""
+    from rocktokens.knockout.records import KnockoutSweep
+
+    for path, load in ((run.knockout, KnockoutSweep.load), (run.classes, TokenClasses.load)):
+        if run.lists(path.name):
+            load(run.verified(path.name))

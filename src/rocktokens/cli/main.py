@@ -42,6 +42,7 @@ VERBS = {
     "knockout": "Ban tokens at every decoding step and measure what that does to accuracy.",
     "study": "Train several weight policies alike on several seeds, and say which is better and how sure that is.",
     "report": "Write one page: which tokens are rocks, how sure that is, whether they matter, what bypassing gains.",
+    "verify": "Check every file of a run, and name the command that makes a damaged one again.",
     "explore": "Look at rollouts token by token, compare checkpoints and runs, and watch training, in a browser.",
 }
 """Every verb with the first line of its help, in the order of ``rocktokens --help``.
