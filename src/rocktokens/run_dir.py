@@ -8,7 +8,9 @@
 5. Whoever reads a listed file asks for it here (``verified``, ``verify_all``): on first read in a process its bytes
    must have the SHA-256 that the manifest lists. What has been verified is remembered until the file changes.
 6. The process that writes holds an advisory lock on ``.lock``, which the kernel releases when it dies, however it dies.
-   All writers of one process share it.
+   All writers of one process share it. Where the folder, the lock or the manifest is removed or replaced under the
+   writer, it stops at its next write (``require_held``): what it would list no longer belongs to what is there.
+7. A folder that holds files of a run and no manifest is no place for a new run (``require_new``).
 """
 
 import atexit
@@ -22,7 +24,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -69,6 +71,11 @@ MAKERS = {
     "report.html": "rocktokens report",
 }
 """The command that makes a file again, by how its path begins."""
+CONTENT = frozenset(
+    {"config.toml", "checkpoints", "traces", "rollouts", "tokenizer", "knockout", "figures", "logs.jsonl"}
+    | {name for name in MAKERS if "/" not in name}
+)
+"""What a run has at its top."""
 SETTLED_NS = 2 * 10**9
 """A file whose last change is younger may change again without another time stamp: it is not remembered."""
 RECORDED_PACKAGES = ("rocktokens", "torch", "transformers", "accelerate", "peft", "pyarrow", "duckdb", "numpy")
@@ -85,9 +92,10 @@ class FileEntry:
 
 @dataclass(slots=True)
 class HeldLock:
-    """The lock of one run that this process holds, and how many of its writers do."""
+    """The lock of one run that this process holds, how many of its writers do, and the manifest as they left it."""
 
     descriptor: int
+    manifest: tuple[int, ...] | None
     writers: int = 0
 
 
@@ -246,6 +254,7 @@ class RunDir:
         """Let ``write`` fill a temporary file, then make it part of the run, or leave no trace of the attempt."""
         target = self.path / relative
         with self.lock(), _one_change:
+            self.require_held()
             listed = self.manifest()["files"].get(relative) if target.exists() else None
             with _kept(target, listed, lambda: self.manifest()["files"].get(relative)), self._change() as manifest:
                 write_atomically(target, write)
@@ -320,11 +329,15 @@ class RunDir:
     def _change(self) -> Iterator[dict[str, Any]]:
         """The manifest as it is now, for the block to change; replaced at its end. One thread at a time."""
         with self.lock(), _one_change:
+            self.require_held()
             manifest = self.manifest()
             yield manifest
+            self.require_held()
             # Lines by a separator: ``indent`` leaves json's fast encoder, and a long run lists thousands of files.
             text = json.dumps(manifest, separators=(",\n", ": "), sort_keys=True, ensure_ascii=False)
-            write_atomically(self.path / "manifest.json", lambda path: path.write_text(text + "\n", encoding="utf-8"))
+            target = self.path / "manifest.json"
+            write_atomically(target, lambda path: path.write_text(text + "\n", encoding="utf-8"))
+            _held[os.getpid(), os.path.realpath(self.path)].manifest = _identity(target)
 
     # Lock
 
@@ -333,7 +346,7 @@ class RunDir:
         """Be the one process that writes; shared by its writers, refused at once if another process holds it."""
         key = (os.getpid(), os.path.realpath(self.path))
         with _guard:
-            held = _held.get(key) or HeldLock(self._acquire())
+            held = _held.get(key) or HeldLock(self._acquire(), _identity(self.path / "manifest.json"))
             _held[key] = held
             held.writers += 1
         try:
@@ -344,6 +357,35 @@ class RunDir:
                 if held.writers == 0:
                     del _held[key]
                     os.close(held.descriptor)
+
+    def require_held(self) -> None:
+        """Refuse to write on where the folder, its lock or its manifest is no longer what this process holds."""
+        held = _held.get((os.getpid(), os.path.realpath(self.path)))
+        if held is None:
+            return
+        lock = self.path / ".lock"
+        if not lock.exists() or not os.path.samestat(lock.stat(), os.fstat(held.descriptor)):
+            what = f"{lock} was removed or replaced"
+        elif _identity(self.path / "manifest.json") != held.manifest:
+            what = f"{self.path / 'manifest.json'} was removed or replaced by another"
+        else:
+            return
+        raise RunDirError(
+            f"{what} while this process was writing to the run: it stops here; restore the run from a copy, or give "
+            "another run.directory"
+        )
+
+    def require_new(self, beside: Collection[str] = ()) -> None:
+        """Refuse to begin a run where files of another lie without its manifest, but for those named ``beside``."""
+        if self.exists() or not self.path.is_dir():
+            return
+        there = sorted(own.name for own in self.path.iterdir() if own.name in CONTENT and own.name not in beside)
+        # What a process left that was killed at its first commit does not exist.
+        if names := [name for name in there if not _former(self.path / name).exists()]:
+            raise RunDirError(
+                f"{self.path} has files of a run ({', '.join(names)}) and no manifest.json, so it is not known what "
+                "they are: restore the manifest from a copy, or give another run.directory"
+            )
 
     def _acquire(self) -> int:
         """The descriptor whose closing lets go of the lock."""
@@ -437,6 +479,15 @@ def _manifest_problem(manifest: dict[str, Any]) -> str:
             return f"lists {path!r}, which is outside the run"
     wrong = (name for name, kind in FACTS.items() if name in manifest and type(manifest[name]) is not kind)
     return next((f"has {name} = {manifest[name]!r}, which is no {FACTS[name].__name__}" for name in wrong), "")
+
+
+def _identity(path: Path) -> tuple[int, ...] | None:
+    """What tells a file from one that takes its place, even under the same inode; None where there is none."""
+    try:
+        status = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return (status.st_dev, status.st_ino, status.st_mtime_ns)
 
 
 def _has_sha256(path: Path, sha256: str) -> bool:

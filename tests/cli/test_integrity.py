@@ -1,5 +1,6 @@
 """Nothing that was damaged, replaced or brought from elsewhere is measured: one sentence, code 2, nothing written."""
 
+import errno
 import json
 import shutil
 from collections.abc import Callable
@@ -11,10 +12,13 @@ import pytest
 from command_line import FinishedRun, changed, refuse, rocktokens, snapshot, succeed
 from safetensors.torch import load_file, save_file
 
+from rocktokens.config import load_config
+from rocktokens.errors import RunDirError
 from rocktokens.models import pebbles
 from rocktokens.report.page.sections import EARLIER_TRACES
 from rocktokens.run_dir import RunDir, file_sha256
 from rocktokens.traces.store import SEARCHED
+from rocktokens.training.loop import distill
 from rocktokens.types import RockSet
 
 NEW_QUESTION = changed("evaluation.num_prompts=3", "knockout.num_prompts=3")
@@ -375,3 +379,38 @@ def test_damaged_lines_of_a_log_are_left_out_and_counted(copy: Path):
     assert "has 1 damaged or missing lines of steps before 4: they are left out" in outcome.stderr
     assert [json.loads(line)["step"] for line in log.read_text(encoding="utf-8").splitlines()] == [1, 2, 3, 4]
     assert first not in log.read_bytes()
+
+
+# The folder of a run
+
+
+def test_a_run_whose_manifest_is_gone_is_not_trained_over(copy: Path):
+    (copy / "manifest.json").unlink()
+    naming = (f"{copy} has files of a run (c", "restore the manifest from a copy")
+    settings = changed(f"run.directory={copy}")
+    for command in (("distill",), ("distill", "--resume"), ("trace",), ("trace", "--restart")):
+        refuse_untouched(copy, command[0], copy / "config.toml", *command[1:], *settings, naming=naming)
+
+
+def test_training_stops_where_its_folder_vanishes(finished: FinishedRun, tmp_path: Path):
+    run = tmp_path / "new"
+
+    def vanish(step: int, _total: int, _record: object) -> None:
+        if step == 2:
+            shutil.rmtree(run)
+
+    config = load_config(finished.config, [f"run.directory={run}"])
+    with pytest.raises(RunDirError, match=r"new/\.lock was removed or replaced while this process was writing"):
+        distill(config, on_step=vanish)
+    assert not run.exists()
+
+
+def test_a_disk_that_fails_while_writing(copy: Path, monkeypatch: pytest.MonkeyPatch):
+    def fail(path: Path) -> None:
+        raise OSError(errno.EIO, "Input/output error", str(path))
+
+    before = snapshot(copy)
+    with monkeypatch.context() as patch:
+        patch.setattr("rocktokens.run_dir.fsync", fail)
+        refuse("find", copy, naming=("cannot be read or written (input/output error)", "check the disk"))
+    assert snapshot(copy) == before

@@ -125,6 +125,7 @@ def replay(config: Config, *, restart: bool = False, progress: Progress = SILENT
     """
     run, classes = RunDir(config.run.directory), traced_classes(config)
     with ExitStack() as stack:
+        run.require_new(beside=("checkpoints", "tokenizer"))
         if run.exists():
             stack.enter_context(run.lock())
         checkpoints = find_checkpoints(run, config)

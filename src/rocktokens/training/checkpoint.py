@@ -62,6 +62,7 @@ def save_checkpoint(
     policy: Mapping[str, np.ndarray],
 ) -> None:
     """Commit the student, its tokenizer, its ``optimizer_state``, the policy's and the trainer's as a checkpoint."""
+    run.require_held()
     target = run.checkpoint(state.step)
     temporary = target.with_name(f".{target.name}.tmp")
     for leftover in (temporary, target):
@@ -128,6 +129,7 @@ def open_run(run: RunDir, config: Config, num_processes: int, *, resume: bool) -
     """Return the step of the checkpoint to start from, None for a run that has none yet."""
     if run.exists() and not resume:
         raise RunDirError(f"{run.path} already holds a run: continue it with --resume, or give another run.directory")
+    run.require_new()
     if run.lists(run.config.name):
         before = load_config(run.verified(run.config.name))
         _require_same_config(before, config, by_content=POLICY_FILES in run.manifest())

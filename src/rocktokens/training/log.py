@@ -124,6 +124,7 @@ def truncated_share(rollouts: Sequence[Rollout]) -> float:
 
 def append_log(run: RunDir, record: dict[str, Any]) -> None:
     """Add one line and flush it to the disk, so that a checkpoint never knows more steps than the log."""
+    run.require_held()
     with run.logs.open("a", encoding="utf-8") as file:
         file.write(json.dumps(record, allow_nan=False) + "\n")
         file.flush()
