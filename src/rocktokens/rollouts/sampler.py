@@ -21,7 +21,7 @@ from rocktokens.errors import RocktokensError
 from rocktokens.models.head import lm_head
 from rocktokens.models.load import LoadedModel
 from rocktokens.rollouts.decoding import DecodingSettings, Ended, StreamRequest
-from rocktokens.rollouts.generate import generate_batches
+from rocktokens.rollouts.generate import generate_batches, require_hidden_padding
 from rocktokens.rollouts.noise import stream_key
 from rocktokens.rollouts.rows import DecodingRows
 from rocktokens.rollouts.slots import fits
@@ -327,6 +327,9 @@ def make_sampler(
     With ``bf16`` it samples from a bfloat16 copy, which follows the student as it is trained. The teacher is who reads
     the completions next, if one does; ``threads`` are those of the CPU while sampling.
     """
+    if not fits(student.model):
+        with evaluation_mode(student.model), torch.inference_mode():
+            require_hidden_padding(student.model, student.pad_id)
     copied = SamplingCopy(student.model, torch.bfloat16) if bf16 else None
     widths = [lm_head(loaded.model).width for loaded in (student, teacher) if loaded is not None]
     return TransformersSampler(
