@@ -100,6 +100,9 @@ def test_missing_damaged_and_newer_files_are_refused(tmp_path):
     path.write_text(json.dumps({**record, "schema_version": 3}))
     with pytest.raises(RocktokensError, match="has schema_version 3, this rocktokens reads 2"):
         RockSet.load(path)
+    path.write_text(json.dumps({name: value for name, value in record.items() if name != "tokens"}))
+    with pytest.raises(RocktokensError, match=r"rocks\.json \(tokens: field required\)"):
+        RockSet.load(path)
     record["tokens"][0]["score"] = float("nan")
     path.write_text(json.dumps(record))
     with pytest.raises(RocktokensError, match=r"rocks\.json \(tokens\.0\.score: input should be a finite number\)"):

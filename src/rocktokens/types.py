@@ -7,7 +7,7 @@ V vocabulary, D student width, E teacher width, K top-k.
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
 
@@ -329,7 +329,15 @@ class RockSet(Record):
         upgrades = {1: lambda record: record}
         name, maker = "rocks.json", "`rocktokens find`"
         record = read_record(path, name, maker, ROCKS_SCHEMA_VERSION, upgrades)
-        return validate_record(cls, record, path, name, maker)
+        if "tokens" not in record:  # which has a default, for sets that are not read from a file
+            raise RocktokensError(f"{path} is no {name} (tokens: field required): write it again with {maker}")
+        rocks = validate_record(cls, record, path, name, maker)
+        # A token may be half of a surrogate pair, which no validator takes for text.
+        tokens, ranked = (
+            [replace(own, text=entry["text"]) for own, entry in zip(read, record.get(key, []), strict=True)]
+            for key, read in (("tokens", rocks.tokens), ("ranked", rocks.ranked))
+        )
+        return replace(rocks, tokens=tokens, ranked=ranked)
 
     def to_frame(self) -> "pd.DataFrame":
         """The tokens as a pandas frame, one row each, in rank order."""
