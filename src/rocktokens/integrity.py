@@ -151,7 +151,7 @@ def _check_file(run: RunDir, entry: FileEntry) -> tuple[Any, str]:
     path = run.path / entry.path
     try:
         if file_sha256(path) != entry.sha256:
-            run.verify(entry)  # says so, unless another content was being listed just now
+            path = run.verify(entry)  # says so, unless a writer keeps the listed content beside it
         return _read(run, entry, path), ""
     except FileNotFoundError:
         try:

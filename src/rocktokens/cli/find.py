@@ -74,7 +74,7 @@ def find(
     section, seed = find_settings(run, chosen)
     with run.lock():
         store = TraceStore(run, engine=engine, threads=threads)
-        _refuse_unreadable(run)
+        _refuse_unreadable(run, made_again=run.classes.name if classes else "")
         if classes:
             rows_with_tops(store, reference)
         found = find_run(run, section, seed, options, terminal)
@@ -116,10 +116,10 @@ def _refuse_misuse(count: int, compare: bool, classes: bool) -> None:
         raise RocktokensError(f"find takes one run, {count} were given: add --compare to set two side by side")
 
 
-def _refuse_unreadable(run: RunDir) -> None:
+def _refuse_unreadable(run: RunDir, made_again: str) -> None:
     """Refuse damaged records that are read once rocks are found, before anything is written."""
     from rocktokens.knockout.records import KnockoutSweep
 
     for path, load in ((run.knockout, KnockoutSweep.load), (run.classes, TokenClasses.load)):
-        if run.lists(path.name):
+        if path.name != made_again and run.lists(path.name):
             load(run.verified(path.name))

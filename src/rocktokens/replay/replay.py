@@ -411,8 +411,12 @@ def _write_choice(
 def _without_choice(run: RunDir, checkpoint: Checkpoint, classes: TokenClasses) -> dict[int, str]:
     """By number, the parts of a checkpoint that do not have the choice within these classes."""
     parts = run.files(parts_folder("replay", checkpoint.step))
-    run.verify_all(parts)
-    return {number: part.path for number, part in enumerate(parts) if part_classes(run, part.path) != classes.sha256}
+    paths = run.verify_all(parts)
+    return {
+        number: part.path
+        for number, (part, path) in enumerate(zip(parts, paths, strict=True))
+        if part_classes(run, part.path, path) != classes.sha256
+    }
 
 
 @contextmanager

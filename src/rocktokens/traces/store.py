@@ -256,4 +256,6 @@ class TraceStore:
     def _name_unreadable(self, paths: Sequence[Path]) -> None:
         """Refuse the first part whose pages are damaged; nothing where all of them can be read."""
         for path in paths:
-            read_parquet(self.run, path.relative_to(self.run.path).as_posix(), path, pq.read_table)
+            is_own = path.is_relative_to(self.run.path)  # else a copy of what a writer replaces
+            relative = path.relative_to(self.run.path).as_posix() if is_own else f"traces/{path.name}"
+            read_parquet(self.run, relative, path, pq.read_table)

@@ -138,7 +138,7 @@ class TraceWriter:
             yield classes_of(self._buffer[-1].schema)
         elif parts := self._run.files(self._folder):
             with suppress(FileNotFoundError):
-                yield part_classes(self._run, parts[-1].path)
+                yield part_classes(self._run, parts[-1].path, self._run.path / parts[-1].path)
 
     def _require_open(self) -> None:
         if not self._is_open:
@@ -223,9 +223,9 @@ def _note_choice(run: RunDir, content: bytes, without: str) -> None:
     run.update_manifest(**{CHOICE_ADDED: {**known, _sha256(content): without}})
 
 
-def part_classes(run: RunDir, relative: str) -> str | None:
-    """Hash of the classes that a part has the choice within; None where it has no such column."""
-    return classes_of(read_parquet(run, relative, run.path / relative, pq.read_schema))
+def part_classes(run: RunDir, relative: str, path: Path) -> str | None:
+    """Hash of the classes that a part, now at ``path``, has the choice within; None where it has no such column."""
+    return classes_of(read_parquet(run, relative, path, pq.read_schema))
 
 
 def _by_classes(sha256: str | None) -> str:
