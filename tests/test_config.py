@@ -371,3 +371,19 @@ def test_a_key_that_was_removed_is_left_out_of_files_and_refused_as_an_override(
     assert dump_config(load_config(tmp_path / "config.toml")) == text
     with pytest.raises(ConfigError, match=r"knockout\.resamples is not a known key"):
         load_config(tmp_path / "config.toml", ["knockout.resamples=100"])
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ("[" * 5000 + "]" * 5000, "it is nested too deep"),
+        ("9" * 6000, "it has a number of more digits than can be read"),
+    ],
+)
+def test_toml_that_no_parser_takes_is_one_sentence(tmp_path, value, problem):
+    path = tmp_path / "run.toml"
+    path.write_text(f"{MINIMAL}\n[task]\nseed = {value}\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=rf"run\.toml is not valid TOML: {problem}"):
+        load_config(path)
+    with pytest.raises(ConfigError, match=r"run\.seed"):
+        parse_config(MINIMAL, [f"run.seed={value}"])

@@ -12,8 +12,10 @@ import pytest
 import rocktokens
 
 SOURCE = Path(rocktokens.__file__).parent
-BASE = {"errors", "types", "classes", "config", "run_dir", "windows", "progress", "interrupts", "display", "recipes"}
-BASE |= {"splitmix"}
+BASE = {
+    *("errors", "types", "classes", "config", "run_dir", "parsing", "parts", "windows", "progress", "interrupts"),
+    *("display", "recipes", "splitmix"),
+}
 """Every module may import these."""
 MODELS = BASE | {"tasks", "models", "rollouts", "scoring"}
 MAY_IMPORT: dict[str, set[str]] = {
@@ -37,6 +39,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report": BASE
     | {"traces", "rocks", "tasks", "rollouts.store", "knockout.journal", "knockout.records", "policies.online_rocks"}
     | {"gradients.records", "studies.records", "evaluation.records"},
+    "integrity": BASE
+    | {"traces", "rocks", "rollouts.store", "models.fingerprints", "gradients.records", "studies.records"}
+    | {"evaluation.records", "knockout.journal", "knockout.records", "knockout.class_records"},
 }
 REACHES_ACROSS = {"cli", "integrations", "pipeline", "demo", "__init__"}
 """The command line, the adapters to other trainers, the pipeline and the demo join the stages; the package's own
@@ -52,7 +57,7 @@ Contexts can be encoded by the student itself; the models are imported by the fu
 imports the module does not import them."""
 PLOTTING = {"report.charts"}
 """A typed result draws itself: its methods called ``plot_…`` import these when they are called; nothing else may."""
-WITHOUT_TORCH = (*sorted(BASE), "rocks", "inference", "policies", "traces", "report", "cli")
+WITHOUT_TORCH = (*sorted(BASE), "rocks", "inference", "policies", "traces", "report", "integrity", "cli")
 LIGHT_MODULES = (
     "rocktokens",
     "rocktokens.types",
@@ -67,6 +72,7 @@ LIGHT_MODULES = (
     "rocktokens.rocks.classes",
     "rocktokens.rocks.controls",
     "rocktokens.report.views.rollout_list",
+    "rocktokens.integrity",
     "rocktokens.gradients.claims",
     "rocktokens.gradients.logit_summary",
     "rocktokens.studies.plan",

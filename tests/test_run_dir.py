@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from disk_order import recorded
 from rocktokens import run_dir
 from rocktokens.errors import RunDirError
 from rocktokens.run_dir import RunDir, as_listed, derive_seed, file_sha256, write_atomically
+from rocktokens.training.log import append_log
 
 
 def text(content: str):
@@ -588,3 +590,54 @@ def test_derived_seeds_are_63_bit_repeatable_and_differ_by_use(seed, one, other)
 def test_derived_seeds_do_not_move_between_versions():
     assert derive_seed(0, "split") == 4881780577946778530
     assert derive_seed(1, "2") != derive_seed(1, 2)
+
+
+# What happens to the folder under its writer
+
+
+@pytest.mark.parametrize("what", ["folder", ".lock", "manifest.json", "another manifest"])
+def test_a_writer_stops_where_its_run_is_removed_or_replaced(tmp_path, what):
+    run = RunDir(tmp_path / "run")
+    run.commit("a", text("one"))
+    with run.lock():
+        run.commit("b", text("two"))
+        if what == "folder":
+            shutil.rmtree(run.path)
+        elif what == "another manifest":
+            write_atomically(run.path / "manifest.json", text('{"manifest_version": 1, "files": {}}'))
+        else:
+            (run.path / what).unlink()
+        before = sorted(tmp_path.rglob("*"))
+        writes = (run.update_manifest, lambda: run.commit("c", text("three")), lambda: run.adopt(["a"]))
+        for write in (*writes, lambda: append_log(run, {"step": 0})):
+            with pytest.raises(RunDirError, match=r"was removed or replaced .*while this process was writing"):
+                write()
+        assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_the_first_writer_stops_where_a_removed_lock_let_a_second_in(tmp_path):
+    run = RunDir(tmp_path)
+    run.update_manifest()
+    with run.lock():
+        (tmp_path / ".lock").unlink()
+        assert try_to_write(tmp_path) == ""
+        with pytest.raises(RunDirError, match=r"\.lock was removed or replaced"):
+            run.commit("a", text("one"))
+    assert run.files() == []
+    run.commit("a", text("one"))
+
+
+def test_files_of_a_run_without_its_manifest_are_not_written_over(tmp_path):
+    run = RunDir(tmp_path / "run")
+    run.require_new()
+    run.path.mkdir()
+    (run.path / "my notes.txt").touch()
+    (run.path / ".config.toml.former").touch()
+    (run.path / "config.toml").touch()  # a process was killed at its first commit
+    run.require_new()
+    (run.path / "checkpoints").mkdir()
+    run.require_new(beside=("checkpoints",))
+    with pytest.raises(RunDirError, match=r"has files of a run \(checkpoints\) and no manifest\.json"):
+        run.require_new()
+    run.update_manifest()
+    run.require_new()

@@ -100,9 +100,12 @@ def test_missing_damaged_and_newer_files_are_refused(tmp_path):
     path.write_text(json.dumps({**record, "schema_version": 3}))
     with pytest.raises(RocktokensError, match="has schema_version 3, this rocktokens reads 2"):
         RockSet.load(path)
+    path.write_text(json.dumps({name: value for name, value in record.items() if name != "tokens"}))
+    with pytest.raises(RocktokensError, match=r"rocks\.json \(tokens: field required\)"):
+        RockSet.load(path)
     record["tokens"][0]["score"] = float("nan")
     path.write_text(json.dumps(record))
-    with pytest.raises(RocktokensError, match=r"rock 17 has score nan: rocks\.json is damaged"):
+    with pytest.raises(RocktokensError, match=r"rocks\.json \(tokens\.0\.score: input should be a finite number\)"):
         RockSet.load(path)
 
 
@@ -158,9 +161,9 @@ def test_controls_are_their_draws_and_the_order_of_partners_makes_no_other_contr
     ("change", "sentence"),
     [
         ({"schema_version": 3}, "has schema_version 3, this rocktokens reads 2"),
-        ({"rock_freq": [10]}, r"lacks fields of controls\.json or has others \(lists of different lengths\)"),
-        ({"more": 1}, r"lacks fields of controls\.json or has others"),
-        ({"draws": [{"ids": [5, 6]}]}, r"lacks fields of controls\.json or has others"),
+        ({"rock_freq": [10]}, r"is no controls\.json \(lists of different lengths\)"),
+        ({"more": 1}, r"is no controls\.json \(more: unexpected"),
+        ({"draws": [{"ids": [5, 6]}]}, r"is no controls\.json \(draws\.0\.freq: field required"),
     ],
 )
 def test_files_that_hold_no_controls_are_refused(tmp_path, change, sentence):

@@ -8,7 +8,9 @@
 5. Whoever reads a listed file asks for it here (``verified``, ``verify_all``): on first read in a process its bytes
    must have the SHA-256 that the manifest lists. What has been verified is remembered until the file changes.
 6. The process that writes holds an advisory lock on ``.lock``, which the kernel releases when it dies, however it dies.
-   All writers of one process share it.
+   All writers of one process share it. Where the folder, the lock or the manifest is removed or replaced under the
+   writer, it stops at its next write (``require_held``): what it would list no longer belongs to what is there.
+7. A folder that holds files of a run and no manifest is no place for a new run (``require_new``).
 """
 
 import atexit
@@ -22,7 +24,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -33,8 +35,22 @@ from pathlib import Path
 from typing import Any
 
 from rocktokens.errors import RunDirError
+from rocktokens.parsing import parse_json
 
 MANIFEST_VERSION = 1
+ENTRY_KEYS = {"rows", "sha256"}
+FACTS: dict[str, type] = {
+    "choice_added": dict,
+    "figures": dict,
+    "knockout_inputs": dict,
+    "lengths": dict,
+    "max_steps": int,
+    "num_processes": int,
+    "policy_files": dict,
+    "searched": list,
+    "tokenizer_sha256": str,
+}
+"""Entries of a manifest that stages look things up in, by type; ``replay`` is a record of its own."""
 TRAINER_STATE = "trainer_state.json"
 """The file that makes a folder of weights a checkpoint of a run."""
 OPTIMIZER_FILE = "optimizer.safetensors"
@@ -50,8 +66,16 @@ MAKERS = {
     "study.json": "rocktokens study",
     "traces/checkpoint=": "rocktokens trace --restart",
     "rollouts/probe/": "rocktokens trace --restart",
+    "figures/gradient_": "rocktokens gradients",
+    "figures/": "rocktokens find",
+    "report.html": "rocktokens report",
 }
 """The command that makes a file again, by how its path begins."""
+CONTENT = frozenset(
+    {"config.toml", "checkpoints", "traces", "rollouts", "tokenizer", "knockout", "figures", "logs.jsonl"}
+    | {name for name in MAKERS if "/" not in name}
+)
+"""What a run has at its top."""
 SETTLED_NS = 2 * 10**9
 """A file whose last change is younger may change again without another time stamp: it is not remembered."""
 RECORDED_PACKAGES = ("rocktokens", "torch", "transformers", "accelerate", "peft", "pyarrow", "duckdb", "numpy")
@@ -68,9 +92,10 @@ class FileEntry:
 
 @dataclass(slots=True)
 class HeldLock:
-    """The lock of one run that this process holds, and how many of its writers do."""
+    """The lock of one run that this process holds, how many of its writers do, and the manifest as they left it."""
 
     descriptor: int
+    manifest: tuple[int, ...] | None
     writers: int = 0
 
 
@@ -118,11 +143,14 @@ class RunDir:
         """The manifest as it is on disk now; an empty one if the run has none yet."""
         path = self.path / "manifest.json"
         try:
-            manifest = json.loads(path.read_text(encoding="utf-8"))
+            manifest = parse_json(path.read_bytes())
         except FileNotFoundError:
             return {"manifest_version": MANIFEST_VERSION, "files": {}}
         except NotADirectoryError:
             raise self._no_folder() from None
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            raise RunDirError(f"{path} cannot be read ({reason}): restore it from a copy of the run") from None
         except ValueError as error:
             raise RunDirError(f"{path} is not valid JSON ({error}): restore it from a copy of the run") from None
         if not isinstance(manifest, dict):
@@ -130,8 +158,8 @@ class RunDir:
         version = manifest.get("manifest_version")
         if version != MANIFEST_VERSION:
             raise RunDirError(f"{path} has manifest_version {version!r}, this rocktokens reads {MANIFEST_VERSION}")
-        if not isinstance(manifest.get("files"), dict):
-            raise RunDirError(f"{path} lists no files: restore it from a copy of the run")
+        if problem := _manifest_problem(manifest):
+            raise RunDirError(f"{path} {problem}: restore it from a copy of the run")
         return manifest
 
     def exists(self) -> bool:
@@ -152,7 +180,8 @@ class RunDir:
     def checkpoints(self) -> list[int]:
         """Steps of all committed checkpoints, oldest first."""
         paths = (Path(entry.path) for entry in self.files("checkpoints/step-"))
-        return sorted(int(path.parent.name.removeprefix("step-")) for path in paths if path.name == TRAINER_STATE)
+        steps = (_STEP.fullmatch(path.parent.name) for path in paths if path.name == TRAINER_STATE)
+        return sorted(int(step.group(1)) for step in steps if step)
 
     def lists(self, relative: str) -> bool:
         """Whether a file is part of the run."""
@@ -167,23 +196,28 @@ class RunDir:
         # In this order: a first file has something beside it from before it is there until it is listed.
         return path.exists() and not _former(path).exists() and not self.lists(relative)
 
+    def listed(self, relative: str) -> FileEntry:
+        """What the manifest lists of a file of the run; refused where it is not listed."""
+        path, listed = self.path / relative, self.manifest()["files"].get(relative)
+        if listed is not None:
+            return FileEntry(relative, **listed)
+        maker = self.maker(relative)
+        if self.holds_unlisted(relative):
+            remedy = f"remove it and run `{maker}`" if maker else "remove it, or restore the manifest that lists it"
+            raise RunDirError(
+                f"{path} is not listed in {self.path / 'manifest.json'}, so it is no file of this run: {remedy}"
+            )
+        raise RunDirError(f"{path} does not exist: {f'run `{maker}` first' if maker else 'restore it from a copy'}")
+
     def verified(self, relative: str) -> Path:
         """The path of a file of the run, once its bytes are as the manifest says; refused where it is not listed."""
-        path, listed = self.path / relative, self.manifest()["files"].get(relative)
-        if listed is None:
-            maker = self._maker(relative)
-            if self.holds_unlisted(relative):
-                remedy = f"remove it and run `{maker}`" if maker else "remove it, or restore the manifest that lists it"
-                raise RunDirError(
-                    f"{path} is not listed in {self.path / 'manifest.json'}, so it is no file of this run: {remedy}"
-                )
-            raise RunDirError(f"{path} does not exist: {f'run `{maker}` first' if maker else 'restore it from a copy'}")
+        entry = self.listed(relative)
         while True:
             try:
-                return self.verify(FileEntry(relative, **listed))
+                return self.verify(entry)
             except RunDirError:
-                before, listed = listed, self.manifest()["files"].get(relative)
-                if listed in (None, before):  # else it was replaced between the two looks
+                before, entry = entry, self.listed(relative)
+                if entry == before:  # else it was replaced between the two looks
                     raise
 
     def verified_checkpoint(self, step: int, *, optimizer: bool = True) -> Path:
@@ -192,13 +226,18 @@ class RunDir:
         if not entries:
             raise RunDirError(f"{self.path} has no checkpoint of step {step}: there are {self.checkpoints()}")
         self.verify_all([entry for entry in entries if optimizer or Path(entry.path).name != OPTIMIZER_FILE])
+        self.require_only_listed(step)
+        return self.checkpoint(step)
+
+    def require_only_listed(self, step: int) -> None:
+        """Refuse weights in the folder of a checkpoint that the manifest does not list."""
         # A process killed while it dropped the optimizer's state may have left that.
-        known = {OPTIMIZER_FILE, *(Path(entry.path).name for entry in entries)}
-        for path in sorted(self.checkpoint(step).iterdir()):
+        known = {OPTIMIZER_FILE, *(Path(entry.path).name for entry in self.files(f"checkpoints/step-{step}/"))}
+        folder = self.checkpoint(step)
+        for path in sorted(folder.iterdir()) if folder.is_dir() else ():
             if path.name not in known and (path.suffix == ".safetensors" or path.name == "adapter_config.json"):
                 manifest = self.path / "manifest.json"
                 raise RunDirError(f"{path} is not listed in {manifest}, so it is no part of that checkpoint: remove it")
-        return self.checkpoint(step)
 
     def update_manifest(self, **changes: Any) -> None:
         """Replace top-level entries of the manifest."""
@@ -215,6 +254,7 @@ class RunDir:
         """Let ``write`` fill a temporary file, then make it part of the run, or leave no trace of the attempt."""
         target = self.path / relative
         with self.lock(), _one_change:
+            self.require_held()
             listed = self.manifest()["files"].get(relative) if target.exists() else None
             with _kept(target, listed, lambda: self.manifest()["files"].get(relative)), self._change() as manifest:
                 write_atomically(target, write)
@@ -256,22 +296,24 @@ class RunDir:
             raise RunDirError(
                 f"{path} was replaced by another command after this one opened the run: start this one again"
             )
-        maker = self._maker(entry.path)
+        maker = self.maker(entry.path)
         if not path.exists():
             again = f", or run `{maker}` again" if maker else ""
             raise RunDirError(f"{path} is listed in the manifest but missing: restore it from a copy of the run{again}")
+        raise self.damaged(entry.path, f"is not the file that {self.path / 'manifest.json'} lists (SHA-256 differs)")
+
+    def damaged(self, relative: str, problem: str) -> RunDirError:
+        """The refusal of a file of the run, with what brings it back."""
+        maker = self.maker(relative)
         again = f", or remove it and run `{maker}` again" if maker else ""
-        raise RunDirError(
-            f"{path} is not the file that {self.path / 'manifest.json'} lists (SHA-256 differs): restore it from a "
-            f"copy of the run{again}"
-        )
+        return RunDirError(f"{self.path / relative} {problem}: restore it from a copy of the run{again}")
 
     def verify_all(self, entries: Sequence[FileEntry], threads: int | None = None) -> list[Path]:
         """The paths of committed files, verified several at a time; the first that is not as listed is named."""
         with ThreadPoolExecutor(threads or os.cpu_count(), thread_name_prefix="verify") as pool:
             return list(pool.map(self.verify, entries))
 
-    def _maker(self, relative: str) -> str | None:
+    def maker(self, relative: str) -> str | None:
         """The command that makes a file again, None where only a copy brings it back."""
         manifest = self.manifest()
         shared = (self.rocks.name, self.classes.name)
@@ -287,11 +329,15 @@ class RunDir:
     def _change(self) -> Iterator[dict[str, Any]]:
         """The manifest as it is now, for the block to change; replaced at its end. One thread at a time."""
         with self.lock(), _one_change:
+            self.require_held()
             manifest = self.manifest()
             yield manifest
+            self.require_held()
             # Lines by a separator: ``indent`` leaves json's fast encoder, and a long run lists thousands of files.
             text = json.dumps(manifest, separators=(",\n", ": "), sort_keys=True, ensure_ascii=False)
-            write_atomically(self.path / "manifest.json", lambda path: path.write_text(text + "\n", encoding="utf-8"))
+            target = self.path / "manifest.json"
+            write_atomically(target, lambda path: path.write_text(text + "\n", encoding="utf-8"))
+            _held[os.getpid(), os.path.realpath(self.path)].manifest = _identity(target)
 
     # Lock
 
@@ -300,7 +346,7 @@ class RunDir:
         """Be the one process that writes; shared by its writers, refused at once if another process holds it."""
         key = (os.getpid(), os.path.realpath(self.path))
         with _guard:
-            held = _held.get(key) or HeldLock(self._acquire())
+            held = _held.get(key) or HeldLock(self._acquire(), _identity(self.path / "manifest.json"))
             _held[key] = held
             held.writers += 1
         try:
@@ -311,6 +357,35 @@ class RunDir:
                 if held.writers == 0:
                     del _held[key]
                     os.close(held.descriptor)
+
+    def require_held(self) -> None:
+        """Refuse to write on where the folder, its lock or its manifest is no longer what this process holds."""
+        held = _held.get((os.getpid(), os.path.realpath(self.path)))
+        if held is None:
+            return
+        lock = self.path / ".lock"
+        if not lock.exists() or not os.path.samestat(lock.stat(), os.fstat(held.descriptor)):
+            what = f"{lock} was removed or replaced"
+        elif _identity(self.path / "manifest.json") != held.manifest:
+            what = f"{self.path / 'manifest.json'} was removed or replaced by another"
+        else:
+            return
+        raise RunDirError(
+            f"{what} while this process was writing to the run: it stops here; restore the run from a copy, or give "
+            "another run.directory"
+        )
+
+    def require_new(self, beside: Collection[str] = ()) -> None:
+        """Refuse to begin a run where files of another lie without its manifest, but for those named ``beside``."""
+        if self.exists() or not self.path.is_dir():
+            return
+        there = sorted(own.name for own in self.path.iterdir() if own.name in CONTENT and own.name not in beside)
+        # What a process left that was killed at its first commit does not exist.
+        if names := [name for name in there if not _former(self.path / name).exists()]:
+            raise RunDirError(
+                f"{self.path} has files of a run ({', '.join(names)}) and no manifest.json, so it is not known what "
+                "they are: restore the manifest from a copy, or give another run.directory"
+            )
 
     def _acquire(self) -> int:
         """The descriptor whose closing lets go of the lock."""
@@ -388,6 +463,31 @@ def require_as_listed(folder: str | Path, *, optimizer: bool = False) -> None:
         run = run_at(folder.parent.parent)
         if run is not None and run.checkpoints():
             run.verified_checkpoint(int(step.group(1)), optimizer=optimizer)
+
+
+def _manifest_problem(manifest: dict[str, Any]) -> str:
+    """Say what is wrong with the content of a manifest; "" where nothing is."""
+    files = manifest.get("files")
+    if not isinstance(files, dict):
+        return "lists no files"
+    for path, entry in files.items():
+        if type(entry) is not dict or entry.keys() != ENTRY_KEYS:
+            return f"lists {path!r} without its rows and SHA-256"
+        if type(entry["rows"]) is not int or not isinstance(entry["sha256"], str):
+            return f"lists {path!r} with rows {entry['rows']!r} and SHA-256 {entry['sha256']!r}"
+        if path.startswith("/") or ".." in path.split("/"):
+            return f"lists {path!r}, which is outside the run"
+    wrong = (name for name, kind in FACTS.items() if name in manifest and type(manifest[name]) is not kind)
+    return next((f"has {name} = {manifest[name]!r}, which is no {FACTS[name].__name__}" for name in wrong), "")
+
+
+def _identity(path: Path) -> tuple[int, ...] | None:
+    """What tells a file from one that takes its place, even under the same inode; None where there is none."""
+    try:
+        status = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return (status.st_dev, status.st_ino, status.st_mtime_ns)
 
 
 def _has_sha256(path: Path, sha256: str) -> bool:

@@ -7,14 +7,14 @@ V vocabulary, D student width, E teacher width, K top-k.
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
 
 import numpy as np
 
 from rocktokens.errors import RocktokensError, TokenizerMismatchError
+from rocktokens.parsing import parse_json
 from rocktokens.run_dir import as_listed
 
 if TYPE_CHECKING:
@@ -175,8 +175,21 @@ SURE = 0.95
 """A rock that is one in this share of the resamples is a sure one."""
 
 
+class Record:
+    """A part of a result file whose fields are the keys of a JSON object; ``load_record`` reads it strictly.
+
+    Subclasses are frozen dataclasses with slots.
+    """
+
+    __slots__ = ()
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"strict": True, "extra": "forbid", "allow_inf_nan": False}
+
+
+R = TypeVar("R", bound=Record)
+
+
 @dataclass(frozen=True, slots=True)
-class RockToken:
+class RockToken(Record):
     """One ranked vocabulary type."""
 
     id: int
@@ -223,7 +236,7 @@ class RockToken:
 
 
 @dataclass(frozen=True, slots=True)
-class RankedType:
+class RankedType(Record):
     """A type behind the rocks, or before them and passed over because it still moves; of the selection half."""
 
     id: int
@@ -242,7 +255,7 @@ class RankedType:
 
 
 @dataclass(frozen=True, slots=True)
-class RockSet:
+class RockSet(Record):
     """The rocks of a run in rank order, with everything needed to reproduce and to refuse to misuse them."""
 
     tokenizer_sha256: str
@@ -314,13 +327,17 @@ class RockSet:
     def load(cls, path: str | Path) -> Self:
         """Read rocks.json; a newer schema or a damaged file is refused by name, an older one has no labels."""
         upgrades = {1: lambda record: record}
-        record = read_record(path, "rocks.json", "`rocktokens find`", ROCKS_SCHEMA_VERSION, upgrades)
-        with _fields_of(path, "rocks.json", "`rocktokens find`"):
-            tokens = [_rock_token(entry) for entry in record.pop("tokens")]
-            ranked = [RankedType(**_with_tuples(entry)) for entry in record.pop("ranked", [])]
-            if not all(isinstance(record[name], dict) for name in ("criterion", "source", "summary")):
-                raise TypeError("criterion, source and summary are objects")
-            return cls(tokens=tokens, ranked=ranked, **record)
+        name, maker = "rocks.json", "`rocktokens find`"
+        record = read_record(path, name, maker, ROCKS_SCHEMA_VERSION, upgrades)
+        if "tokens" not in record:  # which has a default, for sets that are not read from a file
+            raise RocktokensError(f"{path} is no {name} (tokens: field required): write it again with {maker}")
+        rocks = validate_record(cls, record, path, name, maker)
+        # A token may be half of a surrogate pair, which no validator takes for text.
+        tokens, ranked = (
+            [replace(own, text=entry["text"]) for own, entry in zip(read, record.get(key, []), strict=True)]
+            for key, read in (("tokens", rocks.tokens), ("ranked", rocks.ranked))
+        )
+        return replace(rocks, tokens=tokens, ranked=ranked)
 
     def to_frame(self) -> "pd.DataFrame":
         """The tokens as a pandas frame, one row each, in rank order."""
@@ -351,7 +368,7 @@ class RockSet:
 
 
 @dataclass(frozen=True, slots=True)
-class ControlDraw:
+class ControlDraw(Record):
     """One set of control types: partners of the rocks, in the order of ``ControlSet.rock_ids``, or a whole."""
 
     ids: list[int]
@@ -368,7 +385,7 @@ class ControlDraw:
 
 
 @dataclass(frozen=True, slots=True)
-class ControlSet:
+class ControlSet(Record):
     """Types as frequent as the rocks that are no rocks, drawn several times."""
 
     tokenizer_sha256: str
@@ -423,28 +440,14 @@ class ControlSet:
     def load(cls, path: str | Path) -> Self:
         """Read controls.json; a newer schema or a damaged file is refused by name."""
         upgrades = {1: lambda record: record}  # its draws have no kl_gap
-        record = read_record(path, "controls.json", "`match_controls`", CONTROLS_SCHEMA_VERSION, upgrades)
-        with _fields_of(path, "controls.json", "`match_controls`"):
-            draws = [ControlDraw(**entry) for entry in record.pop("draws")]
-            controls = cls(draws=draws, **record)
-            pairs = [(controls.rock_ids, controls.rock_freq), *((draw.ids, draw.freq) for draw in draws)]
-            pairs += [(draw.ids, controls.rock_ids) for draw in draws if draw.max_gap is not None]
-            if any(len(one) != len(other) for one, other in pairs):
-                raise TypeError("lists of different lengths")
-            return controls
-
-
-class Record:
-    """A part of a result file whose fields are the keys of a JSON object; ``load_record`` reads it strictly.
-
-    Subclasses are frozen dataclasses with slots.
-    """
-
-    __slots__ = ()
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"strict": True, "extra": "forbid", "allow_inf_nan": False}
-
-
-R = TypeVar("R", bound=Record)
+        name, maker = "controls.json", "`match_controls`"
+        record = read_record(path, name, maker, CONTROLS_SCHEMA_VERSION, upgrades)
+        controls = validate_record(cls, record, path, name, maker)
+        pairs = [(controls.rock_ids, controls.rock_freq), *((draw.ids, draw.freq) for draw in controls)]
+        pairs += [(draw.ids, controls.rock_ids) for draw in controls if draw.max_gap is not None]
+        if any(len(one) != len(other) for one, other in pairs):
+            raise RocktokensError(f"{path} is no {name} (lists of different lengths): write it again with {maker}")
+        return controls
 
 
 @dataclass(frozen=True, slots=True)
@@ -512,18 +515,23 @@ def load_record(
 
 def validate_record(cls: type[R], record: Any, path: str | Path, name: str, maker: str) -> R:
     """Read the content of a file as nested records; the arguments are those of ``load_record``."""
+    try:
+        return as_record(cls, record)
+    except ValueError as error:
+        raise RocktokensError(f"{path} is no {name} ({error}): write it again with {maker}") from None
+
+
+def as_record(cls: type[R], content: Any) -> R:
+    """Read plain values as nested records; a ValueError names the first field that is missing, unknown or mistyped."""
     from pydantic import TypeAdapter, ValidationError
 
     # Half of a surrogate pair is valid JSON, but not valid text.
-    content = json.dumps(record, ensure_ascii=False).encode("utf-8", "replace")
+    text = json.dumps(content, ensure_ascii=False).encode("utf-8", "replace")
     try:
-        return TypeAdapter(cls).validate_json(content)
+        return TypeAdapter(cls).validate_json(text)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise RocktokensError(
-            f"{path} is no {name} ({where}: {first['msg'].lower()}): write it again with {maker}"
-        ) from None
+        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg'].lower()}") from None
 
 
 def read_record(
@@ -539,10 +547,10 @@ def read_record(
     """
     path = as_listed(path)
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = parse_json(path.read_bytes())
     except FileNotFoundError:
         raise RocktokensError(f"{path} does not exist: run {maker} first") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise RocktokensError(f"{path} is not valid JSON ({error}): write it again with {maker}") from None
     except OSError as error:
         raise RocktokensError(f"{path} cannot be read ({error.strerror}): give the {name} that {maker} wrote") from None
@@ -557,25 +565,3 @@ def read_record(
             f"use the version that wrote it, or write it again with {maker}"
         )
     return record
-
-
-@contextmanager
-def _fields_of(path: str | Path, name: str, maker: str) -> Iterator[None]:
-    """Say in one sentence which file lacks a field, or has one that does not belong there."""
-    try:
-        yield
-    except (KeyError, TypeError, AttributeError) as error:
-        raise RocktokensError(
-            f"{path} lacks fields of {name} or has others ({error}): write it again with {maker}"
-        ) from None
-
-
-def _rock_token(entry: dict[str, Any]) -> RockToken:
-    token = RockToken(**_with_tuples(entry))
-    if not math.isfinite(token.score):
-        raise RocktokensError(f"rock {token.id} has score {token.score}: rocks.json is damaged, run `rocktokens find`")
-    return token
-
-
-def _with_tuples(entry: dict[str, Any]) -> dict[str, Any]:
-    return {**entry, **{name: tuple(value) for name, value in entry.items() if name.endswith("_interval") and value}}

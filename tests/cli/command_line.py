@@ -11,6 +11,7 @@ from typing import Any
 from unittest.mock import patch
 
 from rocktokens.cli.main import main
+from rocktokens.integrity import verify_run
 from rocktokens.models import pebbles
 from rocktokens.run_dir import RunDir, file_sha256
 
@@ -125,7 +126,11 @@ def snapshot(directory: Path) -> dict[str, str]:
 
 
 def require_sound(run: Path) -> None:
-    """Check that the manifest lists every file of a run, each with the SHA-256 it has; so do those of runs within."""
+    """Check that the manifest lists every file of a run, each with the SHA-256 it has; so do those of runs within.
+
+    ``rocktokens verify`` says so too, having read the files.
+    """
+    assert verify_run(run).problems == ()
     entries = RunDir(run).require().files()
     for entry in entries:
         RunDir(run).verify(entry)

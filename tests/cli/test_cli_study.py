@@ -237,8 +237,8 @@ def test_steps_that_read_back_rollouts_make_time_an_indication(whole: Path, tmp_
 def test_runs_that_began_differently_are_no_pair(whole: Path, tmp_path: Path):
     study = shutil.copytree(whole, tmp_path / "study")
     other, name = RunDir(study / "arms" / RUNS[3]), "rollouts/training/step-0.parquet"
-    shutil.copy(other.path / name, study / "arms" / RUNS[1] / name)
-    RunDir(study / "arms" / RUNS[1]).adopt([name])
+    rows = other.listed(name).rows
+    RunDir(study / "arms" / RUNS[1]).commit(name, lambda path: shutil.copy(other.path / name, path), rows)
     command = ("study", whole.parent / "whole.toml", *changed(f"study.directory={study}"))
     refuse(*command, naming=("rock freeze, seed 0: its first rollouts are not those of uniform, seed 0", "no pair"))
 

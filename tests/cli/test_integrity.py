@@ -1,19 +1,24 @@
 """Nothing that was damaged, replaced or brought from elsewhere is measured: one sentence, code 2, nothing written."""
 
+import errno
 import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command_line import FinishedRun, changed, refuse, rocktokens, snapshot, succeed
 from safetensors.torch import load_file, save_file
 
+from rocktokens.config import load_config
+from rocktokens.errors import RunDirError
 from rocktokens.models import pebbles
 from rocktokens.report.page.sections import EARLIER_TRACES
-from rocktokens.run_dir import RunDir
+from rocktokens.run_dir import RunDir, file_sha256
 from rocktokens.traces.store import SEARCHED
+from rocktokens.training.loop import distill
 from rocktokens.types import RockSet
 
 NEW_QUESTION = changed("evaluation.num_prompts=3", "knockout.num_prompts=3")
@@ -240,3 +245,172 @@ def test_a_config_that_is_not_listed(copy: Path):
     naming = (f"config.toml is not listed in {copy}/manifest.json", "remove it")
     for command in ("evaluate", "find"):
         refuse_untouched(copy, command, copy, naming=naming)
+
+
+# Damage that was listed as if it were content: by a failing disk while writing, or by hand
+
+
+def relist(run: Path, *names: str) -> None:
+    """Have the manifest list files as they are now."""
+    manifest = json.loads((run / "manifest.json").read_text(encoding="utf-8"))
+    for name in names:
+        manifest["files"][name]["sha256"] = file_sha256(run / name)
+    (run / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+
+
+def garble(path: Path) -> None:
+    """Overwrite the first half of a file but for its first bytes: a Parquet footer stays as it was."""
+    content = bytearray(path.read_bytes())
+    content[4 : len(content) // 2] = bytes(len(content) // 2 - 4)
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("damage", [garble, lambda path: path.write_bytes(path.read_bytes()[:100])])
+def test_parts_that_are_no_parquet(copy: Path, damage: Callable[[Path], object]):
+    part, probe = "traces/checkpoint=4/part-00001.parquet", "rollouts/probe/checkpoint=4.parquet"
+    sound = (copy / part).read_bytes()
+    damage(copy / part)
+    relist(copy, part)
+    naming = (f"{part} cannot be read as Parquet", "`rocktokens trace --restart` again")
+    for command in (("find", copy), ("find", copy, copy, "--compare"), ("report", copy, "-o", copy / "page.html")):
+        refuse_untouched(copy, *command, naming=naming)
+    (copy / part).write_bytes(sound)
+    damage(copy / probe)
+    relist(copy, part, probe)
+    naming = (f"{probe} cannot be read as Parquet", "`rocktokens trace --restart` again")
+    refuse_untouched(copy, "gradients", copy, "--batches", "2", naming=naming)
+
+
+def test_a_tokenizer_that_is_none(copy: Path):
+    (copy / "tokenizer/tokenizer.json").write_text("{", encoding="utf-8")
+    relist(copy, "tokenizer/tokenizer.json")
+    naming = ("tokenizer/tokenizer.json is no tokenizer", "restore it from a copy of the run")
+    for command in (("find", copy), ("report", copy, "-o", copy / "page.html")):
+        refuse_untouched(copy, *command, naming=naming)
+
+
+NO_JSON = {"deep": "[" * 200_000, "digits": '{"schema_version": ' + "9" * 6000 + "}", "bytes": b"\xff\xfe"}
+
+
+@pytest.mark.parametrize("name", ["rocks.json", "find.json", "evaluations.json"])
+@pytest.mark.parametrize("content", NO_JSON.values(), ids=NO_JSON)
+def test_records_that_are_no_json(copy: Path, name: str, content: str | bytes):
+    (copy / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    relist(copy, name)
+    naming = (f"{name} is not valid JSON (",)
+    refuse_untouched(copy, "report", copy, "-o", copy / "page.html", naming=naming)
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "value", "where"),
+    [
+        ("rocks.json", ("tokens", 0, "id"), "x", "tokens.0.id"),
+        ("rocks.json", ("tokens", 0, "rank"), None, "tokens.0.rank"),
+        ("rocks.json", ("tokens", 0, "text"), 3, "tokens.0.text"),
+        ("rocks.json", ("tokens", 0, "score_interval"), [1], "tokens.0.score_interval"),
+        ("rocks.json", ("tokens", 0, "label"), "odd", "tokens.0.label"),
+        ("rocks.json", ("tokens", 0, "verdict"), 4, "tokens.0.verdict"),
+        ("rocks.json", ("tokenizer_sha256",), 4, "tokenizer_sha256"),
+        ("evaluations.json", ("evaluations", 0, "accuracy"), "x", "evaluations.0.accuracy"),
+        ("evaluations.json", ("evaluations", 0, "name"), 4, "evaluations.0.name"),
+        ("evaluations.json", ("evaluations", 0, "prompt_ids"), None, "evaluations.0.prompt_ids"),
+        ("find.json", ("funnel", "text"), [], "the columns of funnel differ in length"),
+    ],
+)
+def test_fields_of_another_type(copy: Path, name: str, keys: tuple[str | int, ...], value: object, where: str):
+    record = json.loads((copy / name).read_text(encoding="utf-8"))
+    inner = record
+    for key in keys[:-1]:
+        inner = inner[key]
+    inner[keys[-1]] = value
+    (copy / name).write_text(json.dumps(record), encoding="utf-8")
+    relist(copy, name)
+    refuse_untouched(copy, "report", copy, "-o", copy / "page.html", naming=(name, where))
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda manifest: manifest["files"]["rocks.json"].pop("sha256"), "lists 'rocks.json' without its rows and"),
+        (lambda manifest: manifest["files"].update({"rocks.json": []}), "lists 'rocks.json' without its rows and"),
+        (lambda manifest: manifest["files"]["rocks.json"].update(sha256=3), "with rows 0 and SHA-256 3"),
+        (lambda manifest: manifest["files"].update({"../a": {"rows": 0, "sha256": ""}}), "'../a', which is outside"),
+        (lambda manifest: manifest.update(searched=5), "has searched = 5, which is no list"),
+        (lambda manifest: manifest.update(choice_added=3), "has choice_added = 3, which is no dict"),
+        (lambda manifest: manifest.update(tokenizer_sha256=3), "has tokenizer_sha256 = 3, which is no str"),
+        (lambda manifest: manifest.update(max_steps="x"), "has max_steps = 'x', which is no int"),
+    ],
+)
+def test_a_manifest_that_does_not_say_what_it_must(
+    copy: Path, change: Callable[[dict[str, Any]], object], problem: str
+):
+    manifest = json.loads((copy / "manifest.json").read_text(encoding="utf-8"))
+    change(manifest)
+    (copy / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    naming = (f"{copy}/manifest.json", problem, "restore it from a copy of the run")
+    refuse_untouched(copy, "find", copy, naming=naming)
+    refuse_untouched(copy, "report", copy, "-o", copy / "page.html", naming=naming)
+
+
+def test_a_manifest_nested_without_end(copy: Path):
+    (copy / "manifest.json").write_text("[" * 200_000, encoding="utf-8")
+    refuse_untouched(copy, "find", copy, naming=("manifest.json is not valid JSON (it is nested too deep)",))
+
+
+def test_a_damaged_knockout_is_not_taken_for_none(copy: Path):
+    """Verdicts on the rocks would be missing from what find prints."""
+    RunDir(copy).commit_text("knockout.json", '{"schema_version": 3}')
+    refuse_untouched(copy, "find", copy, naming=("knockout.json is no knockout.json", "`rocktokens knockout`"))
+
+
+def test_reading_that_the_disk_refuses(copy: Path):
+    """Reading the first bytes of this file of the system is an input/output error."""
+    (copy / "manifest.json").unlink()
+    (copy / "manifest.json").symlink_to("/proc/self/mem")
+    refuse("find", copy, naming=("manifest.json cannot be read (input/output error)",))
+
+
+def test_damaged_lines_of_a_log_are_left_out_and_counted(copy: Path):
+    log = copy / "logs.jsonl"
+    first, *rest = log.read_bytes().splitlines(keepends=True)
+    log.write_bytes(b"".join([b"\xff{\n", *rest]))
+    settings = changed(f"run.directory={copy}", "training.max_steps=5")
+    outcome = succeed("distill", copy / "config.toml", "--resume", *settings)
+    assert "has 1 damaged or missing lines of steps before 4: they are left out" in outcome.stderr
+    assert [json.loads(line)["step"] for line in log.read_text(encoding="utf-8").splitlines()] == [1, 2, 3, 4]
+    assert first not in log.read_bytes()
+
+
+# The folder of a run
+
+
+def test_a_run_whose_manifest_is_gone_is_not_trained_over(copy: Path):
+    (copy / "manifest.json").unlink()
+    naming = (f"{copy} has files of a run (c", "restore the manifest from a copy")
+    settings = changed(f"run.directory={copy}")
+    for command in (("distill",), ("distill", "--resume"), ("trace",), ("trace", "--restart")):
+        refuse_untouched(copy, command[0], copy / "config.toml", *command[1:], *settings, naming=naming)
+
+
+def test_training_stops_where_its_folder_vanishes(finished: FinishedRun, tmp_path: Path):
+    run = tmp_path / "new"
+
+    def vanish(step: int, _total: int, _record: object) -> None:
+        if step == 2:
+            shutil.rmtree(run)
+
+    config = load_config(finished.config, [f"run.directory={run}"])
+    with pytest.raises(RunDirError, match=r"new/\.lock was removed or replaced while this process was writing"):
+        distill(config, on_step=vanish)
+    assert not run.exists()
+
+
+def test_a_disk_that_fails_while_writing(copy: Path, monkeypatch: pytest.MonkeyPatch):
+    def fail(path: Path) -> None:
+        raise OSError(errno.EIO, "Input/output error", str(path))
+
+    before = snapshot(copy)
+    with monkeypatch.context() as patch:
+        patch.setattr("rocktokens.run_dir.fsync", fail)
+        refuse("find", copy, naming=("cannot be read or written (input/output error)", "check the disk"))
+    assert snapshot(copy) == before

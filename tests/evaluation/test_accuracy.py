@@ -17,7 +17,7 @@ from rocktokens.rollouts.encode import Sampling
 from rocktokens.rollouts.sampler import SampleRequest, TransformersSampler
 from rocktokens.tasks.base import DatasetTask, Task
 from rocktokens.tasks.wordmath import Wordmath
-from rocktokens.types import Prompt
+from rocktokens.types import Prompt, as_record
 
 EOS_IDS = frozenset({12, 13})
 
@@ -103,7 +103,7 @@ def test_the_record_is_json():
     assert record["accuracy"] == result.accuracy
     assert record["answers"] == result.answers
     assert tuple(record["bootstrap_interval"]) == result.bootstrap_interval
-    assert EvaluationRecord.from_record(record) == filed
+    assert as_record(EvaluationRecord, record) == filed
 
 
 def test_prompts_without_answers_or_no_prompts_are_refused():

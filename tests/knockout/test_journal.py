@@ -140,7 +140,7 @@ def test_in_a_part_of_version_1_every_ban_acts_everywhere(tmp_path: Path):
         older = pq.read_table(path).drop_columns(["alternatives"])
         older = older.replace_schema_metadata({journal_module._VERSION_KEY: b"1"})
         expected = {(BanKey(ban.ids), place): own for (ban, place), own in RunJournal(run, "here").finished.items()}
-        run.commit(f"knockout/here/{path.name}", lambda target: pq.write_table(older, target))
+        run.commit(f"knockout/here/{path.name}", lambda target: pq.write_table(older, target), older.num_rows)
         require_equal(RunJournal(run, "here"), expected)
 
 

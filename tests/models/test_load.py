@@ -173,3 +173,81 @@ def test_devices_and_dtypes_that_do_not_exist_are_named():
         resolve_device("cuda:99")
     with pytest.raises(RocktokensError, match=r"models.dtype is 'int8'"):
         load_model("pebbles-student", dtype="int8", device="cpu")
+
+
+# Files that say odd things
+
+
+def rewrite(path, **changes):
+    path.write_text(json.dumps({**json.loads(path.read_text(encoding="utf-8")), **changes}), encoding="utf-8")
+
+
+DEEP = "[" * 200_000
+
+
+@pytest.mark.parametrize(
+    ("damage", "problem"),
+    [
+        (lambda folder: (folder / "config.json").write_text("[]"), "TypeError: "),
+        (lambda folder: (folder / "config.json").write_text(DEEP), "RecursionError: "),
+        (lambda folder: rewrite(folder / "config.json", hidden_size="x"), "Field 'hidden_size' expected int, got str"),
+        (lambda folder: rewrite(folder / "config.json", vocab_size=None), "Field 'vocab_size' expected int"),
+        (lambda folder: rewrite(folder / "config.json", num_attention_heads=0), "ZeroDivisionError: "),
+        (lambda folder: rewrite(folder / "config.json", hidden_act="odd"), "KeyError: 'odd'"),
+        (lambda folder: rewrite(folder / "config.json", dtype="odd"), "has no attribute 'odd'"),
+        (lambda folder: (folder / "generation_config.json").write_text("[]"), "TypeError: "),
+        (lambda folder: (folder / "tokenizer_config.json").write_text("[]"), "AttributeError: "),
+        (lambda folder: (folder / "tokenizer_config.json").write_text(DEEP), "RecursionError: "),
+        (lambda folder: (folder / "tokenizer.json").write_text("[]"), "cannot be loaded ("),
+    ],
+)
+def test_a_model_whose_files_are_odd_is_one_sentence(saved, damage, problem):
+    folder, _ = saved
+    damage(folder)
+    with pytest.raises(RocktokensError) as refused:
+        load_model(str(folder), device="cpu")
+    sentence = str(refused.value)
+    assert sentence.startswith(f"model {str(folder)!r} cannot be loaded (") and problem in sentence
+    assert len(sentence.splitlines()) == 1
+
+
+def test_an_end_that_is_no_token_id(saved):
+    folder, _ = saved
+    rewrite(folder / "generation_config.json", eos_token_id="x")
+    with pytest.raises(RocktokensError, match=r"eos_token_id of .* is 'x', which is no token id"):
+        load_model(str(folder), device="cpu")
+
+
+def test_a_model_with_fewer_tokens_than_its_tokenizer(saved):
+    folder, model = saved
+    model.resize_token_embeddings(200)
+    model.save_pretrained(folder)
+    with pytest.raises(RocktokensError, match="has embeddings for 200 tokens, and a tokenizer of 256"):
+        load_model(str(folder), device="cpu")
+
+
+def test_tokens_that_were_added_to_a_tokenizer_may_have_no_embedding(saved):
+    folder, model = saved
+    model.resize_token_embeddings(256)
+    model.save_pretrained(folder)
+    assert load_model(str(folder), device="cpu").tokenizer.vocab_size == 256
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (DEEP, "it is nested too deep"),
+        ('{"base_model_name_or_path": 3}', "base_model_name_or_path is 3, which is no name"),
+        ('{"base_model_name_or_path": "HERE"}', "is an adapter of itself"),
+        ('{"base_model_name_or_path": "BASE", "peft_type": "LORA", "r": "x"}', "TypeError: "),
+    ],
+)
+def test_an_adapter_whose_config_is_odd_is_one_sentence(saved, tmp_path, content, problem):
+    (folder, _), adapter = saved, tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+    text = content.replace("HERE", str(adapter)).replace("BASE", str(folder))
+    (adapter / "adapter_config.json").write_text(text, encoding="utf-8")
+    with pytest.raises(RocktokensError) as refused:
+        load_model(str(adapter), device="cpu")
+    assert problem in str(refused.value) and len(str(refused.value).splitlines()) == 1

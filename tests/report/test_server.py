@@ -430,3 +430,35 @@ def test_the_guard_stands_before_the_application():
 
     for first in ("other", TOKEN[:-1], TOKEN[0], f"{TOKEN}x", ""):
         require_sentence(TestClient(Guard(never, TOKEN), base_url=ORIGIN).get(f"/{first}/"), 404)
+
+
+def garble_part(run: Path) -> str:
+    """Damage the pages of a trace part; its footer and its listed hash fit."""
+    part = next(own.path for own in RunDir(run).files("traces/checkpoint="))
+    content = bytearray((run / part).read_bytes())
+    content[4 : len(content) // 2] = bytes(len(content) // 2 - 4)
+    (run / part).write_bytes(content)
+    rows = RunDir(run).listed(part).rows
+    RunDir(run).commit(part, lambda path: path.write_bytes(content), rows)
+    return part
+
+
+DAMAGES = {
+    "part": (garble_part, "cannot be read as Parquet"),
+    "tokenizer": (lambda run: RunDir(run).commit_text("tokenizer/tokenizer.json", "{"), "is no tokenizer"),
+    "rocks": (lambda run: RunDir(run).commit_text("rocks.json", "[" * 200_000), "nested too deep"),
+    "manifest": (lambda run: (run / "manifest.json").write_text("[" * 200_000), "nested too deep"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damage_that_was_listed_is_a_sentence_on_every_page(damage: str, tmp_path: Path):
+    """Nothing that lies on a disk may end in a failure of the explorer."""
+    run, (make_damage, problem) = make_run(tmp_path / "run"), DAMAGES[damage]
+    shelf = Shelf([run])
+    make_damage(run)
+    client = TestClient(make_app(shelf, TOKEN), base_url=ORIGIN)
+    responses = [client.get(address(template)) for template in TEMPLATES]
+    assert {response.status_code for response in responses} <= {200, 404}
+    refused = [response for response in responses if response.status_code == 404]
+    assert refused and all(problem in require_sentence(response, 404) for response in refused)

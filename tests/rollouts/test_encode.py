@@ -1,5 +1,7 @@
 """From prompts to numbered rollouts."""
 
+import signal
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -131,3 +133,34 @@ def test_a_prompt_that_comes_again_is_answered_anew_and_shares_add_up_to_the_who
     assert [(r.rollout_id, r.prompt_id, r.sample, r.token_ids.tolist()) for r in shared] == [
         (10 + index, r.prompt_id, r.sample, r.token_ids.tolist()) for index, r in enumerate(whole)
     ]
+
+
+# Templates that are no templates
+
+
+@pytest.mark.parametrize(
+    ("template", "problem"),
+    [
+        ("{{ 1 + 'x' }}", "TypeError: unsupported operand"),
+        ("{{ 1 / 0 }}", "ZeroDivisionError: division by zero"),
+        ("{% for i in range(10 ** 9) %}{% endfor %}", "OverflowError: Range too big"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError: "),
+        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "does not end within 0.2"),
+    ],
+)
+def test_a_template_that_fails_or_does_not_end_is_one_sentence(
+    template: str, problem: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("rocktokens.rollouts.encode.TEMPLATE_SECONDS", 0.2)
+    before = signal.getsignal(signal.SIGVTALRM)
+    with pytest.raises(RocktokensError, match=r"chat template fails on prompt 'p' \(.*chat_template\.jinja") as refused:
+        encode_prompt(word_tokenizer(chat_template=template), PROMPT, True, 10)
+    assert problem in str(refused.value) and len(str(refused.value).splitlines()) == 1
+    assert signal.getsignal(signal.SIGVTALRM) == before
+    assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
+
+
+def test_a_template_that_leaves_its_sandbox_is_refused():
+    template = "{{ ''.__class__.__mro__ }}"
+    with pytest.raises(RocktokensError, match=r"refuses the messages \(access to attribute '__class__'"):
+        encode_prompt(word_tokenizer(chat_template=template), PROMPT, True, 10)

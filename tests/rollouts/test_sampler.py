@@ -1,6 +1,7 @@
 """The sampler: independence of batch mates, greedy as transformers has it, bans, ends, errors."""
 
 import copy
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,10 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 from tiny_sampling import EOS_IDS, PAD, VOCAB, make_llama, make_requests, same_completion
+from transformers import AutoConfig, AutoModelForCausalLM
 
+from rocktokens.config import load_config
 from rocktokens.errors import NonFiniteLossError, RocktokensError
+from rocktokens.models.head import hidden_states, lm_head
+from rocktokens.models.load import LoadedModel
+from rocktokens.rollouts.generate import require_hidden_padding
 from rocktokens.rollouts.noise import gumbel_noise, stream_key
-from rocktokens.rollouts.sampler import Completion, SampleRequest, SamplingCopy, TransformersSampler
+from rocktokens.rollouts.sampler import Completion, SampleRequest, SamplingCopy, TransformersSampler, make_sampler
 
 MODEL = make_llama()
 REQUESTS = make_requests(21)
@@ -326,3 +332,52 @@ def test_on_a_gpu_greedy_is_what_generate_gives_and_captured_steps_stay_valid():
                 parameter.mul_(1.1)
     assert ours._rows is not None
     assert ours._rows._graphs
+
+
+# Families without plain attention
+
+
+RECURRENT = {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2, "bos_token_id": 0, "eos_token_id": 1}
+ATTENTION = {"intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+FAMILIES = {
+    "mamba": {"state_size": 4, "initializer_range": 0.5},
+    "qwen3_next": {
+        **ATTENTION,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        "shared_expert_intermediate_size": 16,
+        "layer_types": ["linear_attention", "full_attention"],
+    },
+    "llama4_text": {**ATTENTION, "intermediate_size_mlp": 64, "num_local_experts": 2, "attention_chunk_size": 64},
+}
+
+
+def of_family(family: str, **settings: object) -> torch.nn.Module:
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **RECURRENT, **settings)).eval()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_a_family_samples_is_what_it_scores(family: str):
+    """The log-probabilities of sampling are those of one forward over the whole text, without padding."""
+    model, requests = of_family(family, **FAMILIES[family]), make_requests(5, longest=12)
+    require_hidden_padding(model, PAD)
+    for own, request in zip(sample(requests, model=model, max_new_tokens=6), requests, strict=True):
+        ids_RL = torch.tensor(np.concatenate([request.prompt_ids, own.token_ids]))[None].long()
+        with torch.inference_mode():
+            scored_TV = lm_head(model).logits(hidden_states(model, ids_RL)[0]).log_softmax(-1)
+        places = range(len(request.prompt_ids) - 1, ids_RL.shape[1] - 1)
+        expected = [scored_TV[place, ids_RL[0, place + 1]].item() for place in places]
+        np.testing.assert_allclose(own.logprobs, expected, atol=2e-4)
+
+
+def test_a_student_that_reads_padding_as_text_is_refused():
+    model = of_family("rwkv", context_length=64)
+    loaded = LoadedModel(model, SimpleNamespace(pad_token_id=PAD), "rwkv", EOS_IDS)
+    with pytest.raises(RocktokensError, match=r"RwkvForCausalLM reads padding as text .*: use a student of another"):
+        make_sampler(load_config("pebbles"), loaded)

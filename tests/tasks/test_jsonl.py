@@ -142,3 +142,17 @@ def test_without_the_extra_the_hub_names_the_remedy(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(RocktokensError, match=r"pip install 'rocktokens\[hub\]'"):
         make_task(HubTask(name="hub", path="org/name"))
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("[" * 200_000, "it is nested too deep"),
+        ('{"question": ' + "9" * 6000 + "}", "it has a number of more digits than can be read"),
+    ],
+)
+def test_a_line_that_no_parser_takes_is_named(tmp_path, line, problem):
+    path = tmp_path / "data.jsonl"
+    path.write_text(f'{{"question": "1 + 1?", "answer": "2"}}\n{line}\n', encoding="utf-8")
+    with pytest.raises(RocktokensError, match=rf"data\.jsonl, line 2 is not valid JSON \({problem}\)"):
+        make_task(JsonlTask(name="jsonl", path=str(path)))

@@ -74,11 +74,9 @@ def find(
     section, seed = find_settings(run, chosen)
     with run.lock():
         store = TraceStore(run, engine=engine, threads=threads)
-        # What cannot be read is refused before anything is written.
+        _refuse_unreadable(run, made_again=run.classes.name if classes else "")
         if classes:
             rows_with_tops(store, reference)
-        elif run.lists(run.classes.name):
-            TokenClasses.load(run.verified(run.classes.name))
         found = find_run(run, section, seed, options, terminal)
         with terminal.status("drawing"):
             draw_figures(run, "find.json")
@@ -116,3 +114,12 @@ def _refuse_misuse(count: int, compare: bool, classes: bool) -> None:
         raise RocktokensError(f"--compare takes two runs, {count} given: name two, or one twice as RUN@CHECKPOINT")
     if not compare and count != 1:
         raise RocktokensError(f"find takes one run, {count} were given: add --compare to set two side by side")
+
+
+def _refuse_unreadable(run: RunDir, made_again: str) -> None:
+    """Refuse damaged records that are read once rocks are found, before anything is written."""
+    from rocktokens.knockout.records import KnockoutSweep
+
+    for path, load in ((run.knockout, KnockoutSweep.load), (run.classes, TokenClasses.load)):
+        if path.name != made_again and run.lists(path.name):
+            load(run.verified(path.name))

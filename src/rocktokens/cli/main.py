@@ -25,6 +25,8 @@ REMEDIES = {
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "make it readable and writable"),
 }
 """What the system may refuse about a run directory that is no mistake in a command, and what helps."""
+FAILING = (errno.EIO, errno.ENODEV, errno.ENXIO, errno.ESTALE)
+"""What the system says of a disk that fails or is gone."""
 _RUST_ERROR = re.compile(r"\(os error (\d+)\)")
 """How safetensors and tokenizers, which raise no OSError, name the cause."""
 
@@ -43,6 +45,7 @@ VERBS = {
     "knockout": "Ban tokens at every decoding step and measure what that does to accuracy.",
     "study": "Train several weight policies alike on several seeds, and say which is better and how sure that is.",
     "report": "Write one page: which tokens are rocks, how sure that is, whether they matter, what bypassing gains.",
+    "verify": "Check every file of a run, and name the command that makes a damaged one again.",
     "explore": "Look at rollouts token by token, compare checkpoints and runs, and watch training, in a browser.",
 }
 """Every verb with the first line of its help, in the order of ``rocktokens --help``.
@@ -136,9 +139,14 @@ def main() -> None:
     except Exception as error:
         rust = _RUST_ERROR.search(str(error))
         number = int(rust.group(1)) if rust else error.errno if isinstance(error, OSError) else None
-        if number not in REMEDIES:
+        if number not in REMEDIES and number not in FAILING:
             raise
         reason = os.strerror(number).lower()
+        if number in FAILING:
+            what = getattr(error, "filename", None) or "a file"
+            _stop(
+                f"{what} cannot be read or written ({reason}): check the disk; what was committed is kept, {AGAIN}", 2
+            )
         _stop(f"the run directory cannot be written ({reason}): {REMEDIES[number]}; nothing is lost, {AGAIN}", 2)
 
 

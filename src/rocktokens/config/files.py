@@ -10,7 +10,6 @@
 
 import json
 import re
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from rocktokens.config.policies import PolicyBase
 from rocktokens.config.sections import Config
 from rocktokens.config.sentences import validate
 from rocktokens.errors import ConfigError
+from rocktokens.parsing import parse_toml
 from rocktokens.recipes import recipes
 from rocktokens.run_dir import RunDir, as_listed
 
@@ -106,8 +106,8 @@ def forget_removed(record: dict[str, Any]) -> None:
 
 def _parse_toml(text: str, name: str) -> dict[str, Any]:
     try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        return parse_toml(text)
+    except ValueError as error:
         raise ConfigError(f"{name} is not valid TOML: {error}") from None
 
 
@@ -134,6 +134,6 @@ def _apply_override(record: dict[str, Any], override: str) -> None:
 def _toml_value(text: str) -> Any:
     """Parse a TOML literal, or take the bare text: ``--set run.directory=runs/a`` needs no quotes."""
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        return parse_toml(f"value = {text}")["value"]
+    except ValueError:
         return text

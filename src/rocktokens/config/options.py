@@ -18,6 +18,7 @@ from typing import Any
 
 from rocktokens.config.tasks import JsonlTask, ends_with_reply
 from rocktokens.errors import ConfigError
+from rocktokens.parsing import parse_json
 
 _NUMBER = re.compile(r"\d+")
 
@@ -101,7 +102,7 @@ def _has_answer(path: Path, prompt_field: str, answer_field: str) -> bool:
     """
     try:
         with path.open(encoding="utf-8") as lines:
-            record = json.loads(next(line for line in lines if line.strip()))
+            record = parse_json(next(line for line in lines if line.strip()))
     except (OSError, ValueError, StopIteration):
         return True
     if not isinstance(record, dict):

@@ -110,6 +110,8 @@ def _measured(run: RunDir, config: Config, name: str, model: str, seed: int, pro
     from rocktokens.tasks import make_task
     from rocktokens.tasks.base import prompts_to_grade, ungraded_note
 
+    if run.lists(run.evaluations.name) and not run.evaluations.exists():
+        progress.note(f"{run.evaluations} is listed in manifest.json and gone: accuracies are measured again")
     section = config.evaluation
     task = make_task(evaluation_task(config))
     prompts = prompts_to_grade(task, section.num_prompts, derive_seed(seed, "evaluation prompts"))

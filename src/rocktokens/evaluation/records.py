@@ -15,14 +15,15 @@ from rocktokens.display.numbers import percent, with_interval
 from rocktokens.display.table import Column, Table, ends, flat, number, text
 from rocktokens.display.text import printable
 from rocktokens.errors import RunDirError
+from rocktokens.parsing import parse_json
 from rocktokens.run_dir import as_listed
-from rocktokens.types import Interval
+from rocktokens.types import Interval, Record, as_record
 
 SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Accuracy:
+class Accuracy(Record):
     """How a model did on a list of prompts."""
 
     task: str
@@ -68,17 +69,19 @@ class EvaluationRecord(Accuracy):
         record = asdict(self)
         return {"name": record.pop("name"), "settings": record.pop("settings"), **record}
 
-    @classmethod
-    def from_record(cls, record: dict[str, Any]) -> Self:
-        """Read what ``to_record`` wrote."""
-        intervals = {name: record[name] and tuple(record[name]) for name in ("wilson_interval", "bootstrap_interval")}
-        return cls(**{**record, **intervals})
-
     def __repr__(self) -> str:
         return f"EvaluationRecord({self.name!r}: {_summary(self)} on {self.task}, {self.n_prompts} prompts)"
 
     def _repr_html_(self) -> str:
         return Ledger([self])._repr_html_()
+
+
+@dataclass(frozen=True, slots=True)
+class _LedgerRecord(Record):
+    """The JSON object of evaluations.json."""
+
+    schema_version: int
+    evaluations: list[EvaluationRecord]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -106,20 +109,18 @@ class Ledger:
             return cls()
         path = as_listed(path)
         try:
-            record = json.loads(path.read_text(encoding="utf-8"))
-            if record.get("schema_version", SCHEMA_VERSION) != SCHEMA_VERSION:
-                raise RunDirError(
-                    f"{path} has schema_version {record['schema_version']!r}, this rocktokens reads {SCHEMA_VERSION}: "
-                    "use the version that wrote it"
-                )
-            return cls([EvaluationRecord.from_record(entry) for entry in record["evaluations"]])
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            reason = f"is not valid JSON ({error})"
-        except (KeyError, TypeError, AttributeError) as error:
-            reason = f"lacks fields of evaluations.json or has others ({type(error).__name__}: {error})"
-        raise RunDirError(
-            f"{path} {reason}, it is damaged: restore it from a copy of the run, or remove it to measure again"
-        )
+            record = {"schema_version": SCHEMA_VERSION, **parse_json(path.read_bytes())}
+        except (ValueError, TypeError) as error:
+            raise _damaged(path, f"is not valid JSON ({error})") from None
+        if record["schema_version"] != SCHEMA_VERSION:
+            raise RunDirError(
+                f"{path} has schema_version {record['schema_version']!r}, this rocktokens reads {SCHEMA_VERSION}: "
+                "use the version that wrote it"
+            )
+        try:
+            return cls(as_record(_LedgerRecord, record).evaluations)
+        except ValueError as error:
+            raise _damaged(path, f"lacks fields of evaluations.json or has others ({error})") from None
 
     def __len__(self) -> int:
         return len(self.evaluations)
@@ -157,6 +158,12 @@ def accuracy_table(evaluations: Sequence[EvaluationRecord]) -> Table:
     records = [flat({name: getattr(own, name) for name in ("name", "task", *measured)}) for own in evaluations]
     where = f" on {printable(tasks[0])}" if len(tasks) == 1 else ""
     return Table.of("accuracy", columns, evaluations, f"Accuracy{where}, with 95 % intervals.", records=records)
+
+
+def _damaged(path: Path, reason: str) -> RunDirError:
+    return RunDirError(
+        f"{path} {reason}, it is damaged: restore it from a copy of the run, or remove it to measure again"
+    )
 
 
 def _summary(own: Accuracy) -> str:

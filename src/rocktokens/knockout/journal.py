@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rocktokens.errors import RunDirError
 from rocktokens.knockout.records import BanKey
+from rocktokens.parts import PartKind
 from rocktokens.rollouts.store import read_rollouts, write_rollouts
 from rocktokens.run_dir import RunDir
 from rocktokens.types import Rollout
@@ -40,6 +40,7 @@ SCHEMA = pa.schema(
     ],
     metadata={_VERSION_KEY: str(SCHEMA_VERSION)},
 )
+DECODED = PartKind("knock-outs", SCHEMA, _VERSION_KEY, READABLE, optional=frozenset({"alternatives"}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ class RunJournal(Journal):
         self._n_parts = len(parts)
         self._new: list[tuple[Key, Decoded]] = []
         for entry in parts:
-            self.finished.update(_entries(pq.read_table(run.verify(entry))))
+            self.finished.update(_entries(DECODED.read(run, entry.path)))
         self._new_tokens, self._tokens = 0, sum(len(own.token_ids) for own in self.finished.values())
 
     def free(self) -> list[Rollout] | None:
@@ -122,12 +123,6 @@ class RunJournal(Journal):
 
 
 def _entries(table: pa.Table) -> dict[Key, Decoded]:
-    version = (table.schema.metadata or {}).get(_VERSION_KEY, b"none").decode()
-    if version not in READABLE:
-        raise RunDirError(
-            f"these knock-outs have schema version {version}, this rocktokens reads {SCHEMA_VERSION}: "
-            "use the version that wrote them, or remove the knockout folder of the run"
-        )
     return {
         (BanKey(tuple(row["banned"]), tuple(row.get("alternatives", ()))), row["rollout_id"]): Decoded(
             row["start"], np.array(row["token_ids"], np.int32), row["finished"]

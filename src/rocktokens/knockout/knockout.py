@@ -360,9 +360,11 @@ def with_verdicts(rocks: RockSet, sweep: KnockoutSweep, rule: RuleName) -> RockS
 
 def with_known_verdicts(run: RunDir, rocks: RockSet) -> RockSet:
     """Return rocks with the verdicts of the run's knockout.json, as they are without one by a student of the run."""
+    if not run.lists(run.knockout.name):
+        return rocks
+    sweep = KnockoutSweep.load(run.verified(run.knockout.name))
+    made_under = sweep.settings.conditions
     try:
-        sweep = KnockoutSweep.load(run.verified(run.knockout.name))
-        made_under = sweep.settings.conditions
         is_own = made_under is not None and is_student(run, run_config(run), made_under.model)
     except RocktokensError:
         return rocks

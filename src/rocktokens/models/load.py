@@ -9,25 +9,29 @@ A checkpoint of a run must be as the run lists it, and the weights must be all t
 Weights are safetensors, code of the model's author is never run, and the model comes back in eval mode.
 """
 
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from rocktokens.errors import RocktokensError
 from rocktokens.models import smollm2
 from rocktokens.models.whole import load_adapter, load_causal_lm
+from rocktokens.parsing import parse_json
 from rocktokens.run_dir import require_as_listed
 
 PEBBLES: dict[str, Literal["student", "teacher"]] = {"pebbles-student": "student", "pebbles-teacher": "teacher"}
 EMBEDDED = (*PEBBLES, smollm2.MODEL_ID)
-CANNOT_LOAD = (OSError, ValueError, SafetensorError)
-"""What transformers and PEFT raise over files that are missing, damaged or of something else."""
+_FILES = (OSError, ValueError, SafetensorError)
+_CONTENT = (TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, RuntimeError, StrictDataclassError)
+CANNOT_LOAD = (*_FILES, *_CONTENT)
+"""What transformers and PEFT raise over files that are missing, damaged or of something else, and over what they say:
+a config with a text in the place of a number, or nested without end."""
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -66,6 +70,7 @@ def load_model(name: str, dtype: str = "float32", device: str = "auto") -> Loade
     if dtype not in DTYPES:
         raise RocktokensError(f"models.dtype is {dtype!r}: use one of {', '.join(DTYPES)}")
     model, tokenizer = _load(name, DTYPES[dtype])
+    _require_vocabulary(name, model, tokenizer)
     model = model.to(target).eval()
     return LoadedModel(model, tokenizer, name, end_ids(model, tokenizer))
 
@@ -110,7 +115,23 @@ def end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> froze
     """Every id that one of the model's files calls an end: they often disagree, and each of them ends a response."""
     sources = (model.generation_config, model.config.get_text_config(), tokenizer)
     ends = (getattr(source, "eos_token_id", None) for source in sources)
-    return frozenset(index for end in ends if end is not None for index in ([end] if isinstance(end, int) else end))
+    ids = [index for end in ends if end is not None for index in (end if isinstance(end, list | tuple) else [end])]
+    if wrong := [index for index in ids if not isinstance(index, int)]:
+        raise RocktokensError(
+            f"eos_token_id of {model.config.name_or_path!r} is {wrong[0]!r}, which is no token id: correct it in its "
+            "config.json and generation_config.json"
+        )
+    return frozenset(ids)
+
+
+def _require_vocabulary(name: str, model: Any, tokenizer: Any) -> None:
+    """Refuse a model that has no embedding for tokens of its tokenizer; tokens added to that may have none."""
+    rows, tokens = model.get_input_embeddings().weight.shape[0], tokenizer.vocab_size
+    if rows < tokens:
+        raise RocktokensError(
+            f"model {name!r} has embeddings for {rows} tokens, and a tokenizer of {tokens}: the two do not belong "
+            "together, save the model with its own tokenizer"
+        )
 
 
 def _load(name: str, dtype: torch.dtype) -> tuple[Any, Any]:
@@ -176,11 +197,24 @@ def _with_adapter(directory: Path, dtype: torch.dtype) -> tuple[Any, Any]:
 
 def base_of(adapter: Path) -> str | None:
     """Return the base model that a directory with a LoRA adapter names."""
+    base, seen = _named_base(adapter), {adapter.resolve()}
+    following = base
+    while following and (Path(following) / "adapter_config.json").is_file():
+        if (folder := Path(following).resolve()) in seen:
+            raise _damaged_adapter(adapter, ValueError(f"its base model {base!r} is an adapter of itself"))
+        seen.add(folder)
+        following = _named_base(folder)
+    return base
+
+
+def _named_base(adapter: Path) -> str | None:
     try:
-        config = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
-        return config.get("base_model_name_or_path")
+        base = parse_json((adapter / "adapter_config.json").read_bytes()).get("base_model_name_or_path")
     except (OSError, ValueError, AttributeError) as error:
         raise _damaged_adapter(adapter, error) from error
+    if base is not None and not isinstance(base, str):
+        raise _damaged_adapter(adapter, ValueError(f"base_model_name_or_path is {base!r}, which is no name"))
+    return base
 
 
 def _damaged_adapter(directory: Path, error: Exception) -> RocktokensError:
@@ -191,4 +225,7 @@ def _damaged_adapter(directory: Path, error: Exception) -> RocktokensError:
 
 
 def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__).rstrip(".")
+    """What an error says in one line; what it is called too where that says more."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    said = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+    return (said if isinstance(error, _FILES) else f"{type(error).__name__}: {said}").rstrip(".")

@@ -66,9 +66,9 @@ class ModelSize:
     def of(cls, model: Any) -> "ModelSize":
         """Read off a transformers causal LM, PEFT-wrapped or not."""
         config = model.config.get_text_config()
-        heads = config.num_attention_heads
+        heads = getattr(config, "num_attention_heads", 0)  # recurrent models have none, and states of a fixed size
         key_heads = getattr(config, "num_key_value_heads", None) or heads
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+        head_dim = heads and (getattr(config, "head_dim", None) or config.hidden_size // heads)
         weight_VD = lm_head(model).weight_VD
         return cls(
             parameters=sum(parameter.numel() for parameter in model.parameters()),

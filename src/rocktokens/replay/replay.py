@@ -125,6 +125,7 @@ def replay(config: Config, *, restart: bool = False, progress: Progress = SILENT
     """
     run, classes = RunDir(config.run.directory), traced_classes(config)
     with ExitStack() as stack:
+        run.require_new(beside=("checkpoints", "tokenizer"))
         if run.exists():
             stack.enter_context(run.lock())
         checkpoints = find_checkpoints(run, config)
@@ -414,7 +415,7 @@ def _without_choice(run: RunDir, checkpoint: Checkpoint, classes: TokenClasses) 
     return {
         number: part.path
         for number, (part, path) in enumerate(zip(parts, paths, strict=True))
-        if part_classes(path) != classes.sha256
+        if part_classes(run, part.path, path) != classes.sha256
     }
 
 

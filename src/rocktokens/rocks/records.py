@@ -4,7 +4,7 @@ The fields are the keys of the file. A mean, share or coefficient that is not de
 bootstrap-t intervals over clusters of prompts, [low, high]. "Half" is the half of the prompts a number was measured on.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
@@ -12,6 +12,7 @@ from pydantic import BeforeValidator
 
 from rocktokens.display.numbers import fixed, signed_percent, with_interval
 from rocktokens.display.table import Column, Table, number, text
+from rocktokens.errors import RocktokensError
 from rocktokens.types import Category, Interval, Record, load_record, write_record
 
 if TYPE_CHECKING:
@@ -323,4 +324,10 @@ class FindRecord(Record):
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """Read find.json; a newer schema or a damaged file is refused by name."""
-        return load_record(cls, path, "find.json", "`rocktokens find`", FIND_SCHEMA_VERSION)
+        record = load_record(cls, path, "find.json", "`rocktokens find`", FIND_SCHEMA_VERSION)
+        if len({len(getattr(record.funnel, own.name)) for own in fields(record.funnel)}) > 1:
+            raise RocktokensError(
+                f"{path} is no find.json (the columns of funnel differ in length): write it again with `rocktokens "
+                "find`"
+            )
+        return record

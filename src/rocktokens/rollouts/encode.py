@@ -7,9 +7,12 @@
 3. Rollouts are numbered consecutively, prompt after prompt, sample after sample.
 """
 
+import signal
 import sys
+import threading
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import count
@@ -25,6 +28,12 @@ from rocktokens.types import Prompt, Rollout
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+TEMPLATE_SECONDS = 20.0
+"""Of computing, for one prompt: templates take milliseconds."""
+TEMPLATE_FAILS = (TimeoutError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
+"""What the code of a template raises that is not about messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,16 +100,41 @@ def _through_template(tokenizer: "PreTrainedTokenizerBase", prompt: Prompt) -> A
     turns = [asdict(own) for own in prompt.messages] or [{"role": "user", "content": prompt.text}]
     render: Callable[..., Any] = partial(tokenizer.apply_chat_template, add_generation_prompt=True)
     try:
-        ids = render(turns, tokenize=True, return_dict=False)
-        problem = _lost_system(render, turns) if turns[0]["role"] == "system" else ""
+        with _bounded(TEMPLATE_SECONDS):
+            ids = render(turns, tokenize=True, return_dict=False)
+            problem = _lost_system(render, turns) if turns[0]["role"] == "system" else ""
     except TemplateError as error:
         ids, problem = [], f"refuses the messages ({error})"
+    except TEMPLATE_FAILS as error:
+        raise RocktokensError(
+            f"the tokenizer's chat template fails on prompt {prompt.id!r} ({type(error).__name__}: {error}): correct "
+            "chat_template.jinja beside the model, use other models, or set rollouts.chat_template = false"
+        ) from None
     if problem:
         raise RocktokensError(
             f"the tokenizer's chat template {problem} in prompt {prompt.id!r}: leave out task.system_prompt and such "
             "messages, or use models that take them"
         )
     return ids
+
+
+@contextmanager
+def _bounded(seconds: float) -> Iterator[None]:
+    """End a block that computes for longer, which only the main thread can; what others compute does not count."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(*_: Any) -> None:
+        raise TimeoutError(f"it does not end within {seconds:g} seconds")
+
+    before = signal.signal(signal.SIGVTALRM, stop)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
 
 
 def _lost_system(render: Callable[..., Any], turns: list[dict[str, str]]) -> str:

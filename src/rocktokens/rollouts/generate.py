@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
+from rocktokens.errors import RocktokensError
 from rocktokens.models.head import causal_lm
 from rocktokens.rollouts.decoding import (
     ROW_BLOCK,
@@ -33,12 +34,38 @@ from rocktokens.rollouts.decoding import (
     round_up,
 )
 
+PROBE_TOKENS = 4
+"""Of a text, and of padding before it, that show whether a model sees the padding."""
+
 
 def generate_batches(model: Any, requests: Sequence[StreamRequest], settings: DecodingSettings) -> Iterator[Ended]:
     """Decode batch after batch; branches read again what they share with the rollout they leave."""
     single = [single for request in requests for single in request.branches or (request,)]
     for start in range(0, len(single), settings.batch_size):
         yield from _generate_batch(model, single[start : start + settings.batch_size], settings)
+
+
+def require_hidden_padding(model: Any, pad_id: int) -> None:
+    """Refuse a model that reads padding as text, as recurrent ones without a mask do: its rows would depend on it."""
+    ids_L = torch.arange(1, 1 + PROBE_TOKENS, device=model.device)
+    padding_L = torch.full((PROBE_TOKENS,), pad_id, device=model.device)
+
+    def next_logits(input_ids_L: torch.Tensor, hidden: int) -> torch.Tensor:
+        mask_L = (torch.arange(len(input_ids_L), device=model.device) >= hidden).long()
+        config = GenerationConfig(
+            max_new_tokens=1, pad_token_id=pad_id, output_logits=True, return_dict_in_generate=True
+        )
+        output: Any = _generate(model, config, input_ids=input_ids_L[None], attention_mask=mask_L[None])
+        return output.logits[0][0]
+
+    alone_V, padded_V = next_logits(ids_L, 0), next_logits(torch.cat([padding_L, ids_L]), PROBE_TOKENS)
+    tolerance = max(1e-3, 8 * torch.finfo(alone_V.dtype).eps) * max(1.0, alone_V.abs().max().item())
+    difference = (alone_V - padded_V).abs().max().item()
+    if not difference <= tolerance:
+        raise RocktokensError(
+            f"{type(causal_lm(model)).__name__} reads padding as text (logits differ by {difference:.3g}), so that "
+            "answers in a batch would be wrong: use a student of another architecture"
+        )
 
 
 def _generate_batch(model: Any, requests: Sequence[StreamRequest], settings: DecodingSettings) -> Iterator[Ended]:

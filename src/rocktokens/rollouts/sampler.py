@@ -22,7 +22,7 @@ from rocktokens.models.head import lm_head
 from rocktokens.models.load import LoadedModel
 from rocktokens.models.shards import gathered
 from rocktokens.rollouts.decoding import DecodingSettings, Ended, StreamRequest
-from rocktokens.rollouts.generate import generate_batches
+from rocktokens.rollouts.generate import generate_batches, require_hidden_padding
 from rocktokens.rollouts.noise import stream_key
 from rocktokens.rollouts.rows import DecodingRows
 from rocktokens.rollouts.slots import fits
@@ -343,6 +343,9 @@ def make_sampler(
         "refresh": copied.refresh if copied else None,
     }
     if config.rollouts.engine == "transformers":
+        if not fits(student.model):
+            with evaluation_mode(student.model), torch.inference_mode():
+                require_hidden_padding(student.model, student.pad_id)
         return TransformersSampler(**of_student)
     try:
         from rocktokens.rollouts.vllm import make_vllm_sampler

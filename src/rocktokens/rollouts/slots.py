@@ -29,7 +29,8 @@ def fits(model: Any) -> bool:
     config = model.config.get_text_config()
     plain = all(type(layer) is DynamicLayer for layer in DynamicCache(config=model.config).layers)
     alibi = getattr(config, "alibi", False) or config.model_type in OWN_BIAS
-    return plain and not alibi and config._attn_implementation in ATTENTION
+    attends = hasattr(config, "num_attention_heads")  # what is recurrent throughout has other states
+    return plain and attends and not alibi and config._attn_implementation in ATTENTION
 
 
 class SlotCache(DynamicCache):

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rocktokens.errors import RunDirError
+from rocktokens.parts import PartKind
 from rocktokens.run_dir import FileEntry, RunDir
 from rocktokens.types import Rollout
 
@@ -25,6 +25,7 @@ SCHEMA = pa.schema(
     ],
     metadata={_VERSION_KEY: str(SCHEMA_VERSION)},
 )
+ROLLOUTS = PartKind("rollouts", SCHEMA, _VERSION_KEY, (str(SCHEMA_VERSION),))
 
 
 def rollouts_table(rollouts: Sequence[Rollout]) -> pa.Table:
@@ -35,12 +36,7 @@ def rollouts_table(rollouts: Sequence[Rollout]) -> pa.Table:
 
 def table_rollouts(table: pa.Table) -> list[Rollout]:
     """The rollouts of a table made by ``rollouts_table``, in order."""
-    version = (table.schema.metadata or {}).get(_VERSION_KEY, b"none").decode()
-    if version != str(SCHEMA_VERSION):
-        raise RunDirError(
-            f"these rollouts have schema version {version}, this rocktokens reads {SCHEMA_VERSION}: "
-            "use the version that wrote them"
-        )
+    ROLLOUTS.require_version(table.schema, "the table")
     columns = [_values(table.column(field.name)) for field in SCHEMA]
     return [Rollout(**dict(zip(SCHEMA.names, values, strict=True))) for values in zip(*columns, strict=True)]
 
@@ -53,7 +49,7 @@ def write_rollouts(run: RunDir, relative: str, rollouts: Sequence[Rollout]) -> F
 
 def read_rollouts(run: RunDir, relative: str) -> list[Rollout]:
     """Committed rollouts, after checking that the file is the one that was committed."""
-    return table_rollouts(pq.read_table(run.verified(relative)))
+    return table_rollouts(ROLLOUTS.read(run, relative))
 
 
 def _column(field: pa.Field, values: list) -> pa.Array:

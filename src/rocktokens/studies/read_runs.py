@@ -8,7 +8,6 @@
    all jobs ran under the same load, without interruption.
 """
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ import numpy as np
 
 from rocktokens.errors import RunDirError
 from rocktokens.evaluation.records import EvaluationRecord
+from rocktokens.parsing import parse_json
 from rocktokens.rollouts.store import read_rollouts
 from rocktokens.studies.plan import Job
 from rocktokens.studies.records import Curve
@@ -104,10 +104,13 @@ def _require_same_prompts(job: Job, step: int, record: EvaluationRecord, start: 
 
 
 def _log(job: Job) -> list[dict[str, Any]]:
-    lines = job.run.logs.read_text(encoding="utf-8").splitlines()
+    lines = job.run.logs.read_bytes().splitlines()
     if len(lines) != job.config.training.max_steps:
         raise RunDirError(
             f"{job.run.logs} has {len(lines)} lines for {job.config.training.max_steps} steps: restore it from a copy "
             "of the run"
         )
-    return [json.loads(line) for line in lines]
+    try:
+        return [parse_json(line) for line in lines]
+    except ValueError as error:
+        raise RunDirError(f"{job.run.logs} has a damaged line ({error}): restore it from a copy of the run") from None

@@ -1,12 +1,12 @@
 """A dataset of JSON lines as a task: one object per line, fields named in the config."""
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from rocktokens.config import JsonlTask
 from rocktokens.errors import RocktokensError
+from rocktokens.parsing import parse_json
 from rocktokens.tasks.base import DatasetTask
 from rocktokens.tasks.records import dataset_task
 
@@ -25,14 +25,14 @@ def read_lines(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
                     yield f"line {number}", _parse(path, number, line)
     except FileNotFoundError:
         raise RocktokensError(f"task.path {str(path)!r} does not exist: give a file of JSON lines") from None
-    except (IsADirectoryError, PermissionError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise RocktokensError(f"task.path {str(path)!r} cannot be read ({error}): give a file of JSON lines") from None
 
 
 def _parse(path: Path, number: int, line: str) -> Mapping[str, Any]:
     try:
-        record = json.loads(line)
-    except (json.JSONDecodeError, RecursionError) as error:
+        record = parse_json(line)
+    except ValueError as error:
         raise RocktokensError(f"{path}, line {number} is not valid JSON ({error}): fix or remove it") from None
     if not isinstance(record, dict):
         raise RocktokensError(f"{path}, line {number} is not a JSON object: every line must be one")

@@ -4,6 +4,7 @@
    some files lack is null there.
 2. It is bounded: ``memory`` is what it holds before it spills into a folder of its own in the system's temporary one.
 3. Rows come in no particular order: a query whose order matters says ``order_by``.
+4. Where a query fails, the files are read once more, one by one: one that is damaged is named.
 
 Integer sums make the results the same bits on any engine, at any number of threads and with any memory.
 """
@@ -29,9 +30,13 @@ ENGINES = ("duckdb", "spark")
 DEFAULT_MEMORY = "768MiB"
 LEAST_MEMORY = 16 << 20
 ReadParquet = Callable[[Sequence[Path]], ir.Table]
+NameUnreadable = Callable[[Sequence[Path]], None]
+"""Refuses the first of some files that cannot be read."""
 
 
-def open_engine(engine: str, threads: int | None, memory: str) -> ReadParquet:
+def open_engine(
+    engine: str, threads: int | None, memory: str, name_unreadable: NameUnreadable = lambda _: None
+) -> ReadParquet:
     """Start an engine (or join the Spark session there is); what comes back reads files as one of its tables."""
     if threads is not None and threads < 1:
         raise RocktokensError(f"threads = {threads} is not valid: give at least 1")
@@ -42,7 +47,7 @@ def open_engine(engine: str, threads: int | None, memory: str) -> ReadParquet:
     if limit < LEAST_MEMORY:
         raise RocktokensError(f"memory = {memory!r} is too little for any query: give at least 16MiB")
     if engine == "duckdb":
-        return _open_duckdb(threads, limit)
+        return _open_duckdb(threads, limit, name_unreadable)
     if engine == "spark":
         return _open_spark(threads, limit)
     raise RocktokensError(f"engine = {engine!r} is not known: use one of {', '.join(ENGINES)}")
@@ -63,9 +68,12 @@ def _open_spark(threads: int | None, memory: ByteSize) -> ReadParquet:
 
 
 class _BoundedDuckDB(Backend):
-    """DuckDB whose refusal to go beyond its memory is a sentence about ``memory``."""
+    """DuckDB whose refusal to go beyond its memory is a sentence about ``memory``, and that names damaged files."""
 
     memory: ByteSize
+    paths: list[Path]
+    """Every file it was asked to read."""
+    name_unreadable: NameUnreadable
 
     def to_pyarrow(self, expr: ir.Expr, /, **options: Any) -> pa.Table | pa.ChunkedArray | pa.Scalar:
         try:
@@ -74,9 +82,12 @@ class _BoundedDuckDB(Backend):
             raise RocktokensError(
                 f"memory = {self.memory.human_readable()} is too little for this query: give more, or fewer threads"
             ) from None
+        except duckdb.Error:
+            self.name_unreadable(self.paths)
+            raise
 
 
-def _open_duckdb(threads: int | None, memory: ByteSize) -> ReadParquet:
+def _open_duckdb(threads: int | None, memory: ByteSize, name_unreadable: NameUnreadable) -> ReadParquet:
     spill = tempfile.mkdtemp(prefix="rocktokens-")
     connection = _BoundedDuckDB(
         memory_limit=f"{memory:d}B",
@@ -85,11 +96,12 @@ def _open_duckdb(threads: int | None, memory: ByteSize) -> ReadParquet:
         **({} if threads is None else {"threads": threads}),
     )
     weakref.finalize(connection, shutil.rmtree, spill, ignore_errors=True)
-    connection.memory = memory
+    connection.memory, connection.paths, connection.name_unreadable = memory, [], name_unreadable
     connection.reconnect()
 
     def read_parquet(paths: Sequence[Path]) -> ir.Table:
         # DuckDB reads every path as a pattern; a character class of one is that character.
+        connection.paths.extend(paths)
         names = [re.sub(r"[*?\[]", r"[\g<0>]", str(path)) for path in paths]
         # The folder name "checkpoint=N" is ours to read.
         return connection.read_parquet(names, hive_partitioning=False, union_by_name=True)

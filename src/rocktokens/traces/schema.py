@@ -141,12 +141,22 @@ def classes_of(schema: pa.Schema) -> str | None:
 
 
 def require_readable(schema: pa.Schema, path: Path) -> None:
-    """Refuse a file that a newer rocktokens wrote, or that is not a trace at all."""
+    """Refuse a file that a newer rocktokens wrote, or that has not the columns of a trace."""
     version = (schema.metadata or {}).get(VERSION_KEY, b"none").decode(errors="replace")
     if version != str(SCHEMA_VERSION):
         raise RunDirError(
             f"{path} has {VERSION_KEY.decode()} {version}, this rocktokens reads {SCHEMA_VERSION}: "
             "use the version that wrote it"
+        )
+    try:
+        wrong = [
+            column.name for column in _chosen_fields(schema.names) if schema.field(column.name).type != column.type
+        ]
+    except TraceError as error:
+        raise RunDirError(f"{path} is no trace: {error}") from None
+    if wrong:
+        raise RunDirError(
+            f"{path} is no trace: column {wrong[0]} is {schema.field(wrong[0]).type}: restore it from a copy of the run"
         )
 
 

@@ -11,7 +11,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -25,7 +25,8 @@ from tokenizers import Tokenizer
 from rocktokens.display.strip import Piece, strip_html
 from rocktokens.display.table import Column, Table, number
 from rocktokens.display.text import visible
-from rocktokens.errors import RocktokensError, RunDirError
+from rocktokens.errors import RocktokensError, RunDirError, TokenizerMismatchError
+from rocktokens.parts import read_parquet
 from rocktokens.run_dir import MAKERS, FileEntry, RunDir
 from rocktokens.traces.engines import DEFAULT_MEMORY, open_engine
 from rocktokens.traces.schema import classes_of, require_readable
@@ -92,7 +93,7 @@ class TraceStore:
         self._manifest = self.run.manifest()
         is_training, folder = source == "training", parts_folder("training", None)
         self._parts = [part for part in self.run.files("traces/") if part.path.startswith(folder) == is_training]
-        self._read_parquet = open_engine(engine, threads, memory)
+        self._read_parquet = open_engine(engine, threads, memory, self._name_unreadable)
         self._threads = threads
         self._tables: dict[str, ir.Table] = {}
         self._classes: dict[str, set[str | None]] = {}
@@ -148,6 +149,19 @@ class TraceStore:
             )
         return False
 
+    def require_own(self, name: str, record: Any) -> None:
+        """Refuse a record of the run, the content of its file ``name``, made from other traces or tokens than its own.
+
+        What a record does not say of its ``source`` and ``tokenizer_sha256`` is not compared.
+        """
+        self.made(getattr(record, "source", {}), name)
+        own, found = self.tokenizer_sha256, getattr(record, "tokenizer_sha256", "")
+        if own and found and found != own:
+            raise TokenizerMismatchError(
+                f"{self.run.path / name} was made with tokenizer {found[:12]}, the run's is {own[:12]}: run "
+                f"`{MAKERS[name]}` again"
+            )
+
     @cached_property
     def replay(self) -> ReplayRecord | None:
         """What ``rocktokens trace`` recorded of the replay; None where the rows were written without it."""
@@ -176,7 +190,7 @@ class TraceStore:
             if not parts:
                 raise RocktokensError(self._absent(checkpoint))
             paths = self.run.verify_all(parts, self._threads)
-            schemas = [_fitting_schema(part, path) for part, path in zip(parts, paths, strict=True)]
+            schemas = [self._fitting_schema(part, path) for part, path in zip(parts, paths, strict=True)]
             self._classes[folder] = set(map(classes_of, schemas))
             self._tables[folder] = self._read_parquet(paths)
         return self._tables[folder]
@@ -217,7 +231,10 @@ class TraceStore:
         # A folder of traces alone may have been given a tokenizer by hand; a run lists its own.
         if self.run.lists(TOKENIZER) or (self.tokenizer_sha256 and path.exists()):
             path = self.run.verified(TOKENIZER)
-        return Tokenizer.from_file(str(path)) if path.exists() else None
+        try:
+            return Tokenizer.from_file(str(path)) if path.exists() else None
+        except Exception as error:  # the library has no other
+            raise self.run.damaged(TOKENIZER, f"is no tokenizer ({error})") from None
 
     def _absent(self, checkpoint: int | None) -> str:
         if self.source == "training":
@@ -227,14 +244,18 @@ class TraceStore:
         available = ", ".join(map(str, self.checkpoints))
         return f"checkpoint {checkpoint} has no traces in {self.run.path}: available are {available}"
 
+    def _fitting_schema(self, part: FileEntry, path: Path) -> pa.Schema:
+        """The schema of a part; refuses one of another version, or with other rows than listed."""
+        footer = read_parquet(self.run, part.path, path, pq.read_metadata)
+        schema = footer.schema.to_arrow_schema()
+        require_readable(schema, path)
+        if footer.num_rows != part.rows:
+            raise self.run.damaged(part.path, f"has {footer.num_rows} rows, its manifest lists {part.rows}")
+        return schema
 
-def _fitting_schema(part: FileEntry, path: Path) -> pa.Schema:
-    """The schema of a part; refuses one of another version, or with other rows than listed."""
-    footer = pq.read_metadata(path)
-    schema = footer.schema.to_arrow_schema()
-    require_readable(schema, path)
-    if footer.num_rows != part.rows:
-        raise RunDirError(
-            f"{path} has {footer.num_rows} rows, its manifest lists {part.rows}: restore it from a copy of the run"
-        )
-    return schema
+    def _name_unreadable(self, paths: Sequence[Path]) -> None:
+        """Refuse the first part whose pages are damaged; nothing where all of them can be read."""
+        for path in paths:
+            is_own = path.is_relative_to(self.run.path)  # else a copy of what a writer replaces
+            relative = path.relative_to(self.run.path).as_posix() if is_own else f"traces/{path.name}"
+            read_parquet(self.run, relative, path, pq.read_table)

@@ -28,6 +28,7 @@ import pyarrow.parquet as pq
 
 from rocktokens.classes import TokenClasses
 from rocktokens.errors import RunDirError
+from rocktokens.parts import read_parquet
 from rocktokens.run_dir import RunDir
 from rocktokens.traces.schema import classes_of, validate_table, with_choice, without_choice
 
@@ -137,7 +138,7 @@ class TraceWriter:
             yield classes_of(self._buffer[-1].schema)
         elif parts := self._run.files(self._folder):
             with suppress(FileNotFoundError):
-                yield part_classes(self._run.path / parts[-1].path)
+                yield part_classes(self._run, parts[-1].path, self._run.path / parts[-1].path)
 
     def _require_open(self) -> None:
         if not self._is_open:
@@ -208,7 +209,8 @@ def add_choice(run: RunDir, relative: str, kl_choice_T: np.ndarray, classes: Tok
     That the rows are those of before is noted first, so a process killed in between leaves the part as it was.
     """
     with run.lock():
-        table = with_choice(pq.ParquetFile(run.verified(relative)).read(), kl_choice_T, classes)
+        part = read_parquet(run, relative, run.verified(relative), lambda path: pq.ParquetFile(path).read())
+        table = with_choice(part, kl_choice_T, classes)
         content, manifest = parquet_bytes(table), run.manifest()
         before = manifest["files"][relative]["sha256"]
         _note_choice(run, content, manifest.get(CHOICE_ADDED, {}).get(before, before))
@@ -221,9 +223,9 @@ def _note_choice(run: RunDir, content: bytes, without: str) -> None:
     run.update_manifest(**{CHOICE_ADDED: {**known, _sha256(content): without}})
 
 
-def part_classes(path: Path) -> str | None:
-    """Hash of the classes that a part has the choice within; None where it has no such column."""
-    return classes_of(pq.read_schema(path))
+def part_classes(run: RunDir, relative: str, path: Path) -> str | None:
+    """Hash of the classes that a part, now at ``path``, has the choice within; None where it has no such column."""
+    return classes_of(read_parquet(run, relative, path, pq.read_schema))
 
 
 def _by_classes(sha256: str | None) -> str:

@@ -70,6 +70,7 @@ def save_checkpoint(
 
     ``weights`` are the student's where its own are in shards, under the names of its ``state_dict``.
     """
+    run.require_held()
     target = run.checkpoint(state.step)
     temporary = target.with_name(f".{target.name}.tmp")
     for leftover in (temporary, target):
@@ -142,6 +143,7 @@ def open_run(run: RunDir, config: Config, num_processes: int, *, resume: bool) -
     """Return the step of the checkpoint to start from, None for a run that has none yet."""
     if run.exists() and not resume:
         raise RunDirError(f"{run.path} already holds a run: continue it with --resume, or give another run.directory")
+    run.require_new()
     if run.lists(run.config.name):
         before = load_config(run.verified(run.config.name))
         _require_same_config(before, config, by_content=POLICY_FILES in run.manifest())

@@ -17,6 +17,7 @@ import numpy as np
 
 from rocktokens.config import ModelsSection
 from rocktokens.errors import LengthExplosionError, NonFiniteLossError
+from rocktokens.parsing import parse_json
 from rocktokens.run_dir import RunDir, write_atomically
 from rocktokens.training.step import Update
 from rocktokens.types import Rollout
@@ -134,25 +135,30 @@ def truncated_share(rollouts: Sequence[Rollout]) -> float:
 
 def append_log(run: RunDir, record: dict[str, Any]) -> None:
     """Add one line and flush it to the disk, so that a checkpoint never knows more steps than the log."""
+    run.require_held()
     with run.logs.open("a", encoding="utf-8") as file:
         file.write(json.dumps(record, allow_nan=False) + "\n")
         file.flush()
         os.fsync(file.fileno())
 
 
-def cut_log(run: RunDir, step: int) -> None:
-    """Keep the lines of the steps before ``step``: the others, whole or torn by a kill, will be written again."""
+def cut_log(run: RunDir, step: int) -> int:
+    """Keep the lines of the steps before ``step``, and return how many lines of those were damaged, and are gone.
+
+    The others, whole or torn by a kill, will be written again.
+    """
     if not run.logs.exists():
-        return
-    lines = run.logs.read_text(encoding="utf-8").splitlines(keepends=True)
-    kept = "".join(line for line in lines if _is_before(step, line))
-    write_atomically(run.logs, lambda path: path.write_text(kept, encoding="utf-8"))
+        return 0
+    lines = run.logs.read_bytes().splitlines(keepends=True)
+    kept = [line for line in lines if _is_before(step, line)]
+    write_atomically(run.logs, lambda path: path.write_bytes(b"".join(kept)))
+    return max(0, min(step, len(lines)) - len(kept))
 
 
-def _is_before(step: int, line: str) -> bool:
+def _is_before(step: int, line: bytes) -> bool:
     try:
-        return json.loads(line)["step"] < step
-    except ValueError:  # torn
+        return parse_json(line)["step"] < step
+    except (ValueError, TypeError, KeyError):  # torn or damaged
         return False
 
 

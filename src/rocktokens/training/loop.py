@@ -212,7 +212,8 @@ def _make_ready(
         progress.note(session.layout.summary)
     step, parts = (state.step, state.trace_parts) if state else (0, 0)
     run.drop([entry.path for entry in run.files("traces/training/")][parts:])
-    cut_log(run, step)
+    if lost := cut_log(run, step):
+        progress.note(f"{run.logs} has {lost} damaged or missing lines of steps before {step}: they are left out")
 
 
 def _rollouts_of_step(session: Session, run: RunDir, step: int) -> tuple[list[Rollout], bool]:

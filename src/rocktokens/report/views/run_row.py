@@ -11,7 +11,6 @@
 import hashlib
 import json
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from rocktokens.display.numbers import count, percent
 from rocktokens.display.table import Cell, Column, Table, number, text
 from rocktokens.errors import RocktokensError
 from rocktokens.evaluation.records import EvaluationRecord, Ledger
+from rocktokens.parsing import parse_toml
 from rocktokens.report.views.log_tail import last_line
 from rocktokens.run_dir import RunDir
 from rocktokens.studies.records import StudyResult
@@ -148,8 +148,8 @@ def _config_text(run: RunDir) -> str:
 def _configured(config_text: str, section: str, key: str) -> str:
     """Read one value of a config; empty where it is not there."""
     try:
-        return str(tomllib.loads(config_text)[section][key])
-    except (tomllib.TOMLDecodeError, KeyError, TypeError):
+        return str(parse_toml(config_text)[section][key])
+    except (ValueError, KeyError, TypeError):
         return ""
 
 

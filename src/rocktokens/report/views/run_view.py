@@ -106,25 +106,16 @@ class RunView:
 
     def _require_own(self) -> None:
         """Refuse records that were made from the traces, or with the tokenizer, of another run."""
-        sources = {
+        records = {
             "rocks.json": self.rocks,
             "find.json": self.find,
             "classes.json": self.classes,
             "gradients.json": self.gradients,
+            "knockout.json": self.knockout,
         }
-        for name, record in sources.items():
+        for name, record in records.items():
             if record is not None:
-                self._traces.made(record.source, name)
-        own, conditions = self._traces.tokenizer_sha256, self.knockout and self.knockout.settings.conditions
-        if own and self.rocks is not None:
-            self.rocks.require_tokenizer(own)
-        if own and self.classes is not None:
-            self.classes.require_tokenizer(own)
-        if own and conditions is not None and conditions.tokenizer_sha256 != own:
-            raise RocktokensError(
-                f"{self.run.knockout} was made with tokenizer {conditions.tokenizer_sha256[:12]}, the run's is "
-                f"{own[:12]}: run `rocktokens knockout` again"
-            )
+                self._traces.require_own(name, record)
 
     def _judged(self) -> RockSet | None:
         """Return the rocks, with the verdicts of knockout.json where rocks.json has none.
