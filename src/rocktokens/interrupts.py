@@ -11,7 +11,7 @@
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -47,7 +47,8 @@ def held_signals(on_first: Callable[[], None]) -> Iterator[HeldSignal]:
         for own, handler in before.items():
             signal.signal(own, handler)
         held.number = number
-        on_first()
+        with suppress(Exception, SystemExit):  # who reads what is said may have got the same signal
+            on_first()
 
     # No name here refers to ``note`` and is used by it: a cycle would keep the caller's model, and its files, open.
     with _handled(dict.fromkeys(before, note)):

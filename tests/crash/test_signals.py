@@ -19,7 +19,7 @@ from rocktokens.config import load_config
 from rocktokens.interrupts import Terminated, held_signals, obeying_terminate
 from rocktokens.run_dir import RunDir
 from rocktokens.training import loop
-from rocktokens.training.loop import distill
+from rocktokens.training.loop import STOPPED, _drop_stopped, distill
 from warm_process import start_command
 
 WORKER = Path(__file__).parents[1] / "training" / "distil_worker.py"
@@ -230,3 +230,36 @@ def test_a_handler_of_the_caller_stays():
     finally:
         signal.signal(signal.SIGTERM, before)
     assert seen == [signal.SIGTERM]
+
+
+def test_a_signal_is_held_also_where_nobody_can_be_told():
+    """Ctrl-C ends a `tee` behind the command too; what is printed then raises."""
+
+    def say() -> None:
+        raise SystemExit(1)
+
+    finished = False
+    with pytest.raises(KeyboardInterrupt), held_signals(say) as held:
+        signal.raise_signal(signal.SIGINT)
+        assert held.number == signal.SIGINT
+        finished = True
+    assert finished
+
+
+def test_only_the_latest_checkpoint_of_a_stop_stays(tmp_path: Path):
+    """Whatever a killed process did not come to: one that was to be dropped, one that was not written."""
+    run = RunDir(tmp_path / "run")
+    with run.lock():
+        run.record_start("distill", student="s", teacher="t")
+        for step in (0, 30, 50):
+            run.commit_text(f"checkpoints/step-{step}/config.json", "{}")
+        run.update_manifest(**{STOPPED: [30, 50, 70]})
+        _drop_stopped(run, 50)
+        assert [own.path for own in run.files("checkpoints/")] == [f"checkpoints/step-{n}/config.json" for n in (0, 50)]
+        assert run.manifest()[STOPPED] == [50] and not run.checkpoint(30).exists()
+        run.commit_text("checkpoints/step-100/config.json", "{}")
+        _drop_stopped(run, 100)
+        assert [own.path for own in run.files("checkpoints/")] == [
+            f"checkpoints/step-{n}/config.json" for n in (0, 100)
+        ]
+        assert run.manifest().get(STOPPED) is None

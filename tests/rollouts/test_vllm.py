@@ -338,6 +338,7 @@ def test_without_the_plug_in_the_server_draws_and_branches_are_refused(student: 
     [drawn] = [own for own in asked if "seed" in own]
     assert drawn["temperature"] == 0.5 and drawn["seed"] == stream_key(7, "prompt-0", 0) % 2**31
     assert "vllm_xargs" not in drawn
+    assert (drawn["top_p"], drawn["top_k"], drawn["repetition_penalty"]) == (1.0, 0, 1.0), "not the model's own"
 
 
 def test_a_head_wider_than_the_teachers_cannot_be_served(student: Any, tmp_path: Path):

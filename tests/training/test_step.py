@@ -239,3 +239,12 @@ def test_response_states_are_those_before_the_token(open_session, rollouts):
         )
     unchanged = (before == after).all(-1).tolist()
     assert unchanged[:4] == [True] * 4 and not any(unchanged[4:])
+
+
+def test_an_update_shows_in_the_versions_of_the_weights(open_session, rollouts):
+    """A fused optimizer, as on a GPU, leaves them; a sampler over a server sends weights of another version."""
+    session = open_session()
+    fused = torch.optim.AdamW(session.trainable, lr=1e-3, fused=True)
+    before = [parameter._version for parameter in session.trainable]
+    update_student(replace(session, optimizer=fused), rollouts, 0)
+    assert all(own._version > version for own, version in zip(session.trainable, before, strict=True))

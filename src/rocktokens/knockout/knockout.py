@@ -226,6 +226,7 @@ def _conditions(config: Config, banned: BannedModel, prompts: Sequence[Prompt], 
     from rocktokens.tasks.graders import grader_identity
 
     loaded, template, longest = banned.loaded, sampling.chat_template, sampling.max_prompt_length
+    rollouts = config.rollouts
     seen = [encode_prompt(loaded.tokenizer, prompt, template, longest).tolist() for prompt in prompts]
     return {
         **_conditions_without_model(config, banned.identity, prompts, sampling),
@@ -234,7 +235,7 @@ def _conditions(config: Config, banned: BannedModel, prompts: Sequence[Prompt], 
         "config_sha256": digest(json.loads(loaded.model.config.to_json_string())),
         "eos_ids": sorted(loaded.eos_ids),
         "versions": package_versions(DECODING_PACKAGES),
-        "device": "vllm" if config.rollouts.engine == "vllm" else loaded.model.device.type,
+        "device": f"vllm, {rollouts.noise} noise" if rollouts.engine == "vllm" else loaded.model.device.type,
         # Prompts as the model sees them, template included, and their answers.
         "prompts_sha256": digest([[prompt.id, prompt.answer, ids] for prompt, ids in zip(prompts, seen, strict=True)]),
     }

@@ -112,11 +112,10 @@ def hidden_states(model: Any, input_ids_RL: torch.Tensor, **layout: Any) -> torc
     There is no mask: padding is on the right, and a causal LM never sees what comes after a token. ``layout`` is what
     else the model must know of where tokens lie: their positions, and arguments of its attention.
     """
-    trunk: Any = _trunk(causal_lm(model))
-    return trunk(input_ids=input_ids_RL, use_cache=False, **layout).last_hidden_state
+    return trunk(causal_lm(model))(input_ids=input_ids_RL, use_cache=False, **layout).last_hidden_state
 
 
-def _trunk(lm: PreTrainedModel) -> Any:
+def trunk(lm: PreTrainedModel) -> Any:
     """The model below the head, also where it has another name than its class says, as that of Llama 4."""
     if lm.base_model is not lm:
         return lm.base_model

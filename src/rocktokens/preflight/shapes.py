@@ -65,8 +65,10 @@ class ModelShape:
         """Read off a transformers causal LM, PEFT-wrapped or not."""
         config = model.config.get_text_config()
         per_layer = [_numbers(layer) for layer in _layers(name, model, config.num_hidden_layers)]
-        experts = [parameter for parameter in model.parameters() if parameter.ndim == EXPERT_DIMENSIONS]
-        count = max((parameter.shape[0] for parameter in experts), default=1)
+        names = ("num_experts", "num_local_experts", "n_routed_experts")
+        count = next((own for name in names if (own := getattr(config, name, None))), 1)
+        stacked = [parameter for parameter in model.parameters() if parameter.ndim == EXPERT_DIMENSIONS]
+        experts = [parameter for parameter in stacked if parameter.shape[0] == count > 1]
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         return cls(
             name=name,

@@ -276,9 +276,10 @@ class SamplingCopy:
 
     def __init__(self, source: torch.nn.Module, dtype: torch.dtype, device: torch.device | str | None = None) -> None:
         self._source = source
-        self.model = copy.deepcopy(source).requires_grad_(False).to(device)
+        self.model = copy.deepcopy(source).requires_grad_(False)
         for own in self.model.parameters():
             own.data = own.data.to(dtype)
+        self.model.to(device)
 
     @torch.no_grad()
     def refresh(self) -> None:

@@ -28,6 +28,7 @@ from tenacity import RetryCallState, Retrying, retry_if_exception_type, wait_exp
 
 from rocktokens.config import Config
 from rocktokens.errors import RocktokensError
+from rocktokens.interrupts import Terminated
 from rocktokens.models.plain_weights import plain_weights
 from rocktokens.rollouts.decoding import DecodingSettings, Ended, StreamRequest, require_logprobs
 from rocktokens.rollouts.noisy_choice import XARG, NoisyChoice
@@ -40,6 +41,11 @@ TOGETHER = 4
 """Times ``batch_size`` requests that are sent, and checked, together."""
 MOST_FAILURES = 3
 """How often a server that answers, but wrongly, is asked the same."""
+NEUTRAL = {
+    **{"top_p": 1.0, "top_k": 0, "min_p": 0.0},
+    **{"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
+}
+"""What a server would otherwise take from the generation_config.json of its model."""
 NO_LOGIT = -100.0
 """What vLLM adds to a logit of a type that may not be written."""
 Noise = Literal["plugin", "server"]
@@ -120,19 +126,27 @@ class VllmSampler(TransformersSampler):
 
     def _try_answers(self, requests: Sequence[StreamRequest], settings: DecodingSettings) -> list[Ended]:
         try:
-            self._bring_up_to_date()
-            with ThreadPoolExecutor(self.batch_size) as pool:
-                pending = [pool.submit(self._answer, request, settings) for request in requests]
-                try:
-                    ended = [own.result() for own in pending]
-                finally:
-                    pool.shutdown(cancel_futures=True)
+            if not _is_one_of_many():  # those have loaded them together
+                self._bring_up_to_date()
+            ended = self._all_answers(requests, settings)
             if self._gap() > self.max_gap:
                 raise ServerLostError(f"the vLLM server at {self.client.url} has other weights than it was given")
         except ServerLostError:
             self._synced = None
             raise
         return ended
+
+    def _all_answers(self, requests: Sequence[StreamRequest], settings: DecodingSettings) -> list[Ended]:
+        """Ask for all at once; a signal ends it without waiting for what the server still writes."""
+        pool = ThreadPoolExecutor(self.batch_size)
+        try:
+            pending = [pool.submit(self._answer, request, settings) for request in requests]
+            return [own.result() for own in pending]
+        except (KeyboardInterrupt, SystemExit, Terminated):
+            self.client.close()
+            raise
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def _answer(self, request: StreamRequest, settings: DecodingSettings) -> Ended:
         room = request.end(settings.max_new_tokens) - len(request.known)
@@ -150,6 +164,7 @@ class VllmSampler(TransformersSampler):
             "prompt": prompt,
             "max_tokens": room,
             "temperature": 0.0,
+            **NEUTRAL,
             "return_token_ids": True,
             "skip_special_tokens": False,
             "ignore_eos": True,

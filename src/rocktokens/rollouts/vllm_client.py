@@ -110,6 +110,10 @@ class VllmClient:
         """Return the completion of one prompt."""
         return self._ask("POST", "/v1/completions", body, Completions).choices[0]
 
+    def close(self) -> None:
+        """Hang up; what is still asked for fails."""
+        self._client.close()
+
     def load_weights(self, folder: str) -> None:
         """Replace the weights of the model by those in a folder, while nothing is being decoded."""
         reload = {"method": "reload_weights", "kwargs": {"weights_path": folder}}

@@ -72,7 +72,9 @@ def run_study(study: StudyConfig | str | Path, progress: Progress = SILENT, draw
 
 def _finish_jobs(config: StudyConfig, left: Sequence[Job], total: int, progress: Progress) -> None:
     """Train and evaluate what is left, in parallel, under one bar over all of it."""
-    places = choose_places(config.study.processes, config.base.models.device, len(left))
+    is_served = config.base.rollouts.engine == "vllm"  # a server has the weights of one run
+    processes = 1 if is_served else config.study.processes
+    places = choose_places(processes, config.base.models.device, len(left))
     done = total - len(left)
 
     def count(job: Job) -> None:

@@ -28,7 +28,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
-from rocktokens.models.head import causal_lm
+from rocktokens.models.head import causal_lm, trunk
 from rocktokens.models.shards import gathered
 from rocktokens.rollouts.sampler import SamplingCopy
 from rocktokens.training.checkpoint import optimizer_state, optimizer_tensors
@@ -115,7 +115,7 @@ class ShardedLayout(Layout):
         embeddings, head = teacher.get_input_embeddings(), teacher.get_output_embeddings()
         is_tied = head.weight is embeddings.weight
         self._shard_layers(teacher)
-        fully_shard(teacher.base_model, mesh=self._mesh, reshard_after_forward=True)
+        fully_shard(trunk(teacher), mesh=self._mesh, reshard_after_forward=True)
         if is_tied:
             head.weight = embeddings.weight
         else:

@@ -16,7 +16,7 @@ run goes on from there, and the next regular checkpoint takes the place of that 
 
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -57,7 +57,7 @@ from rocktokens.types import Rollout
 OnStep = Callable[[int, int, dict[str, Any]], None]
 """Told after every step how many are made, of how many, and the log record."""
 STOPPED = "stopped"
-"""The manifest's entry with the step of a checkpoint that a signal asked for."""
+"""The manifest's entry with the steps of checkpoints that signals asked for, and the next one replaces."""
 STOPPING = "stopping after this step, with a checkpoint; a second signal stops at once"
 Value = TypeVar("Value")
 
@@ -98,6 +98,8 @@ def distill(
     lock = run.lock() if accelerator.is_main_process else nullcontext()
     with lock, _reporting(config, progress, on_step) as report:
         done = _from_main(accelerator, lambda: open_run(run, config, accelerator.num_processes, resume=resume))
+        if done is not None and accelerator.is_main_process:
+            _drop_stopped(run, done)
         checkpoint = None if done is None else run.verified_checkpoint(done)
         state = None if checkpoint is None else load_trainer_state(checkpoint)
         left = config.training.max_steps - (done or 0)
@@ -110,7 +112,10 @@ def distill(
                 state = _train(session, run, state, report, held)
                 accelerator.wait_for_everyone()  # the main process may still be writing
                 if held.number is not None and accelerator.is_main_process:
-                    progress.note(f"stopped after {state.step} steps: the checkpoint of step {state.step} is written")
+                    with suppress(Exception, SystemExit):  # who reads it may have got the same signal
+                        progress.note(
+                            f"stopped after {state.step} steps: the checkpoint of step {state.step} is written"
+                        )
     return TrainingResult(run.path, run.checkpoint(state.step), state.step, state.tokens_seen, not left)
 
 
@@ -256,18 +261,25 @@ def _save(
         state = replace(state, trace_parts=traces.parts)
     full = session.layout.full_state(session.student, session.optimizer)
     if full is not None:
-        stopped = run.manifest().get(STOPPED)
-        if not is_due:
-            run.update_manifest(**{STOPPED: state.step})
+        stopped = [own for own in run.manifest().get(STOPPED) or [] if own != state.step]
+        if stopped or not is_due:
+            run.update_manifest(**{STOPPED: stopped if is_due else [*stopped, state.step]})
         save_checkpoint(
             run, state, session.student, session.tokenizer, full.optimizer, session.policy.state(), full.weights
         )
-        if stopped is not None and stopped != state.step:
-            run.drop([entry.path for entry in run.files(f"checkpoints/step-{stopped}/")])
-            shutil.rmtree(run.checkpoint(stopped), ignore_errors=True)
-            if is_due:
-                run.update_manifest(**{STOPPED: None})
+        _drop_stopped(run, state.step)
     return state
+
+
+def _drop_stopped(run: RunDir, latest: int) -> None:
+    """Drop checkpoints that signals left, but for the latest one; a process that was killed may not have come to it."""
+    stopped = run.manifest().get(STOPPED) or []
+    for own in stopped:
+        if own != latest:
+            run.drop([entry.path for entry in run.files(f"checkpoints/step-{own}/")])
+            shutil.rmtree(run.checkpoint(own), ignore_errors=True)
+    if stopped and stopped != [latest]:
+        run.update_manifest(**{STOPPED: [latest] if latest in stopped else None})
 
 
 @contextmanager

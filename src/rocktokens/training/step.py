@@ -116,6 +116,7 @@ def update_student(session: Session, rollouts: Sequence[Rollout], step: int) -> 
     require_finite(step, own_loss, grad_norm)
     learning_rate = float(session.optimizer.param_groups[0]["lr"])
     session.optimizer.step()
+    torch.autograd.graph.increment_version(session.trainable)  # a fused optimizer does not, and a sampler asks for it
     session.scheduler.step()
     session.optimizer.zero_grad()
     own_scores = numpy_scores([output.scores for output in outputs])

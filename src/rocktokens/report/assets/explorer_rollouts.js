@@ -43,6 +43,8 @@
   ];
   const REST = 120; // milliseconds before what is typed is searched for
   let list = null;
+  let openPages = 0; // of the list, any of which may be on its way
+  let typing = 0;
   let strip = null;
 
   async function drawRollouts() {
@@ -77,7 +79,9 @@
   async function openList(filters) {
     const [index, checkpoint] = [state.run, checkpointOf(run(), state.checkpoint)];
     const fetchPage = (page) => ask(`list ${page}`, `runs/${index}/rollouts`, { ...filters, checkpoint, page });
+    forget(...Array.from({ length: openPages }, (_, page) => `list ${page}`));
     const first = await fetchPage(0);
+    openPages = Math.ceil(first.total / first.size);
     list = RockList.open($("list"), first, { fetchPage, rowElement, isChosen, attempt });
     const noun = first.total === 1 ? "rollout" : "rollouts";
     const where = isBundle ? " in this bundle" : "";
@@ -124,6 +128,7 @@
     }
     if (changed("rollout", state.run, state.checkpoint, state.rollout, state.measure)) {
       const wanted = chosenRollout();
+      strip = null; // what is still shown is of another rollout
       const own = await ask("rollout", `runs/${state.run}/rollouts/${encodeURIComponent(state.rollout)}`, {
         checkpoint: checkpointOf(run(), state.checkpoint),
       });
@@ -139,7 +144,7 @@
         measure: state.measure,
         scale,
         selected: position(),
-        onSelect: (token) => go({ position: String(token.position) }, { replace: true }),
+        onSelect: (token) => chosenRollout() === wanted && go({ position: String(token.position) }, { replace: true }),
         onHover: (token) => chosenRollout() === wanted && Explorer.showToken(token || selectedToken()),
       });
       legendInto($("view-rollouts"), scale);
@@ -170,7 +175,6 @@
     const form = $("filters");
     options(form.elements.sort, Object.entries(SORTS), DEFAULTS.sort);
     options(form.elements.category, [["", "any"], ...CATEGORIES.map((name) => [name, name.replace(/_/g, " ")])], "");
-    let typing = 0;
     const apply = (replace) => {
       clearTimeout(typing);
       const said = [...form.elements]
@@ -211,6 +215,7 @@
     draw: drawRollouts,
     strip: () => strip,
     move: moveInList,
+    leave: () => clearTimeout(typing),
     listen() {
       listenToFilters();
       listenToList();
