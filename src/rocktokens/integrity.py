@@ -100,6 +100,8 @@ class Verification:
     def commands(self) -> tuple[str, ...]:
         """What makes the damaged files again, each once, in the order to run them in."""
         commands = {own.command for own in self.problems if own.command}
+        # A search with classes makes all that one without makes, which refuses damaged classes.
+        commands -= {own for own in commands if own.split()[1] == "find" and f"{own} --classes" in commands}
         return tuple(sorted(commands, key=lambda own: (_VERBS.index(own.split()[1]), own)))
 
     def to_record(self) -> dict[str, Any]:

@@ -88,6 +88,18 @@ def test_the_command_that_is_named_makes_the_file_again(copy: Path):
     assert verify_run(copy).is_sound and (copy / "rocks.json").read_bytes() == sound
 
 
+def test_a_search_with_classes_stands_for_one_without(copy: Path):
+    (copy / "rocks.json").unlink()
+    RunDir(copy).commit_text("classes.json", "{}")
+    RunDir(copy).commit_text("knockout-classes.json", "{}")
+    RunDir(copy).commit_text("knockout.json", "{}")
+    assert verify_run(copy).commands == (
+        f"rocktokens find {copy} --classes",
+        f"rocktokens knockout {copy}",
+        f"rocktokens knockout {copy} --classes",
+    )
+
+
 def no_kl(path: Path) -> None:
     table = pq.read_table(path)
     values = table["kl"].to_pylist()
