@@ -83,6 +83,19 @@ def test_verify_names_what_is_missing_or_changed(tmp_path):
         run.verify(entry)
 
 
+def test_a_folder_for_a_file_and_a_file_for_a_folder_are_refused(tmp_path):
+    run = RunDir(tmp_path)
+    entry, below = run.commit("rocks.json", text("one")), run.commit("traces/a", text("two"))
+    (tmp_path / "rocks.json").unlink()
+    (tmp_path / "rocks.json").mkdir()
+    with pytest.raises(RunDirError, match=r"rocks\.json is a folder, .*: restore .*, or remove it and run `rocktokens"):
+        run.verify(entry)
+    shutil.rmtree(tmp_path / "traces")
+    (tmp_path / "traces").write_text("no folder")
+    with pytest.raises(RunDirError, match="traces/a is listed in the manifest but missing"):
+        run.verify(below)
+
+
 def test_adopt_lists_and_drop_forgets(tmp_path):
     run = RunDir(tmp_path)
     for name in ("a", "b"):

@@ -6,7 +6,7 @@
 3. Records must be of the run they lie in: of its traces, its tokenizer, its rocks. Replayed rows must be tokens of the
    probe, and a checkpoint of the step it is filed under.
 4. A file that is there and not listed is a problem where a command would have read it; any other is a note.
-5. Runs within the run, such as the arms of a study, are checked alike.
+5. Runs within the run, such as the arms of a study, are checked alike; one whose manifest is damaged is a problem.
 
 What is wrong is a sentence, with the command that makes the file again where there is one.
 """
@@ -26,7 +26,7 @@ from tokenizers import Tokenizer
 
 from rocktokens.classes import TokenClasses
 from rocktokens.config import load_config, read_toml
-from rocktokens.errors import RocktokensError
+from rocktokens.errors import RocktokensError, RunDirError
 from rocktokens.evaluation.records import Ledger
 from rocktokens.gradients.records import GradientsRecord
 from rocktokens.knockout.class_records import ClassSweep
@@ -38,7 +38,7 @@ from rocktokens.parts import read_parquet
 from rocktokens.progress import SILENT, Progress
 from rocktokens.rocks.records import FindRecord
 from rocktokens.rollouts.store import ROLLOUTS, read_rollouts
-from rocktokens.run_dir import TRAINER_STATE, FileEntry, RunDir, file_sha256, run_at
+from rocktokens.run_dir import MAKERS, TRAINER_STATE, FileEntry, RunDir, file_sha256
 from rocktokens.studies.records import StudyResult
 from rocktokens.traces.schema import require_readable, validate_table
 from rocktokens.traces.store import TOKENIZER, TraceStore
@@ -100,6 +100,8 @@ class Verification:
     def commands(self) -> tuple[str, ...]:
         """What makes the damaged files again, each once, in the order to run them in."""
         commands = {own.command for own in self.problems if own.command}
+        # A search with classes makes all that one without makes, which refuses damaged classes.
+        commands -= {own for own in commands if own.split()[1] == "find" and f"{own} --classes" in commands}
         return tuple(sorted(commands, key=lambda own: (_VERBS.index(own.split()[1]), own)))
 
     def to_record(self) -> dict[str, Any]:
@@ -118,7 +120,8 @@ def verify_run(path: str | Path, progress: Progress = SILENT) -> Verification:
     Example: ``verify_run("runs/demo").is_sound``.
     """
     top = RunDir(path).require()
-    runs = [top, *_runs_within(top)]
+    within, problems = _runs_within(top)
+    runs = [top, *within]
     entries = [(run, entry) for run in runs for entry in run.files()]
     sizes = [_size(run.path / entry.path) for run, entry in entries]
     checked: dict[Path, list[tuple[FileEntry, Any, str]]] = {run.path: [] for run in runs}
@@ -130,7 +133,6 @@ def verify_run(path: str | Path, progress: Progress = SILENT) -> Verification:
             done += size
             advance(-(-done // MIB) - shown)
             shown = -(-done // MIB)
-    problems: list[Finding] = []
     notes: list[Finding] = []
     with progress.status("comparing"):
         for run in runs:
@@ -240,6 +242,10 @@ def _foreign(run: RunDir, sound: dict[str, Any]) -> Iterator[Problem]:
                 store.require_own(name, sound[name])
             except RocktokensError as error:
                 yield name, str(error)
+    try:
+        _ = store.replay
+    except RocktokensError as error:
+        yield "manifest.json", str(error)
     yield from _foreign_rows(run, sound)
     yield from _foreign_rocks(run, store, sound)
 
@@ -250,6 +256,7 @@ def _foreign_rows(run: RunDir, sound: dict[str, Any]) -> Iterator[Problem]:
     if "replay" not in run.manifest() or not probes:
         return
     rollouts = {own.rollout_id: own.token_ids for probe in probes for own in read_rollouts(run, probe)}
+    rollouts[-1] = np.array([], dtype=np.int64)  # no rollout's id: a probe without rows can be looked up in, too
     ids = np.array(sorted(rollouts), dtype=np.int64)
     lengths = np.array([len(rollouts[own]) for own in ids.tolist()], dtype=np.int64)
     starts, tokens = np.cumsum(lengths) - lengths, np.concatenate([rollouts[own] for own in ids.tolist()])
@@ -280,12 +287,11 @@ def _foreign_rocks(run: RunDir, store: TraceStore, sound: dict[str, Any]) -> Ite
 
 def _unlisted_problems(run: RunDir) -> Iterator[Problem]:
     """Yield files that are not listed and that commands refuse to read, or would read as part of a checkpoint."""
-    for name in (*RECORDS, TOKENIZER):
-        if run.holds_unlisted(name):
-            try:
-                run.listed(name)
-            except RocktokensError as error:
-                yield name, str(error)
+    for name in _refused(run):
+        try:
+            run.listed(name)
+        except RocktokensError as error:
+            yield name, str(error)
     for step in run.checkpoints():
         try:
             run.require_only_listed(step)
@@ -293,15 +299,25 @@ def _unlisted_problems(run: RunDir) -> Iterator[Problem]:
             yield f"checkpoints/step-{step}", str(error)
 
 
+def _refused(run: RunDir) -> list[str]:
+    """Files that are not listed and that commands refuse to read.
+
+    Anyone may put a file of another name beside them, and a tokenizer into a folder that records none, as does a
+    process that was killed before it listed its own.
+    """
+    names = [name for name in RECORDS if name in MAKERS or name == run.config.name]
+    names += [TOKENIZER] if "tokenizer_sha256" in run.manifest() else []
+    return [name for name in names if run.holds_unlisted(name)]
+
+
 def _notes(run: RunDir, sound: dict[str, Any]) -> Iterator[Problem]:
     """Yield what is odd about a run, and harms no result."""
     listed = {entry.path for entry in run.files()}
-    refused = {name for name in (*RECORDS, TOKENIZER) if run.holds_unlisted(name)}
-    others = sorted(_files_of(run) - listed - refused - set(GROWING))
+    others = sorted(_files_of(run) - listed - set(_refused(run)) - set(GROWING))
     if others:
         more = f" and {len(others) - NAMED} more" if len(others) > NAMED else ""
         named = f"{', '.join(others[:NAMED])}{more}"
-        yield others[0], f"{run.path} has files that its manifest does not list, so no command reads them: {named}"
+        yield others[0], f"{run.path} has files that its manifest does not list, so they are not checked: {named}"
     damaged = sum(not _is_object(line) for line in _log_lines(run))
     if damaged:
         yield run.logs.name, f"{run.logs} has {damaged} damaged lines, which readers leave out"
@@ -328,14 +344,33 @@ def _files_of(run: RunDir) -> set[str]:
     found: set[str] = set()
     for folder, below, names in os.walk(run.path):
         inside = Path(folder)
-        below[:] = [name for name in below if run_at(inside / name) is None]
+        below[:] = [name for name in below if not _is_manifest(inside / name / "manifest.json")]
         found |= {(inside / name).relative_to(run.path).as_posix() for name in names}
     return found
 
 
-def _runs_within(top: RunDir) -> list[RunDir]:
-    manifests = sorted(top.path.glob("*/**/manifest.json"))
-    return [run for path in manifests if (run := run_at(path.parent)) is not None]
+def _runs_within(top: RunDir) -> tuple[list[RunDir], list[Finding]]:
+    """The runs below a run, and the manifests there that cannot be read."""
+    runs, damaged = [], []
+    for path in filter(_is_manifest, sorted(top.path.glob("*/**/manifest.json"))):
+        run = RunDir(path.parent)
+        try:
+            run.manifest()
+            runs.append(run)
+        except RunDirError as error:
+            damaged.append(Finding(_shown(top, run, path.name), str(error), None))
+    return runs, damaged
+
+
+def _is_manifest(path: Path) -> bool:
+    """Whether there is a run's manifest, damaged or not; other tools have a manifest.json too."""
+    try:
+        content = parse_json(path.read_bytes())
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError):
+        return True
+    return isinstance(content, dict) and "manifest_version" in content
 
 
 def _size(path: Path) -> int:

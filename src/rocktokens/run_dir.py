@@ -286,10 +286,11 @@ class RunDir:
     def verify(self, entry: FileEntry) -> Path:
         """The path of a committed file whose bytes are what the manifest says, hashed on first read in the process."""
         path = self.path / entry.path
-        with suppress(FileNotFoundError):
+        absent = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+        with suppress(*absent):
             if _has_sha256(path, entry.sha256):
                 return path
-        with suppress(FileNotFoundError):
+        with suppress(*absent):
             if _has_sha256(_former(path), entry.sha256):
                 return _copied(_former(path), path.name, entry.sha256)
         if entry not in self.files(entry.path):
@@ -300,6 +301,8 @@ class RunDir:
         if not path.exists():
             again = f", or run `{maker}` again" if maker else ""
             raise RunDirError(f"{path} is listed in the manifest but missing: restore it from a copy of the run{again}")
+        if path.is_dir():
+            raise self.damaged(entry.path, "is a folder, where the manifest lists a file")
         raise self.damaged(entry.path, f"is not the file that {self.path / 'manifest.json'} lists (SHA-256 differs)")
 
     def damaged(self, relative: str, problem: str) -> RunDirError:

@@ -234,6 +234,15 @@ def test_steps_that_read_back_rollouts_make_time_an_indication(whole: Path, tmp_
     assert "some runs were interrupted, so equal time is an indication only" in record["notes"]
 
 
+@pytest.mark.parametrize("line", ["[]", '{"x": 1}', '{"response_length": null}', "{"])
+def test_a_damaged_line_of_a_log_is_refused(whole: Path, tmp_path: Path, line: str):
+    study = shutil.copytree(whole, tmp_path / "study")
+    logs = study / "arms" / RUNS[1] / "logs.jsonl"
+    logs.write_text(f"{logs.read_text().splitlines()[0]}\n{line}\n")
+    command = ("study", whole.parent / "whole.toml", *changed(f"study.directory={study}"))
+    refuse(*command, naming=(f"{logs} has a damaged line (", "restore it from a copy of the run"))
+
+
 def test_runs_that_began_differently_are_no_pair(whole: Path, tmp_path: Path):
     study = shutil.copytree(whole, tmp_path / "study")
     other, name = RunDir(study / "arms" / RUNS[3]), "rollouts/training/step-0.parquet"

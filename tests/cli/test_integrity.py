@@ -363,6 +363,25 @@ def test_a_damaged_knockout_is_not_taken_for_none(copy: Path):
     refuse_untouched(copy, "find", copy, naming=("knockout.json is no knockout.json", "`rocktokens knockout`"))
 
 
+@pytest.mark.parametrize("rocks", ["damaged", "removed", "foreign"])
+def test_there_is_a_way_out_where_rocks_and_knockout_are_damaged(copy: Path, rocks: str):
+    """A knock-out needs rocks, so that find must not ask for a knock-out first."""
+    run, sound = RunDir(copy), (copy / "rocks.json").read_bytes()
+    run.commit_text("knockout.json", "{}")
+    (copy / "knockout.json").unlink()
+    if rocks == "foreign":
+        run.commit("rocks.json", replace(RockSet.load(run.rocks), source={"manifest_sha256": "0" * 64}).save)
+    else:
+        run.rocks.write_text("{}", encoding="utf-8") if rocks == "damaged" else run.rocks.unlink()
+    refuse_untouched(copy, "knockout", copy, naming=("rocks.json", "`rocktokens find`"))
+    outcome = succeed("find", copy, *FEW_PROMPTS)
+    assert "the rocks are shown without verdicts" in outcome.stderr and "`rocktokens knockout`" in outcome.stderr
+    assert run.rocks.read_bytes() == sound
+    refuse_untouched(copy, "find", copy, naming=("knockout.json is listed in the manifest but missing",))
+    succeed("knockout", copy, "--top", "1", *NEW_QUESTION)
+    succeed("find", copy, *FEW_PROMPTS)
+
+
 def test_reading_that_the_disk_refuses(copy: Path):
     """Reading the first bytes of this file of the system is an input/output error."""
     (copy / "manifest.json").unlink()

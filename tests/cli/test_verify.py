@@ -13,9 +13,11 @@ import pytest
 from command_line import FinishedRun, changed, rocktokens, snapshot, succeed
 from safetensors.numpy import save_file
 
+from rocktokens.errors import RocktokensError
 from rocktokens.integrity import verify_run
 from rocktokens.rollouts.store import read_rollouts, write_rollouts
 from rocktokens.run_dir import RunDir
+from rocktokens.traces.store import TraceStore
 from rocktokens.types import RockSet
 
 PART = "traces/checkpoint=4/part-00001.parquet"
@@ -86,6 +88,18 @@ def test_the_command_that_is_named_makes_the_file_again(copy: Path):
     assert f"  {command}\n" in outcome.stdout
     succeed(*command.split()[1:], *changed("find.stage=score", "find.require=any", "find.min_prompts=1"))
     assert verify_run(copy).is_sound and (copy / "rocks.json").read_bytes() == sound
+
+
+def test_a_search_with_classes_stands_for_one_without(copy: Path):
+    (copy / "rocks.json").unlink()
+    RunDir(copy).commit_text("classes.json", "{}")
+    RunDir(copy).commit_text("knockout-classes.json", "{}")
+    RunDir(copy).commit_text("knockout.json", "{}")
+    assert verify_run(copy).commands == (
+        f"rocktokens find {copy} --classes",
+        f"rocktokens knockout {copy}",
+        f"rocktokens knockout {copy} --classes",
+    )
 
 
 def no_kl(path: Path) -> None:
@@ -165,6 +179,45 @@ def test_files_that_are_there_and_not_listed(copy: Path):
     assert found.commands == (f"rocktokens gradients {copy}",)
 
 
+def test_files_that_commands_take_as_they_are_are_notes(copy: Path):
+    """Records that a user saved into a run, as ``as_listed`` allows."""
+    for name in ("controls.json", "type_sets.json"):
+        (copy / name).write_text("{}", encoding="utf-8")
+    found = verify_run(copy)
+    assert found.is_sound and [own.path for own in found.notes] == ["controls.json"]
+    assert "type_sets.json" in found.notes[0].sentence
+
+
+def test_a_tokenizer_that_is_not_listed(copy: Path):
+    """Brought to a folder of traces, or left by a process that was killed before it listed it; else unknown."""
+    tokenizers = [name for name in listed(copy) if name.startswith("tokenizer/")]
+    manifest = json.loads((copy / "manifest.json").read_text(encoding="utf-8"))
+    manifest["files"] = {name: entry for name, entry in manifest["files"].items() if name not in tokenizers}
+    (copy / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    assert "tokenizer/tokenizer.json" in [own.path for own in verify_run(copy).problems]
+    del manifest["tokenizer_sha256"]
+    (copy / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    assert TraceStore(copy).vocab_size
+    found = verify_run(copy)
+    assert found.is_sound and all(name in found.notes[0].sentence for name in tokenizers[:3])
+
+
+def test_a_record_of_a_replay_that_cannot_be_read(copy: Path):
+    RunDir(copy).update_manifest(replay={"nonsense": 1})
+    with pytest.raises(RocktokensError) as refused:
+        _ = TraceStore(copy).replay
+    [found] = verify_run(copy).problems
+    assert found.path == "manifest.json" and found.sentence == str(refused.value)
+
+
+def test_a_probe_without_rows(copy: Path):
+    """Every replayed row is then of no rollout."""
+    write_rollouts(RunDir(copy), PROBE, [])
+    found = verify_run(copy).problems
+    assert {own.path for own in found} == {name for name in listed(copy) if name.startswith("traces/checkpoint=")}
+    assert all("has rows that are no tokens of the probe" in own.sentence for own in found)
+
+
 def test_damaged_lines_of_the_log_are_counted(copy: Path):
     with (copy / "logs.jsonl").open("ab") as log:
         log.write(b"\xff\n[]\n{torn")
@@ -177,6 +230,29 @@ def test_runs_within_a_run_are_checked_too(copy: Path, searched: Path):
     (inner / "rocks.json").unlink()
     [found] = verify_run(copy).problems
     assert found.path == "study/arms/a/rocks.json" and found.command == f"rocktokens find {inner}"
+
+
+@pytest.mark.parametrize(
+    ("damage", "problem"),
+    [
+        (lambda text: text[: len(text) // 2], "is not valid JSON"),
+        (lambda text: text.replace('"rows"', '"row"', 1), "without its rows and SHA-256"),
+    ],
+)
+def test_a_run_within_whose_manifest_is_damaged(copy: Path, searched: Path, damage: Callable[[str], str], problem: str):
+    path = shutil.copytree(searched, copy / "study/arms/a") / "manifest.json"
+    path.write_text(damage(path.read_text(encoding="utf-8")), encoding="utf-8")
+    result = verify_run(copy)
+    [found] = result.problems
+    assert found.path == "study/arms/a/manifest.json" and problem in found.sentence
+    assert result.notes == ()
+
+
+def test_the_manifest_of_another_tool_is_none(copy: Path):
+    (copy / "page").mkdir()
+    (copy / "page/manifest.json").write_text('{"name": "page"}', encoding="utf-8")
+    found = verify_run(copy)
+    assert found.is_sound and [own.path for own in found.notes] == ["page/manifest.json"]
 
 
 def test_a_file_that_the_disk_does_not_give(copy: Path):

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 from itertools import pairwise
 from pathlib import Path
 
@@ -356,6 +357,21 @@ def test_a_query_beyond_the_memory_spills_into_the_temporary_folder_and_changes_
     del rows
     gc.collect()
     assert not list(temporary.iterdir())
+
+
+def test_a_store_goes_with_its_last_reference_and_so_does_its_engine(tmp_path, temporary):
+    """Nothing waits for cycles to be collected; the engine removes its temporary folder when it goes."""
+    write(tmp_path / "run", sample_table(10, seed=0))
+    gc.disable()
+    try:
+        store = TraceStore(tmp_path / "run", threads=1)
+        assert store.table(0).count().to_pyarrow().as_py() == 10
+        seen = weakref.ref(store)
+        assert list(temporary.iterdir())
+        del store
+        assert seen() is None and not list(temporary.iterdir())
+    finally:
+        gc.enable()
 
 
 def test_memory_that_is_no_size_or_too_little_is_refused(large_run):

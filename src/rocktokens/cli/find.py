@@ -7,7 +7,7 @@
 """
 
 from dataclasses import asdict, replace
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,6 +15,9 @@ from rocktokens.classes import TokenClasses
 from rocktokens.cli.common import AsJson, Overrides, output, print_checkpoint_names, print_json, terminal
 from rocktokens.errors import RocktokensError
 from rocktokens.run_dir import RunDir
+
+if TYPE_CHECKING:
+    from rocktokens.traces.store import TraceStore
 
 FEW, MANY = 10, 20
 """Rows of the table on one screen, and where everything is printed."""
@@ -74,7 +77,7 @@ def find(
     section, seed = find_settings(run, chosen)
     with run.lock():
         store = TraceStore(run, engine=engine, threads=threads)
-        _refuse_unreadable(run, made_again=run.classes.name if classes else "")
+        has_verdicts = _require_readable(store, makes_classes=classes)
         if classes:
             rows_with_tops(store, reference)
         found = find_run(run, section, seed, options, terminal)
@@ -88,7 +91,7 @@ def find(
             record |= {"classes": linked.to_record(), "class_summaries": [asdict(own) for own in summaries]}
         return print_json(record)
     print_checkpoint_names(run)
-    rocks, analysis = with_known_verdicts(run, found.rocks), found.analysis
+    rocks, analysis = with_known_verdicts(run, found.rocks) if has_verdicts else found.rocks, found.analysis
     if analysis.choice is not None and not choice_is_of(run, analysis.choice):
         terminal.note(f"the traces have the choice within other classes: run `rocktokens trace {run.config} --classes`")
         analysis = replace(analysis, choice=None)
@@ -116,10 +119,27 @@ def _refuse_misuse(count: int, compare: bool, classes: bool) -> None:
         raise RocktokensError(f"find takes one run, {count} were given: add --compare to set two side by side")
 
 
-def _refuse_unreadable(run: RunDir, made_again: str) -> None:
-    """Refuse damaged records that are read once rocks are found, before anything is written."""
-    from rocktokens.knockout.records import KnockoutSweep
+def _require_readable(store: "TraceStore", makes_classes: bool) -> bool:
+    """Refuse damaged records that are read once rocks are found, before anything is written.
 
-    for path, load in ((run.knockout, KnockoutSweep.load), (run.classes, TokenClasses.load)):
-        if path.name != made_again and run.lists(path.name):
-            load(run.verified(path.name))
+    Returns False where verdicts have to be left out: knockout.json is damaged, and so are the rocks that a new
+    knock-out would need.
+    """
+    from rocktokens.knockout.records import KnockoutSweep
+    from rocktokens.types import RockSet
+
+    run = store.run
+    if not makes_classes and run.lists(run.classes.name):
+        TokenClasses.load(run.verified(run.classes.name))
+    if not run.lists(run.knockout.name):
+        return True
+    try:
+        KnockoutSweep.load(run.verified(run.knockout.name))
+    except RocktokensError as error:
+        try:
+            store.require_own(run.rocks.name, RockSet.load(run.verified(run.rocks.name)))
+        except RocktokensError:
+            terminal.note(f"the rocks are shown without verdicts, since {error}")
+            return False
+        raise
+    return True

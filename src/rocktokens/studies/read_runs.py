@@ -111,6 +111,13 @@ def _log(job: Job) -> list[dict[str, Any]]:
             "of the run"
         )
     try:
-        return [parse_json(line) for line in lines]
+        return [_log_line(line) for line in lines]
     except ValueError as error:
         raise RunDirError(f"{job.run.logs} has a damaged line ({error}): restore it from a copy of the run") from None
+
+
+def _log_line(line: bytes) -> dict[str, Any]:
+    content = parse_json(line)
+    if not isinstance(content, dict) or not isinstance(content.get("response_length"), int | float):
+        raise ValueError("it has no response_length")
+    return content

@@ -13,7 +13,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +93,8 @@ class TraceStore:
         self._manifest = self.run.manifest()
         is_training, folder = source == "training", parts_folder("training", None)
         self._parts = [part for part in self.run.files("traces/") if part.path.startswith(folder) == is_training]
-        self._read_parquet = open_engine(engine, threads, memory, self._name_unreadable)
+        # Of the run alone: an engine that knew the store would keep its memory until cycles are collected.
+        self._read_parquet = open_engine(engine, threads, memory, partial(_name_unreadable, self.run))
         self._threads = threads
         self._tables: dict[str, ir.Table] = {}
         self._classes: dict[str, set[str | None]] = {}
@@ -253,9 +254,10 @@ class TraceStore:
             raise self.run.damaged(part.path, f"has {footer.num_rows} rows, its manifest lists {part.rows}")
         return schema
 
-    def _name_unreadable(self, paths: Sequence[Path]) -> None:
-        """Refuse the first part whose pages are damaged; nothing where all of them can be read."""
-        for path in paths:
-            is_own = path.is_relative_to(self.run.path)  # else a copy of what a writer replaces
-            relative = path.relative_to(self.run.path).as_posix() if is_own else f"traces/{path.name}"
-            read_parquet(self.run, relative, path, pq.read_table)
+
+def _name_unreadable(run: RunDir, paths: Sequence[Path]) -> None:
+    """Refuse the first part whose pages are damaged; nothing where all of them can be read."""
+    for path in paths:
+        is_own = path.is_relative_to(run.path)  # else a copy of what a writer replaces
+        relative = path.relative_to(run.path).as_posix() if is_own else f"traces/{path.name}"
+        read_parquet(run, relative, path, pq.read_table)
