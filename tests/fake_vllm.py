@@ -110,6 +110,20 @@ class FakeVllm:
         return choice
 
 
+def dying_at(request: int) -> Fault:
+    """Hang up at one request for a rollout, and be started again with the weights of before."""
+    left = [request]
+
+    def die(own: FakeVllm, path: str, said: dict[str, Any]) -> tuple[int, bytes] | None:
+        left[0] -= "vllm_xargs" in said
+        if left[0] != 0 or "vllm_xargs" not in said:
+            return None
+        own.start_again()
+        return 0, b""
+
+    return die
+
+
 @contextmanager
 def serving(fake: FakeVllm) -> Iterator[str]:
     """The server on a free port, and its address."""

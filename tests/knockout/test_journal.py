@@ -148,7 +148,7 @@ def test_in_a_part_of_version_1_every_ban_acts_everywhere(tmp_path: Path):
 
 
 def work(journal: RunJournal, run: RunDir, tokens: int, per_entry: int) -> list[int]:
-    """Entries of a length until so many tokens are decoded; how many were by the time each part was written."""
+    """Entries of a length until this number of tokens is decoded; how many were by the time each part was written."""
     moments, parts = [], len(run.files("knockout/"))
     for number in range(tokens // per_entry):
         journal.add((BanKey((1,)), number), Decoded(0, np.full(per_entry, 7, np.int32), True))

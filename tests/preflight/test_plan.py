@@ -137,6 +137,17 @@ def test_the_pair_of_30_and_4_billion_needs_three_gpus(large: Plan):
     assert large.conclusion.startswith("Whole, 151 GB per GPU of 80 GB: does not fit. Sharded: at least 3 GPUs; 3 ")
 
 
+def test_only_experts_are_counted_as_such(tmp_path: Path):
+    """Not convolutions of a linear attention, which have three dimensions too."""
+    mixed = MOE | {"model_type": "qwen3_next", "architectures": ["Qwen3NextForCausalLM"]}
+    shape = teacher_shape(make_config(tmp_path, LLAMA, mixed))
+    model = real_model(mixed, tmp_path / "teacher")
+    assert any("conv1d" in name for name, _ in model.named_parameters())
+    stacked = [own for name, own in model.named_parameters() if ".mlp.experts." in name]
+    assert shape.experts == sum(own.numel() for own in stacked) > 0
+    assert shape.expert_share == PASSED / EXPERTS
+
+
 def test_items_of_the_large_pair_by_hand(large: Plan):
     student, teacher = 4_022_468_096, 30_532_122_624
     whole = large.layouts[0].memory

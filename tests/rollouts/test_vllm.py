@@ -13,7 +13,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from tiny_sampling import EOS_IDS, PAD, VOCAB, make_llama, make_requests, same_completion
 
-from fake_vllm import FakeVllm, MoveDirectionality, Params, Update, plug_in, serving
+from fake_vllm import FakeVllm, MoveDirectionality, Params, Update, dying_at, plug_in, serving
 from rocktokens.errors import RocktokensError
 from rocktokens.models.plain_weights import plain_weights
 from rocktokens.rollouts.noise import stream_key
@@ -301,17 +301,8 @@ def test_a_server_that_is_started_again_meanwhile_gets_its_weights_and_decodes_a
 
 
 def test_a_server_that_dies_while_it_decodes_comes_back(url: str, fake: FakeVllm, student: Any, tmp_path: Path):
-    sampler, left = served(url, student, tmp_path), [4]
-
-    def die(own: FakeVllm, path: str, said: dict[str, Any]) -> tuple[int, bytes] | None:
-        left[0] -= "vllm_xargs" in said
-        if left[0] != 0:
-            return None
-        own.start_again()
-        return 0, b""
-
-    fake.faults.append(die)
-    own = sampler.sample(REQUESTS, temperature=1.0, **HOW)
+    fake.faults.append(dying_at(4))
+    own = served(url, student, tmp_path).sample(REQUESTS, temperature=1.0, **HOW)
     assert fake.asked.count("/collective_rpc") == 2
     assert all_equal(own, in_memory(student).sample(REQUESTS, temperature=1.0, **HOW))
 

@@ -1,12 +1,11 @@
 """Whole runs of ``distill`` over a server that speaks vLLM's protocol: the bytes of a run that samples in memory."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tiny_pair import tiny_config
 
-from fake_vllm import FakeVllm, serving
+from fake_vllm import FakeVllm, dying_at, serving
 from rocktokens.config import parse_config
 from rocktokens.errors import ConfigError
 from rocktokens.models.load import load_model
@@ -25,20 +24,12 @@ def test_weights_are_those_of_a_run_that_samples_in_memory(pair: Path, tmp_path:
     """Also where the server is started again, with the weights it had first, in the middle of a step."""
     settings = ["lora.enabled=true", "lora.r=2"] if lora else []
     expected = distilled(pair, tmp_path / "memory", *settings)
-    fake, left = FakeVllm(load_model(str(pair / "student")).model), [21]
-
-    def die(own: FakeVllm, path: str, said: dict[str, Any]) -> tuple[int, bytes] | None:
-        left[0] -= "vllm_xargs" in said
-        if left[0] != 0:
-            return None
-        own.start_again()
-        return 0, b""
-
-    fake.faults.append(die)
+    fake = FakeVllm(load_model(str(pair / "student")).model)
+    fake.faults.append(dying_at(21))
     with serving(fake) as url:
         server = ("rollouts.engine=vllm", f"rollouts.url={url}")
         assert distilled(pair, tmp_path / "served", *settings, *server) == expected
-    assert left[0] < 0 and fake.asked.count("/collective_rpc") == 5, "one a step, and one more for the restart"
+    assert fake.asked.count("/collective_rpc") == 5, "one a step, and one more for the restart"
 
 
 def test_a_run_goes_on_with_a_server_at_another_address(pair: Path, tmp_path: Path):

@@ -24,7 +24,7 @@ from rocktokens.types import Rollout
 Key = tuple[BanKey, int]
 """The ban, and the place of the free rollout."""
 SHARE_PER_PART, LEAST_TOKENS = 0.02, 2048
-"""A part is written when it has this share of all tokens decoded so far, and so many: few parts, and little lost."""
+"""A part is written when it has this share of all tokens decoded so far, and this number: few parts, little lost."""
 SCHEMA_VERSION = 2
 READABLE = ("1", "2")
 """In parts of version 1 every ban acts everywhere."""

@@ -229,13 +229,16 @@ class TransformersSampler:
             self.refresh()
         if not requests:
             return
-        settings = DecodingSettings(
-            self.eos_ids, self.pad_id, self.vocab_size, self.batch_size, temperature, max_new_tokens
-        )
+        settings = self._settings(temperature, max_new_tokens)
         with torch.no_grad(), evaluation_mode(self.model), cpu_threads(self.threads):
             decode = self._stream if fits(self.model) else partial(generate_batches, self.model)
             for index, token_ids, logprobs, finished in decode(requests, settings):
                 on_done(index, Completion(token_ids, logprobs, finished))
+
+    def _settings(self, temperature: float, max_new_tokens: int) -> DecodingSettings:
+        return DecodingSettings(
+            self.eos_ids, self.pad_id, self.vocab_size, self.batch_size, temperature, max_new_tokens
+        )
 
     def _stream(self, requests: list[StreamRequest], settings: DecodingSettings) -> Iterator[Ended]:
         """In one refilled batch; on a GPU its rows stay for the next call, with what was captured for them."""

@@ -92,9 +92,7 @@ class VllmSampler(TransformersSampler):
             )
         if _is_one_of_many():  # together, also where one of them has nothing to ask
             self._bring_up_to_date()
-        settings = DecodingSettings(
-            self.eos_ids, self.pad_id, self.vocab_size, self.batch_size, temperature, max_new_tokens
-        )
+        settings = self._settings(temperature, max_new_tokens)
         single = [single for request in requests for single in request.branches or (request,)]
         size = TOGETHER * self.batch_size
         for start in range(0, len(single), size):
