@@ -14,7 +14,7 @@ import rocktokens
 SOURCE = Path(rocktokens.__file__).parent
 BASE = {
     *("errors", "types", "classes", "config", "run_dir", "parsing", "parts", "windows", "progress", "interrupts"),
-    *("display", "recipes", "splitmix"),
+    *("display", "recipes", "splitmix", "provenance"),
 }
 """Every module may import these."""
 MODELS = BASE | {"tasks", "models", "rollouts", "scoring"}

@@ -14,6 +14,7 @@ from command_line import changed, require_sound, rocktokens, snapshot, succeed, 
 
 from rocktokens import pipeline, run_dir
 from rocktokens.config import Config, load_config
+from rocktokens.provenance import source_commit
 from rocktokens.report.charts import save
 from rocktokens.report.views.run_view import RunView
 from rocktokens.run_dir import RunDir
@@ -43,6 +44,12 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def copy(whole: Path, tmp_path: Path) -> Path:
     return shutil.copytree(whole, tmp_path / "run")
+
+
+def test_what_each_stage_took_is_kept(whole: Path):
+    took = RunDir(whole).manifest()["took"]
+    assert sorted(took) == sorted(ALL)
+    assert all(own["seconds"] >= 0 and own["commit"] == source_commit() for own in took.values())
 
 
 def test_a_second_call_makes_nothing(whole: Path):

@@ -8,6 +8,7 @@
    replayed from the start. A stage that has nothing to work on, because there are no rocks, too few prompts or no
    answers to grade against, is skipped.
 3. The page is written again whenever something it shows may have changed.
+4. What every stage took is kept in the manifest (``provenance``).
 
 With ``trace.checkpoints`` there is nothing to train: the run begins with the replay. Without ``trace.top_k`` there is
 nothing to find classes in.
@@ -24,6 +25,7 @@ from rocktokens.config import Config, why_not_graded
 from rocktokens.display.rocks import why_none
 from rocktokens.errors import RocktokensError
 from rocktokens.progress import SILENT, Progress
+from rocktokens.provenance import Meter
 from rocktokens.run_dir import RunDir, derive_seed
 from rocktokens.types import RockSet
 
@@ -72,12 +74,14 @@ def run(config: Config, progress: Progress = SILENT, also: Sequence[Stage] = ())
     skipped: dict[str, str] = {}
     for number, stage in enumerate((*own, *also, REPORT), start=1):
         progress.heading(f"{number}  {stage.title}")
+        meter = Meter()
         outcome = stage.make(directory, config, progress)
         if isinstance(outcome, Skipped):
             skipped[stage.name] = outcome.because
             progress.note(f"skipped: {outcome.because}")
         elif outcome:
             made.append(stage.name)
+            meter.keep(directory, stage.name)
         else:
             kept.append(stage.name)
             progress.note("up to date")

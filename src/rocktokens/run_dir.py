@@ -36,6 +36,7 @@ from typing import Any
 
 from rocktokens.errors import RunDirError
 from rocktokens.parsing import parse_json
+from rocktokens.provenance import source_commit
 
 MANIFEST_VERSION = 1
 ENTRY_KEYS = {"rows", "sha256"}
@@ -245,10 +246,11 @@ class RunDir:
             manifest.update(changes)
 
     def record_start(self, command: str, **facts: Any) -> None:
-        """Note who wrote here, with which versions and seeds."""
+        """Note who wrote here, with which code, versions and seeds."""
         started = datetime.now(UTC).isoformat(timespec="seconds")
         machine = {"system": platform.system(), "machine": platform.machine(), "cpus": os.cpu_count()}
-        self.update_manifest(command=command, started=started, machine=machine, versions=package_versions(), **facts)
+        made_by = {"commit": source_commit(), "versions": package_versions()}
+        self.update_manifest(command=command, started=started, machine=machine, **made_by, **facts)
 
     def commit(self, relative: str, write: Callable[[Path], Any], rows: int = 0) -> FileEntry:
         """Let ``write`` fill a temporary file, then make it part of the run, or leave no trace of the attempt."""

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rocktokens.progress import SILENT, Progress
+from rocktokens.provenance import Meter
 from rocktokens.run_dir import RunDir
 from rocktokens.studies.comparison import compare
 from rocktokens.studies.config import StudyConfig, dump_study, load_study
@@ -62,7 +63,10 @@ def run_study(study: StudyConfig | str | Path, progress: Progress = SILENT, draw
         if left:
             require_policies(jobs, student_vocabulary(config), student_tokenizer(config))
         run.commit_text("study.toml", dump_study(config))
+        meter = Meter()
         _finish_jobs(config, left, len(jobs), progress)
+        if left:
+            meter.keep(run, "arms")
         result = _conclude(config, run, jobs)
         if draw is not None:
             with progress.status("drawing"):
