@@ -28,6 +28,7 @@ from rocktokens.gradients.backward import Objective, group_gradients
 from rocktokens.gradients.blocks import trainable_blocks
 from rocktokens.gradients.parameter_space import gradient_shares
 from rocktokens.gradients.partition import Partition, prompt_batches, split_by_rollout
+from rocktokens.scoring.packed import checkpointing_kwargs
 
 ROLLOUTS = make_rollouts(6)
 N_TOKENS = len(token_ids(ROLLOUTS))
@@ -193,10 +194,18 @@ def test_lora_measures_the_adapters_alone(pair):
     assert all("lora_" in name for name in trainable(student))
 
 
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_gradient_checkpointing_runs_layers_again_and_changes_nothing(pair, rows_Tn, reentrant):
+@pytest.mark.parametrize(
+    ("reentrant", "arguments"),
+    [
+        (False, lambda _: {"use_reentrant": False}),
+        (False, checkpointing_kwargs),
+        (True, lambda _: {"use_reentrant": True}),
+    ],
+    ids=["plain", "as in training", "reentrant"],
+)
+def test_gradient_checkpointing_runs_layers_again_and_changes_nothing(pair, rows_Tn, reentrant, arguments):
     student = tiny_gpt2(8, 1)
-    student.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    student.gradient_checkpointing_enable(arguments(student))
     if reentrant:
         student.enable_input_require_grads()
     runs = Counter()

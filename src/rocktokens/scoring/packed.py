@@ -145,7 +145,22 @@ class _SameAttention:
     config: Any
 
     def __call__(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        return nullcontext(), attending(self.config, self.config._attn_implementation)
+        return nullcontext(), _Attending(self.config, self.config._attn_implementation)
+
+
+class _Attending(AbstractContextManager[None]):
+    """``attending``, as often as layers are computed again: once for every backward over one graph."""
+
+    def __init__(self, config: Any, implementation: str) -> None:
+        self._arguments = config, implementation
+        self._entered: list[AbstractContextManager[None]] = []
+
+    def __enter__(self) -> None:
+        self._entered.append(attending(*self._arguments))
+        self._entered[-1].__enter__()
+
+    def __exit__(self, *error: Any) -> bool | None:
+        return self._entered.pop().__exit__(*error)
 
 
 def _forgets(lm: Any) -> bool:
