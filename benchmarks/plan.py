@@ -1,11 +1,11 @@
 """What ``rocktokens check --plan`` says of one GPU's memory, beside what a run takes there.
 
 A student of the shape of Qwen2.5-0.5B learns from a teacher of the shape of Qwen2.5-1.5B, both with random weights. All
-prompts are equally long and answers never end (as in ``step_gpu.py``), so that every sequence has the length that the
+prompts are equally long and answers never end (``endless.py``), so that every sequence has the length that the
 plan counts with. The plan's sum is its items and the cache of the rollouts that are sampled at once; measured is the
 most that torch has allocated over two steps of ``distill``, each in a process of its own.
 
-``python benchmarks/plan.py`` takes about two minutes. ``--tiny`` counts tiny models on the CPU and measures nothing.
+``python benchmarks/plan.py`` takes a few minutes. ``--tiny`` counts tiny models on the CPU and measures nothing.
 """
 
 import argparse
@@ -18,15 +18,16 @@ from typing import Any
 
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers.utils import logging
 
+from endless import endless_tokenizer
 from printing import machine, print_table
 from rocktokens.config import Config, validate
 from rocktokens.preflight.plan import plan_run
 from rocktokens.rollouts.encode import encode_prompt
 from rocktokens.types import Prompt
-from step_gpu import endless_tokenizer
-from steps_common import VERSIONS, be_quiet
 
+VERSIONS = ("rocktokens", "torch", "transformers")
 VOCABULARY = 151_936
 SHAPES: dict[str, dict[str, Any]] = {
     "student": {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14},
@@ -50,7 +51,8 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=512, help="tokens of every answer")
     parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    be_quiet()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
     if given.measure:
         return print(json.dumps(measured(validate(Config, json.loads(given.measure.read_text()), "plan"))))
     if not given.tiny and not torch.cuda.is_available():

@@ -14,16 +14,15 @@ it works: its figures mean nothing.
 """
 
 import argparse
-import json
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM
 
+from endless import endless_tokenizer
 from printing import machine
-from rocktokens.models import pebbles
 from steps_common import VERSIONS, Setting, be_quiet, print_result, run_rounds
 
 LEARNING_RATE = 1e-5
@@ -71,21 +70,6 @@ def write_pair(sizes: dict[str, Any], folder: Path) -> tuple[str, str]:
                 if parameter.ndim > 1:
                     parameter.add_(torch.randn_like(parameter) * parameter.std(), alpha=NOISE)
     return str(paths[0]), str(paths[1])
-
-
-def endless_tokenizer(vocab_size: int, folder: Path) -> PreTrainedTokenizerFast:
-    """The pebbles' with as many ids as a head is wide, and one more that ends an answer."""
-    record = json.loads((pebbles.directory("student") / "tokenizer.json").read_text(encoding="utf-8"))
-    vocab = record["model"]["vocab"]
-    vocab |= {f"unused{index}": index for index in range(len(vocab), vocab_size)}
-    path = folder / "tokenizer.json"
-    path.write_text(json.dumps(record), encoding="utf-8")
-    own = AutoTokenizer.from_pretrained(pebbles.directory("student"))
-    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(path), pad_token=own.pad_token, eos_token="<|never|>")
-    tokenizer.chat_template = own.chat_template
-    if tokenizer.eos_token_id != vocab_size:
-        raise SystemExit(f"the end token has id {tokenizer.eos_token_id}, which the {vocab_size} logits can name")
-    return tokenizer
 
 
 def arguments() -> argparse.Namespace:

@@ -26,7 +26,8 @@ def main() -> None:
 
 def best_arm(result: StudyResult, study: StudyConfig) -> str:
     """Name the arm of highest mean accuracy at the end that another pair can try as it is."""
-    free = [arm.name for arm in study.arm if not files_of(arm.policy) and not arm.is_drawn]
+    chance = [arm for arm in study.arm if arm.is_drawn or arm.policy.name == "random_positions"]
+    free = [arm.name for arm in study.arm if not files_of(arm.policy) and arm not in chance]
     return max((name for name in free if name != result.baseline), key=lambda name: result.arm(name).end.accuracy)
 
 
