@@ -1,30 +1,15 @@
 """The rule by which the leaderboard's best policy is taken to another pair."""
 
-import importlib.util
-import sys
 import tomllib
 from dataclasses import replace
-from pathlib import Path
-from types import ModuleType
 
-import pytest
-
+from docs_scripts import docs_script
 from rocktokens.recipes import recipes
 from rocktokens.studies.config import make_study
 from rocktokens.studies.records import Arm, CurvePoint, StudyResult
 
-SCRIPT = Path(__file__).parents[2] / "docs/results/leaderboard.py"
+best_arm = docs_script("leaderboard").best_arm
 STUDY = make_study(tomllib.loads(recipes()["pebbles-leaderboard"].text))
-
-
-@pytest.fixture(scope="module")
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("leaderboard", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def result(**ends: float) -> StudyResult:
@@ -35,14 +20,14 @@ def result(**ends: float) -> StudyResult:
     return StudyResult("uniform", 0.05, None, None, 0, [0], 500, arms, [])
 
 
-def test_the_best_needs_no_earlier_run_and_no_chance(script: ModuleType) -> None:
+def test_the_best_needs_no_earlier_run_and_no_chance() -> None:
     ahead = {"uniform": 0.99, "coarse": 0.98, "rocks at half weight": 0.97, "random half": 0.96}
     others = {"occurrence-matched control": 0.95, "tip": 0.7, "selectkd": 0.6}
-    assert script.best_arm(result(**ahead, **others), STUDY) == "tip"
+    assert best_arm(result(**ahead, **others), STUDY) == "tip"
 
 
-def test_of_equal_ones_the_first_in_the_file_is_best(script: ModuleType) -> None:
-    assert script.best_arm(result(tip=0.9, asymmetric=0.9, high_entropy=0.9), STUDY) == "high entropy"
+def test_of_equal_ones_the_first_in_the_file_is_best() -> None:
+    assert best_arm(result(tip=0.9, asymmetric=0.9, high_entropy=0.9), STUDY) == "high entropy"
 
 
 def test_the_study_of_pair_s_has_the_best_as_an_arm() -> None:

@@ -1,0 +1,87 @@
+"""How a pair is held against the claims: the side of an inequality an interval lies on, and what bans and arms say."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from docs_scripts import docs_script
+from knockout_records import make_sweep
+from rocktokens.knockout.records import Ban, BanChanges, Knockout
+from rocktokens.studies.records import Arm, CollapsedRuns, Comparison, StudyResult
+
+claims = docs_script("claims")
+UNCHANGED = BanChanges(0, 0, None, None, None, None, [], [], [])
+
+
+def ban(verdict: Any, q: float = 1.0, role: Any = "tested") -> Knockout:
+    own = Ban((7,), "So", role)
+    return Knockout(own, 0.0, (0.0, 0.0), q, q, verdict, "neutral", 0.04, (0.0, 0.0), 200, None, UNCHANGED)
+
+
+@pytest.mark.parametrize(
+    ("interval", "verdict"),
+    [
+        ((0.51, 0.9), "supported"),
+        ((0.1, 0.49), "contradicted"),
+        ((0.5, 0.9), "inconclusive"),
+        ((0.1, 0.5), "inconclusive"),
+        ((0.2, 0.8), "inconclusive"),
+        (None, "inconclusive"),
+    ],
+)
+def test_only_a_whole_interval_decides(interval: Any, verdict: str) -> None:
+    assert claims.side(interval, 0.5) == verdict
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "expected"),
+    [
+        (["neutral"] * 9 + ["pillar"], "supported"),
+        (["neutral"] * 8 + ["pillar"] * 2, "inconclusive"),  # [44, 97] %
+        (["pillar"] * 8 + ["stumbling", "neutral"], "contradicted"),
+        (["undecided"] * 10, "inconclusive"),
+    ],
+)
+def test_most_rocks_must_be_neutral(verdicts: list[str], expected: str) -> None:
+    assert claims.neutral(make_sweep([ban(own) for own in verdicts])).verdict == expected
+
+
+def test_placebos_and_correction_are_counted_apart() -> None:
+    sweep = make_sweep([ban("pillar", 0.01), ban("pillar", 0.2), ban("neutral"), ban("pillar", role="matched")])
+    because = claims.neutral(sweep).because
+    assert "of 3 rocks banned one by one 1 are neutral" in because
+    assert "2 change the accuracy (1 of them after correction)" in because
+    assert "of 1 equally frequent placebos 1 change it" in because
+
+
+STEPS = Comparison(
+    "rock freeze", "uniform", "equal_steps", 32, -0.01, (-0.03, 0.01), 0.01, 4, 0.3, 0.3, (0.02, 0.05), "undecided"
+)
+
+
+def study(**changes: Any) -> StudyResult:
+    """A study of two arms, one of whose runs collapsed."""
+    arms = [Arm(name, [], [], {}, CollapsedRuns(1, 5, (0.0, 1.0))) for name in ("uniform", "rock freeze")]
+    reached = replace(STEPS, kind="steps_to_accuracy", at=0.8, **changes)
+    return StudyResult("uniform", 0.05, None, 0.8, 1, [0], 500, arms, [replace(STEPS, **changes), reached])
+
+
+@pytest.mark.parametrize(
+    ("verdict", "free", "faster"),
+    [
+        ("worse", "contradicted", "contradicted"),
+        ("equivalent", "supported", "inconclusive"),
+        ("better", "supported", "supported"),
+        ("undecided", "inconclusive", "inconclusive"),
+    ],
+)
+def test_the_verdicts_of_a_study_decide_about_freezing(verdict: Any, free: str, faster: str) -> None:
+    judged = claims.study_claims(study(verdict=verdict))
+    assert [own.verdict for own in judged] == [free, faster]
+    assert "1 of 5 runs collapsed" in judged[0].because
+    assert ("smallest effect detectable: [+2.0, +5.0] points" in judged[0].because) == (verdict == "undecided")
+
+
+def test_a_study_without_frozen_rocks_says_nothing_of_them() -> None:
+    assert claims.study_claims(study(first="tip")) == []
