@@ -46,7 +46,8 @@ MOST_FAILURES = 3
 """How often a server that answers, but wrongly, is asked the same."""
 VERSIONS = "vLLM 0.26 to 0.32"
 Answer = TypeVar("Answer", bound=BaseModel)
-Item, Value = TypeVar("Item"), TypeVar("Value")
+Item = TypeVar("Item")
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
