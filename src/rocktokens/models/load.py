@@ -108,17 +108,17 @@ def load_tokenizer(name: str) -> Any:
         ) from error
 
 
-def resolve_device(device: str) -> torch.device:
-    """``auto`` is the GPU if there is one, else the CPU; a GPU that is not there is refused."""
+def resolve_device(device: str, key: str = "models.device") -> torch.device:
+    """``auto`` is the GPU if there is one, else the CPU; a GPU that is not there is refused by its key."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         resolved = torch.device(device)
     except RuntimeError:
-        raise RocktokensError(f"models.device is {device!r}: use auto, cpu, cuda or cuda:N") from None
+        raise RocktokensError(f"{key} is {device!r}: use auto, cpu, cuda or cuda:N") from None
     if resolved.type == "cuda" and (resolved.index or 0) >= torch.cuda.device_count():
         raise RocktokensError(
-            f"models.device is {device!r}, but torch sees {torch.cuda.device_count()} CUDA devices: use auto or cpu"
+            f"{key} is {device!r}, but torch sees {torch.cuda.device_count()} CUDA devices: use auto or cpu"
         )
     return resolved
 

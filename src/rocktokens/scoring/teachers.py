@@ -38,7 +38,9 @@ class PlacedModel(DistantModel):
             head = linear_head(layer.weight.to(device, copy=True), bias_V)
         super().__init__(model.config, model.generation_config, head)
         self._is_spread = is_spread(model)
-        self._elsewhere = (model,)  # no module of this one, which would be moved and counted with it
+        self._elsewhere = (
+            model.requires_grad_(False),
+        )  # no module of this one, which would be moved and counted with it
 
     @property
     def packs(self) -> bool:
@@ -79,7 +81,10 @@ def load_teacher(config: Config, device: str) -> LoadedModel:
         return load_served(config, device)
     if place is None:
         return load_model(name, dtype, device)
-    loaded = load_spread(name, dtype) if place == SPREAD else load_model(name, dtype, place)
+    if place == SPREAD:
+        loaded = load_spread(name, dtype)
+    else:
+        loaded = load_model(name, dtype, str(resolve_device(place, "models.teacher_device")))
     return placed(loaded, resolve_device(device))
 
 
