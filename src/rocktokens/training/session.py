@@ -86,7 +86,7 @@ def make_accelerator(config: Config) -> Accelerator:
     if config.training.shard is True and accelerator.num_processes == 1:
         raise ConfigError(
             "training.shard = true, but a single process was launched: launch several (accelerate launch --multi_gpu "
-            "--num_processes N -m …; on CPUs torchrun --nproc_per_node N -m …), or set training.shard = 'auto'"
+            "--num_processes N -m …, on CPUs too), or set training.shard = 'auto'"
         )
     if config.models.teacher_device is not None and accelerator.num_processes > 1:
         raise ConfigError(
