@@ -48,8 +48,8 @@ class DistantModel(nn.Module, ABC):
         """Return for every response token of a ``RolloutBatch`` the last hidden state that had not seen it yet."""
 
     @abstractmethod
-    def verify(self, input_ids: Sequence[int]) -> float:
-        """Refuse a model whose logits are not its head's of its states; return how far they are from that."""
+    def verify(self, input_ids: Sequence[int]) -> float | None:
+        """Refuse a model whose logits are not its head's of its states; return how far they are, None if unknown."""
 
 
 def linear_head(weight_VD: torch.Tensor, bias_V: torch.Tensor | None = None) -> nn.Linear:

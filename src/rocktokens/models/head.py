@@ -134,10 +134,10 @@ def causal_lm(model: Any) -> PreTrainedModel:
 
 
 @torch.inference_mode()
-def verify_head(model: Any, input_ids: Sequence[int]) -> float:
+def verify_head(model: Any, input_ids: Sequence[int]) -> float | None:
     """Refuse a model whose own logits, on a few ids of any text, are not ``lm_head`` of ``hidden_states``.
 
-    Returns the largest absolute difference of a logit.
+    Returns the largest absolute difference of a logit, or what a ``DistantModel`` can say.
     """
     if isinstance(model, DistantModel):
         return model.verify(input_ids)

@@ -3,7 +3,8 @@
 1. The model is built on the meta device from its config: that says which tensor is the head's, tied or not.
 2. Only the file that has this tensor is opened; of a hub id that is not in the cache, only that file is downloaded.
 3. The weight of the final norm, a single vector, comes along. Every state h that leaves such a norm has
-   rms((h − b) / w) = 1, so states can be told from those of another model, or of none (``FinalNorm``).
+   rms((h − b) / w) = 1, but for the epsilon of the norm, so states can be told from those of another model, or of
+   none (``FinalNorm``).
 """
 
 import json

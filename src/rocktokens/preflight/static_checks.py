@@ -99,9 +99,12 @@ def check_head(name: str, loaded: LoadedModel, served: str | None = None) -> Fin
 
     def verify() -> Finding:
         difference = verify_head(loaded.model, loaded.tokenizer.encode(SAMPLES[0]))
-        value = f"logits as the model's own, within {difference:.1g}"
-        if served is not None:
+        if difference is None:
+            value = f"states of {served}; its files name no final norm that they could be compared with"
+        elif served is not None:
             value = f"states of {served} are of its final norm, within {difference:.1g}"
+        else:
+            value = f"logits as the model's own, within {difference:.1g}"
         return Finding(name, "ok", value, measured={"difference": difference})
 
     return or_fail(name, verify)
