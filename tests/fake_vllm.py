@@ -1,6 +1,7 @@
 """A loopback server that speaks vLLM's protocol over a model in memory, and can be told to fail.
 
-It decodes without a batch or a cache, choosing by the plug-in, whose base classes stand in for vLLM's.
+It decodes without a batch or a cache, choosing by the plug-in, whose base classes stand in for vLLM's; or it gives the
+last hidden states of sequences, as vLLM does with ``--runner pooling``.
 """
 
 import copy
@@ -51,33 +52,43 @@ class Params:
         self.extra_args = xargs
 
 
-Fault = Callable[["FakeVllm", str, dict[str, Any]], tuple[int, bytes] | None]
-"""Given a path and what was asked: status and content to answer with instead, or None to answer as it should."""
+Reply = tuple[int, bytes] | tuple[int, bytes, dict[str, str]]
+"""Status, content, and headers if there are any."""
+Fault = Callable[["FakeVllm", str, dict[str, Any]], Reply | None]
+"""Given a path and what was asked: what to answer with instead, or None to answer as it should."""
 
 
 class FakeVllm:
     """A server of one model; ``start_again`` forgets the weights it was given, as a process does that was killed."""
 
-    def __init__(self, model: torch.nn.Module, has_plug_in: bool = True) -> None:
+    def __init__(
+        self, model: torch.nn.Module, has_plug_in: bool = True, name: str = "s", tokenizer: Any = None
+    ) -> None:
         self._first = copy.deepcopy(model)
         self.model: Any = copy.deepcopy(model)
         self.has_plug_in, self.faults, self.asked = has_plug_in, list[Fault](), list[str]()
         self.keeps: frozenset[str] = frozenset()
         """Weights that loading leaves as they were."""
+        self.name, self.tokenizer, self.max_model_len = name, tokenizer, 128
         self.drips = False
         self._lock = threading.Lock()
 
     def start_again(self) -> None:
         self.model = copy.deepcopy(self._first)
 
-    def answer(self, path: str, said: dict[str, Any]) -> tuple[int, bytes]:
+    def answer(self, path: str, said: dict[str, Any]) -> Reply:
         with self._lock:
             self.asked.append(path)
             for fault in list(self.faults):
                 if (instead := fault(self, path, said)) is not None:
                     return instead
             if path == "/v1/models":
-                return 200, json.dumps({"data": [{"id": "s", "max_model_len": 128}]}).encode()
+                return 200, json.dumps({"data": [{"id": self.name, "max_model_len": self.max_model_len}]}).encode()
+            if path == "/tokenize":
+                ids = self.tokenizer.encode(said["prompt"], add_special_tokens=said["add_special_tokens"])
+                return 200, json.dumps({"tokens": ids}).encode()
+            if path == "/pooling":
+                return self._pool(said)
             if path == "/v1/completions":
                 return 200, json.dumps({"choices": [self._complete(said)]}).encode()
             if path == "/collective_rpc":
@@ -108,6 +119,19 @@ class FakeVllm:
             known = [{str(own): {"logprob": float(logp[place, own])}} for place, own in enumerate(ids[1:])]
             choice["prompt_logprobs"] = [None, *known]
         return choice
+
+    @torch.no_grad()
+    def _pool(self, said: dict[str, Any]) -> Reply:
+        assert said["model"] == self.name and said["task"] == "token_embed" and said["encoding_format"] == "bytes"
+        h_LE = self.model.base_model(input_ids=torch.tensor([said["input"]])).last_hidden_state[0]
+        return pooled(h_LE / h_LE.norm(dim=1, keepdim=True) if said["use_activation"] else h_LE, said["embed_dtype"])
+
+
+def pooled(h_LE: torch.Tensor, dtype: str, **described: Any) -> Reply:
+    """States as vLLM sends them; ``described`` is what the header says of them instead."""
+    content = h_LE.to({"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype]).contiguous()
+    item = {"index": 0, "embed_dtype": dtype, "endianness": "little", "shape": list(h_LE.shape), **described}
+    return 200, content.view(torch.uint8).numpy().tobytes(), {"metadata": json.dumps({"data": [item]})}
 
 
 def dying_at(request: int) -> Fault:
@@ -140,11 +164,13 @@ def serving(fake: FakeVllm) -> Iterator[str]:
             self._reply(json.loads(self.rfile.read(int(self.headers["Content-Length"])) or b"{}"))
 
         def _reply(self, said: dict[str, Any]) -> None:
-            status, content = fake.answer(self.path.split("?")[0], said)
+            status, content, *headers = fake.answer(self.path.split("?")[0], said)
             if status == 0:  # hang up without a word
                 self.close_connection = True
                 return
             self.send_response(status)
+            for name, value in (headers[0] if headers else {}).items():
+                self.send_header(name, value)
             self.send_header("Content-Length", str(len(content) + fake.drips))
             self.end_headers()
             if fake.drips:  # one byte less than was promised, until the other side gives up

@@ -472,6 +472,8 @@ class ReplayRecord(Record):
     classes: str = ""
     """Hash of the classes that the replay began with, "" where it began without. Its rows have their ``kl_choice``;
     those of the last checkpoint may have got that of other classes since (``TraceStore.classes_sha256``)."""
+    served: str = ""
+    """How the teacher's values came from a server (``TeacherSection.values``), "" where the teacher was in memory."""
 
     @classmethod
     def of(cls, manifest: dict[str, Any], path: str | Path) -> Self | None:
@@ -481,9 +483,9 @@ class ReplayRecord(Record):
         return validate_record(cls, entry, path, "record of a replay", "`rocktokens trace --restart`")
 
     def to_manifest(self) -> dict[str, Any]:
-        """Return what the manifest holds: records without tops have no ``top_k``, those without classes none."""
+        """Return what the manifest holds; what came later than the record, and is not set, is left out."""
         entry = {**asdict(self), "checkpoints": {str(step): own for step, own in self.checkpoints.items()}}
-        return {name: value for name, value in entry.items() if name not in ("top_k", "classes") or value}
+        return {name: value for name, value in entry.items() if name not in ("top_k", "classes", "served") or value}
 
 
 def write_record(path: str | Path, record: dict[str, Any], indent: int | None = 1) -> None:

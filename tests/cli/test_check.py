@@ -361,7 +361,7 @@ def test_a_learning_rate_far_from_the_usual_is_a_warning(pair, rate, parameters,
 @pytest.mark.parametrize("name", sorted(own for own, recipe in recipes().items() if "[study]" not in recipe.text))
 def test_no_recipe_has_an_unusual_learning_rate_unless_it_says_so(name):
     config = load_config(name)
-    sizes = {"pebbles-student": 10**6, "runs/qwen-student": 1_169_331_712}
+    sizes = {"pebbles-student": 10**6, "runs/qwen-student": 1_169_331_712, "Qwen/Qwen3-4B": 4_022_468_096}
     finding = check_learning_rate(config, sizes.get(config.models.student, 135 * 10**6))
     is_on_purpose = "`check` warns of that" in recipes()[name].text
     assert finding.level == ("warn" if is_on_purpose else "ok")

@@ -15,7 +15,7 @@ from rocktokens.errors import NonFiniteLossError
 from rocktokens.models import load as loading
 from rocktokens.replay import replay as replaying
 from rocktokens.run_dir import RunDir
-from rocktokens.scoring import divergence, score
+from rocktokens.scoring import divergence, score, teachers
 from rocktokens.traces import writer as trace_writer
 from rocktokens.types import TokenScores
 
@@ -30,7 +30,8 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         names.append(Path(name).name)
         return load_model(name, *options)
 
-    monkeypatch.setattr(replaying, "load_model", noted)
+    for module in (replaying, teachers):
+        monkeypatch.setattr(module, "load_model", noted)
     return names
 
 
@@ -73,7 +74,7 @@ def test_the_teacher_sees_a_probe_set_once(finished: FinishedRun, tmp_path: Path
             )
         return loaded
 
-    monkeypatch.setattr(replaying, "load_model", watched)
+    monkeypatch.setattr(teachers, "load_model", watched)
     succeed(*replay_of(finished, tmp_path / "run"))
     assert sum(rows) == 8
     assert traces(tmp_path / "run") == traces(finished.path)

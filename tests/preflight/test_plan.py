@@ -137,6 +137,40 @@ def test_the_pair_of_30_and_4_billion_needs_three_gpus(large: Plan):
     assert large.conclusion.startswith("Whole, 151 GB per GPU of 80 GB: does not fit. Sharded: at least 3 GPUs; 3 ")
 
 
+def test_the_recipe_of_that_pair_passes_the_plan(tmp_path: Path):
+    """From two config.json alone, within 10 % of the independent count; rollouts are a server's."""
+    folders = [write_config(tmp_path / name, own) for name, own in (("student", QWEN3_4B), ("teacher", QWEN3_30B_A3B))]
+    models = (f"models.student={folders[0]}", f"models.teacher={folders[1]}")
+    arguments = ["check", "qwen3-30b-a3b-to-4b", "--plan", "--gpu-memory", "80", "--json"]
+    done = CliRunner().invoke(app, [*arguments, *(part for own in models for part in ("--set", own))])
+    assert done.exit_code == 0, done.output
+    plan = json.loads(done.stdout)
+    found = {(own["gpus"], own["is_sharded"]): own for own in plan["layouts"]}
+    expected = {(1, False): 143.7, (3, True): 64.4, (4, True): 53.9, (8, True): 38.2}
+    assert {key: found[key]["total"] / 1e9 for key in expected} == pytest.approx(expected, rel=0.1)
+    assert plan["least_gpus"] == 3 and found[3, True]["verdict"] == found[8, True]["verdict"] == "fits"
+    assert plan["conclusion"].endswith("Sharded: at least 3 GPUs; 3 leave 9.21 GB and 8 leave 35.3 GB.")
+    assert any("rollouts are written by a server" in own for own in plan["assumptions"])
+
+
+@pytest.mark.parametrize("gpus", [1, 4])
+def test_of_a_served_teacher_only_the_head_is_counted(tmp_path: Path, gpus: int):
+    config, served = (
+        make_config(tmp_path, LLAMA, MOE, *own)
+        for own in ((), ("teacher.engine=vllm", "teacher.url=http://127.0.0.1:8001"))
+    )
+    student, teacher = student_shape(config), teacher_shape(config)
+    here, there = (memory_items(own, student, teacher, gpus=gpus, is_sharded=True) for own in (config, served))
+    assert there.teacher == 2 * V * D and there.student == here.student
+    layer = teacher.activations.per_token / LAYERS * 2 * (16 + 48)
+    assert here.activations - there.activations == pytest.approx(layer)
+    gathered = 2 * (2 * teacher.largest_layer + teacher.outside_layers) if gpus > 1 else 0
+    assert here.working_weights - there.working_weights == pytest.approx(gathered)
+    steps = [step_time(own, student, teacher, gpus=gpus, is_sharded=True, at_once=4) for own in (config, served)]
+    sent = 3 * 2 * teacher.size.parameters * (gpus - 1) / gpus / 300e9
+    assert steps[0].gathering - steps[1].gathering == pytest.approx(sent)
+
+
 def test_only_experts_are_counted_as_such(tmp_path: Path):
     """Not convolutions of a linear attention, which have three dimensions too."""
     mixed = MOE | {"model_type": "qwen3_next", "architectures": ["Qwen3NextForCausalLM"]}

@@ -1,12 +1,8 @@
 """A real vLLM server on a CPU, in the environment that ``make vllm`` makes: what a stand-in cannot show."""
 
-import os
-import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Thread
@@ -28,62 +24,19 @@ from rocktokens.run_dir import RunDir
 from rocktokens.tasks import make_task
 from rocktokens.training.loop import distill
 from rocktokens.types import Rollout
+from vllm_server import NEEDS_VLLM, ROOT, Server, running
 
-ROOT = Path(__file__).parents[2]
-PYTHON = ROOT / ".venv-vllm/bin/python"
 HOW = {"temperature": 1.0, "max_new_tokens": 120, "seed": 7}
-MORE = {
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_SERVER_DEV_MODE": "1",
-    "VLLM_USE_V2_MODEL_RUNNER": "0",
-    "VLLM_NO_USAGE_STATS": "1",
-    "HF_HUB_OFFLINE": "1",
-    "PYTHONPATH": str(ROOT / "src"),
-}
-pytestmark = pytest.mark.skipif(not PYTHON.exists(), reason="there is no vLLM: make vllm installs it")
-
-
-class Server:
-    """A server of a folder, which can be killed and started again."""
-
-    def __init__(self, folder: Path, log: Path) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
-        self.url, self._folder, self._log = f"http://127.0.0.1:{self.port}", folder, log
-        self.start()
-
-    def start(self) -> None:
-        command = [PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--model", self._folder, "--dtype", "float32"]
-        command += ["--host", "127.0.0.1", "--port", str(self.port), "--max-model-len", "384", "--enforce-eager"]
-        command += ["--logprobs-mode", "raw_logprobs", "--served-model-name", "student"]
-        command += ["--logits-processors", "rocktokens.integrations.vllm_noise:RockNoise"]
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                command, env={**os.environ, **MORE}, stdout=log, stderr=log, start_new_session=True
-            )
-
-    def wait(self) -> None:
-        while True:
-            assert self._process.poll() is None, self._log.read_text()[-3000:]
-            try:
-                return urllib.request.urlopen(f"{self.url}/health", timeout=5).close()
-            except (urllib.error.URLError, OSError):
-                time.sleep(0.5)
-
-    def kill(self) -> None:
-        os.killpg(self._process.pid, 9)
-        self._process.wait()
+NOISE = ("--logprobs-mode", "raw_logprobs", "--logits-processors", "rocktokens.integrations.vllm_noise:RockNoise")
+pytestmark = NEEDS_VLLM
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("server") / "student"
     subprocess.run([sys.executable, ROOT / "examples/serve_student.py", "pebbles-student", folder], check=True)
-    server = Server(folder, folder.with_name("log"))
-    server.wait()
-    yield server
-    server.kill()
+    with running(folder, "student", folder.with_name("log"), *NOISE) as server:
+        yield server
 
 
 @pytest.fixture

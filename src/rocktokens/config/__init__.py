@@ -38,6 +38,7 @@ from rocktokens.config.sections import ModelsSection as ModelsSection
 from rocktokens.config.sections import RolloutsSection as RolloutsSection
 from rocktokens.config.sections import RunSection as RunSection
 from rocktokens.config.sections import ScoringSection as ScoringSection
+from rocktokens.config.sections import TeacherSection as TeacherSection
 from rocktokens.config.sections import TraceSection as TraceSection
 from rocktokens.config.sections import TrainingSection as TrainingSection
 from rocktokens.config.sections import checkpoint_steps as checkpoint_steps

@@ -39,6 +39,46 @@ class ModelsSection(Section):
         description="of the teacher and of replayed students; training keeps the student, and scores, in float32",
     )
     device: str = Field(default="auto", description="auto (a GPU if there is one), cpu, cuda or cuda:N")
+    teacher_device: str | None = Field(
+        default=None,
+        description="where the teacher runs, if not on models.device: cpu, cuda:N, or spread (over all GPUs, then CPU)",
+    )
+
+
+class TeacherSection(Section):
+    """Where the teacher's states come from."""
+
+    engine: Literal["local", "vllm"] = Field(
+        default="local",
+        description="local: the teacher in memory; vllm: only its LM head, states by a server (teacher.url)",
+    )
+    url: str | None = Field(
+        default=None, pattern=r"^https?://", description="of the vLLM server, such as http://127.0.0.1:8001"
+    )
+    model: str | None = Field(
+        default=None, min_length=1, description="what the server calls the teacher; default: models.teacher"
+    )
+    dtype: Literal["float32", "bfloat16"] = Field(
+        default="float32", description="of the states that the server sends; float32 needs a server in float32"
+    )
+    max_gap: float = Field(
+        default=1e-3,
+        gt=0,
+        description="between log-probabilities of a fixed text now and at first, in nats; about 0.2 for bfloat16",
+    )
+    connections: int = Field(default=64, ge=1, description="requests that are sent at once")
+    timeout: float = Field(default=600, gt=0, description="seconds until a server that does not answer is lost")
+
+    @model_validator(mode="after")
+    def _server_has_an_address(self) -> Self:
+        if self.engine == "vllm" and self.url is None:
+            raise ValueError('engine = "vllm" needs the address of a server: set teacher.url = "http://127.0.0.1:8001"')
+        return self
+
+    @property
+    def values(self) -> str:
+        """How the teacher's values come, as a trace says it; nothing where the teacher is in memory."""
+        return f"states {self.dtype}" if self.engine == "vllm" else ""
 
 
 class RolloutsSection(Section):
@@ -284,6 +324,7 @@ class Config(Section):
 
     run: RunSection
     models: ModelsSection
+    teacher: TeacherSection = TeacherSection()
     task: TaskSection = WordmathTask()
     rollouts: RolloutsSection = RolloutsSection()
     scoring: ScoringSection = ScoringSection()

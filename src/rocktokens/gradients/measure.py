@@ -39,6 +39,7 @@ from rocktokens.models.load import LoadedModel, load_model
 from rocktokens.progress import SILENT, Progress
 from rocktokens.run_dir import OPTIMIZER_FILE, RunDir, derive_seed
 from rocktokens.scoring.student import load_student
+from rocktokens.scoring.teachers import load_teacher, note_teacher
 from rocktokens.training.checkpoint import load_trainer_state
 from rocktokens.training.optim import make_optimizer, make_scheduler, restore_scheduler
 from rocktokens.types import RockSet
@@ -100,9 +101,10 @@ def measure_gradients(
             trace = describe_trace(held_out)
             categories = category_ids(held_out.store, held_out.token_ids)
         with progress.status("loading"):
-            teacher = load_model(config.models.teacher, config.models.dtype, config.models.device)
+            teacher = load_teacher(config, config.models.device)
             teacher.model.requires_grad_(False)
             rocks.require_tokenizer(vocabulary_sha256(teacher.tokenizer.get_vocab()))
+            note_teacher(teacher.model, run, config)
         session = Session(run, config, held_out, categories, teacher, progress)
         for step in (held_out.sums.baseline, held_out.sums.reference):
             session.student_name(step)  # both are refused before either is measured

@@ -17,6 +17,7 @@ import torch
 from transformers import PreTrainedModel
 
 from rocktokens.errors import RocktokensError
+from rocktokens.models.distant import DistantModel
 from rocktokens.models.shards import gathered
 
 
@@ -133,14 +134,20 @@ def causal_lm(model: Any) -> PreTrainedModel:
 
 
 @torch.inference_mode()
-def verify_head(model: Any, input_ids: Sequence[int]) -> float:
+def verify_head(model: Any, input_ids: Sequence[int]) -> float | None:
     """Refuse a model whose own logits, on a few ids of any text, are not ``lm_head`` of ``hidden_states``.
 
-    Returns the largest absolute difference of a logit.
+    Returns the largest absolute difference of a logit, or what a ``DistantModel`` can say.
     """
+    if isinstance(model, DistantModel):
+        return model.verify(input_ids)
     ids_RL = torch.tensor([list(input_ids)], device=model.device)
     own_TV = model(input_ids=ids_RL, use_cache=False).logits[0]
-    ours_TV = lm_head(model).logits(hidden_states(model, ids_RL)[0])
+    return require_same_logits(model, own_TV, lm_head(model).logits(hidden_states(model, ids_RL)[0]))
+
+
+def require_same_logits(model: Any, own_TV: torch.Tensor, ours_TV: torch.Tensor) -> float:
+    """Refuse logits of ours that are not the model's own; return the largest absolute difference."""
     difference = (own_TV.to(ours_TV.dtype) - ours_TV).abs().max().item()
     tolerance = max(1e-4, 4 * torch.finfo(own_TV.dtype).eps) * max(1.0, own_TV.abs().max().item())
     if not difference <= tolerance:

@@ -21,6 +21,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from rocktokens.errors import RocktokensError
 from rocktokens.models import smollm2
+from rocktokens.models.distant import DistantModel
 from rocktokens.models.whole import load_adapter, load_causal_lm
 from rocktokens.parsing import parse_json
 from rocktokens.run_dir import require_as_listed
@@ -41,7 +42,7 @@ class LoadedModel:
     """A model with what is needed to talk to it."""
 
     model: Any
-    """A transformers ``PreTrainedModel`` (or PEFT's wrapper of one) with a causal LM head."""
+    """A transformers ``PreTrainedModel`` (or PEFT's wrapper of one) with a causal LM head, or a ``DistantModel``."""
     tokenizer: Any
     """A transformers ``PreTrainedTokenizerBase``."""
     name: str
@@ -57,8 +58,10 @@ class LoadedModel:
 
     @property
     def context_length(self) -> int | None:
-        """Tokens the model can see, None where its config names no limit."""
-        return getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        """Tokens the model can see, None where neither its config nor its server names a limit."""
+        own = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        served = self.model.context_length if isinstance(self.model, DistantModel) else None
+        return min((limit for limit in (own, served) if limit is not None), default=None)
 
 
 def load_model(name: str, dtype: str = "float32", device: str = "auto") -> LoadedModel:
@@ -75,14 +78,23 @@ def load_model(name: str, dtype: str = "float32", device: str = "auto") -> Loade
     return LoadedModel(model, tokenizer, name, end_ids(model, tokenizer))
 
 
+def load_spread(name: str, dtype: str) -> LoadedModel:
+    """Load a model for inference over all GPUs, and the CPU for what they do not hold (``device_map="auto"``)."""
+    folder = _folder(name)
+    if name == smollm2.MODEL_ID or (Path(folder) / "adapter_config.json").is_file():
+        raise RocktokensError(
+            f"model {name!r} cannot be spread over devices: save it whole with save_pretrained and name that folder"
+        )
+    require_as_listed(name)
+    model, tokenizer = _from_transformers(folder, DTYPES[dtype], device_map="auto")
+    _require_vocabulary(name, model, tokenizer)
+    return LoadedModel(model.eval(), tokenizer, name, end_ids(model, tokenizer))
+
+
 def load_tokenizer(name: str) -> Any:
     """Load the tokenizer that comes with a model, without its weights."""
-    folder = Path(name)
-    if name in PEBBLES:
-        from rocktokens.models import pebbles
-
-        folder = pebbles.directory(PEBBLES[name])
-    elif name == smollm2.MODEL_ID:
+    folder = Path(_folder(name))
+    if name == smollm2.MODEL_ID:
         return smollm2.load_smollm2(torch.float32)[1]
     if (folder / "adapter_config.json").is_file() and not (folder / "tokenizer_config.json").is_file():
         return load_tokenizer(base_of(folder) or "")
@@ -96,22 +108,22 @@ def load_tokenizer(name: str) -> Any:
         ) from error
 
 
-def resolve_device(device: str) -> torch.device:
-    """``auto`` is the GPU if there is one, else the CPU; a GPU that is not there is refused."""
+def resolve_device(device: str, key: str = "models.device") -> torch.device:
+    """``auto`` is the GPU if there is one, else the CPU; a GPU that is not there is refused by its key."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         resolved = torch.device(device)
     except RuntimeError:
-        raise RocktokensError(f"models.device is {device!r}: use auto, cpu, cuda or cuda:N") from None
+        raise RocktokensError(f"{key} is {device!r}: use auto, cpu, cuda or cuda:N") from None
     if resolved.type == "cuda" and (resolved.index or 0) >= torch.cuda.device_count():
         raise RocktokensError(
-            f"models.device is {device!r}, but torch sees {torch.cuda.device_count()} CUDA devices: use auto or cpu"
+            f"{key} is {device!r}, but torch sees {torch.cuda.device_count()} CUDA devices: use auto or cpu"
         )
     return resolved
 
 
-def end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+def end_ids(model: PreTrainedModel | DistantModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     """Every id that one of the model's files calls an end: they often disagree, and each of them ends a response."""
     sources = (model.generation_config, model.config.get_text_config(), tokenizer)
     ends = (getattr(source, "eos_token_id", None) for source in sources)
@@ -136,18 +148,23 @@ def _require_vocabulary(name: str, model: Any, tokenizer: Any) -> None:
 
 def _load(name: str, dtype: torch.dtype) -> tuple[Any, Any]:
     require_as_listed(name)
-    if name in PEBBLES:
-        from rocktokens.models import pebbles
-
-        return _from_transformers(str(pebbles.directory(PEBBLES[name])), dtype)
     if name == smollm2.MODEL_ID:
         return smollm2.load_smollm2(dtype)
     if (Path(name) / "adapter_config.json").is_file():
         return _with_adapter(Path(name), dtype)
-    return _from_transformers(name, dtype)
+    return _from_transformers(_folder(name), dtype)
 
 
-def _from_transformers(name: str, dtype: torch.dtype) -> tuple[Any, Any]:
+def _folder(name: str) -> str:
+    """Where an embedded model lies; any other name as it is."""
+    if name not in PEBBLES:
+        return name
+    from rocktokens.models import pebbles
+
+    return str(pebbles.directory(PEBBLES[name]))
+
+
+def _from_transformers(name: str, dtype: torch.dtype, **placing: str) -> tuple[Any, Any]:
     """What transformers finds by this name, on disk or on the Hub."""
     _require_name(name)
     if Path(name).is_dir():
@@ -155,7 +172,7 @@ def _from_transformers(name: str, dtype: torch.dtype) -> tuple[Any, Any]:
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
         options = {"dtype": dtype, "use_safetensors": True, "trust_remote_code": False}
-        model = load_causal_lm(name, f"model {name!r}", **options)
+        model = load_causal_lm(name, f"model {name!r}", **options, **placing)
     except CANNOT_LOAD as error:
         raise RocktokensError(
             f"model {name!r} cannot be loaded ({_first_line(error)}): give a directory, a hub id that is cached or "

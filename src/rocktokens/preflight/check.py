@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from rocktokens.config import Config
 from rocktokens.errors import RocktokensError
-from rocktokens.models.load import LoadedModel, load_model
+from rocktokens.models.load import LoadedModel
 from rocktokens.preflight.findings import Finding, Preflight
 from rocktokens.preflight.pair_probe import (
     check_divergence,
@@ -28,6 +28,7 @@ from rocktokens.preflight.resources import available_memory, check_memory, estim
 from rocktokens.preflight.static_checks import check_static, sample_prompts
 from rocktokens.progress import SILENT, Progress
 from rocktokens.scoring.student import load_student
+from rocktokens.scoring.teachers import load_teacher
 from rocktokens.tasks import make_task
 from rocktokens.training.length import in_steps
 from rocktokens.types import Prompt
@@ -42,7 +43,7 @@ def check(config: Config, progress: Progress = SILENT) -> Preflight:
         task = make_task(config.task)
         config = in_steps(config, task, max(1, config.training.rollouts_per_step // config.rollouts.num_generations))
         student = load_student(config, None, config.models.device)
-        teacher = load_model(config.models.teacher, config.models.dtype, config.models.device)
+        teacher = load_teacher(config, config.models.device)
     with progress.status("looking at models and data"):
         prompts, lengths = sample_prompts(config, task, student.tokenizer)
         findings = check_static(config, task, lengths, student, teacher)

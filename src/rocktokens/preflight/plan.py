@@ -4,9 +4,9 @@
 2. ``memory_items`` is arithmetic: what a GPU holds, item by item, in one of two layouts. *Whole*: all of it on every
    GPU. *Sharded*: student, gradients, moments and teacher are cut into equal parts (torch's ``fully_shard``); two
    layers of each model and what is outside the layers are gathered at a time; gradients are cut after every
-   micro-batch; and a replica of the student to sample from is whole.
+   micro-batch; and a replica of the student to sample from is whole. Of a served teacher every GPU has the LM head.
 3. What is left of the usable memory holds the key-value cache of rollouts. A layout fits if that is one
-   rollout or more.
+   rollout or more; if anything is left, where a server writes them.
 4. ``step_time`` says how long a step would take.
 
 Compare a layout with another by it; on several GPUs it has not been compared with what a run takes.
@@ -116,11 +116,12 @@ def plan_run(config: Config, gpu_gigabytes: float | None = None) -> Plan:
     width = HALF if config.training.bf16 else FLOAT32
     cache = width * student.size.cache_per_token * length
     wanted = min(config.rollouts.batch_size, config.training.rollouts_per_step)
+    is_sampled_here = config.rollouts.engine != "vllm"
 
     def layout(gpus: int, is_sharded: bool) -> Layout:
         items = memory_items(config, student, teacher, gpus=gpus, is_sharded=is_sharded)
         room = USABLE * gpu_memory - items.total
-        at_once = max(0, int(room // cache))
+        at_once = max(0, int(room // cache)) if is_sampled_here else wanted * (room > 0)
         step = None
         if at_once:
             used = min(at_once, wanted)
@@ -134,7 +135,7 @@ def plan_run(config: Config, gpu_gigabytes: float | None = None) -> Plan:
     numbers = sorted({*SHARDED_OVER, least or 1} - {1})
     layouts = [whole, layout(2, False), *(layout(gpus, True) for gpus in numbers)]
     return Plan(
-        conclusion=_conclusion(layouts, least, gpu_memory, wanted),
+        conclusion=_conclusion(layouts, least, gpu_memory, wanted, is_sampled_here=is_sampled_here),
         student=student,
         teacher=teacher,
         gpu_memory=gpu_memory,
@@ -153,12 +154,15 @@ def memory_items(
     width, teacher_width = HALF if training.bf16 else FLOAT32, DTYPES[config.models.dtype].itemsize
     is_sharded = is_sharded and gpus > 1
     parts = gpus if is_sharded else 1
+    is_served = config.teacher.engine == "vllm"
+    teacher_head = teacher_width * teacher.size.width * teacher.vocabulary
     responses = training.per_device_train_batch_size * rollouts.max_completion_length
     tokens = responses + training.per_device_train_batch_size * rollouts.max_prompt_length
     copies = student.activations.fixed
     if training.gradient_checkpointing:  # then only autocast itself holds copies, of what is trained
         copies = min(copies, width * size.trainable)
-    gathered = _gathered(student, width) + _gathered(teacher, teacher_width)
+    gathered = _gathered(student, width) + (0 if is_served else _gathered(teacher, teacher_width))
+    teacher_layer = 0 if is_served else teacher.activations.per_token / teacher.size.layers
     kept = activation_need(
         replace(student.activations, fixed=0), size, tokens, checkpointing=training.gradient_checkpointing
     )
@@ -169,11 +173,11 @@ def memory_items(
         student=FLOAT32 * size.parameters / parts,
         gradients=FLOAT32 * size.trainable / parts,
         moments=2 * FLOAT32 * size.trainable / parts,
-        teacher=teacher_width * teacher.size.parameters / parts,
+        teacher=teacher_head if is_served else teacher_width * teacher.size.parameters / parts,
         sampling_copy=width * size.parameters if training.bf16 or is_sharded else 0,
         working_weights=gathered if is_sharded else copies,
         reduction=FLOAT32 * size.trainable if gpus > 1 and not is_sharded else 0,
-        activations=kept + teacher.activations.per_token / teacher.size.layers * tokens,
+        activations=kept + teacher_layer * tokens,
         logits=min(SCRATCH_BYTES, SCRATCH_PER_LOGIT * responses * student.vocabulary)
         + (HALF * halved_heads if training.bf16 else 0)
         + FLOAT32 * size.head,
@@ -202,6 +206,7 @@ def _gpu_memory(config: Config, given: float | None) -> tuple[float, str]:
 def _assumptions(config: Config, gpu: str) -> list[str]:
     rollouts, training = config.rollouts, config.training
     length = rollouts.max_prompt_length + rollouts.max_completion_length
+    engines = {"rollouts are written": rollouts.engine, "the teacher's states are computed": config.teacher.engine}
     return [
         f"{gpu}, of which {USABLE:.0%} are usable",
         f"a step is {counted(training.rollouts_per_step, 'rollout')} per GPU of {length:,} tokens, in micro-batches of "
@@ -209,20 +214,30 @@ def _assumptions(config: Config, gpu: str) -> list[str]:
         "sharded: student, gradients, moments and teacher are cut into equal parts by fully_shard, two layers of each "
         "model are gathered at a time, gradients are cut after every micro-batch, and the replica that is sampled from "
         "is whole",
+        *(
+            f"{what} by a server on as many GPUs like these besides"
+            for what, engine in engines.items()
+            if engine == "vllm"
+        ),
     ]
 
 
-def _conclusion(layouts: list[Layout], least: int | None, gpu_memory: float, wanted: int) -> str:
+def _conclusion(
+    layouts: list[Layout], least: int | None, gpu_memory: float, wanted: int, *, is_sampled_here: bool
+) -> str:
     """Say whether it fits, and where."""
     whole, there = layouts[0], byte_size(gpu_memory)
     if least == 1:
         start, named = f"{byte_size(whole.total)} of {there}: fits on one GPU", [whole]
-        leaves = f" and leaves {byte_size(whole.room)} for {counted(whole.rollouts_at_once, 'rollout')} at once"
+        leaves = f" and leaves {byte_size(whole.room)}"
+        if is_sampled_here:
+            leaves += f" for {counted(whole.rollouts_at_once, 'rollout')} at once"
     elif least is not None:
         start = f"Whole, {byte_size(whole.total)} per GPU of {there}: does not fit. Sharded: at least {least} GPUs; "
         named = [own for own in layouts if own.is_sharded and own.gpus in {least, max(least, 8)}]
-        each = [f"{own.gpus} leave {byte_size(own.room)} for {own.rollouts_at_once:,}" for own in named]
-        leaves = f"{listed(each)} rollouts at once"
+        held = [f" for {own.rollouts_at_once:,}" if is_sampled_here else "" for own in named]
+        each = [f"{own.gpus} leave {byte_size(own.room)}{rest}" for own, rest in zip(named, held, strict=True)]
+        leaves = f"{listed(each)}{' rollouts at once' if is_sampled_here else ''}"
     else:
         last = layouts[-1]
         return (

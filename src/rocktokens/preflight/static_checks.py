@@ -50,7 +50,7 @@ def check_static(
         check_tokenizers(student.tokenizer, teacher.tokenizer),
         check_widths(lm_head(student.model).width, lm_head(teacher.model).width, len(student.tokenizer)),
         check_head("student head", student),
-        check_head("teacher head", teacher),
+        check_head("teacher head", teacher, config.teacher.url if config.teacher.engine == "vllm" else None),
         check_ends(student.eos_ids, teacher.eos_ids),
         check_templates(student.tokenizer, teacher.tokenizer, used=config.rollouts.chat_template),
         check_batch(config),
@@ -94,12 +94,17 @@ def check_widths(student: int, teacher: int, tokenizer: int) -> Finding:
     return warn_if(problem, "head widths", value, {"student": student, "teacher": teacher, "tokenizer": tokenizer})
 
 
-def check_head(name: str, loaded: LoadedModel) -> Finding:
-    """Check whether the logits we make from the hidden states are the model's own."""
+def check_head(name: str, loaded: LoadedModel, served: str | None = None) -> Finding:
+    """Check whether the logits we make from the hidden states are the model's own, or ``served`` ones its states."""
 
     def verify() -> Finding:
         difference = verify_head(loaded.model, loaded.tokenizer.encode(SAMPLES[0]))
-        value = f"logits as the model's own, within {difference:.1g}"
+        if difference is None:
+            value = f"states of {served}; its files name no final norm that they could be compared with"
+        elif served is not None:
+            value = f"states of {served} are of its final norm, within {difference:.1g}"
+        else:
+            value = f"logits as the model's own, within {difference:.1g}"
         return Finding(name, "ok", value, measured={"difference": difference})
 
     return or_fail(name, verify)

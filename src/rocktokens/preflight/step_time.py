@@ -125,5 +125,6 @@ def _gathered_bytes(config: Config, student: ModelShape, teacher: ModelShape, wi
         return 2 * gradients  # a sum over all GPUs is a scatter and a gather
     teacher_width = HALF if config.models.dtype != "float32" else FLOAT32
     passes = 2 + int(config.training.gradient_checkpointing)
-    each = teacher_width * teacher.size.parameters + passes * width * student.size.parameters + gradients
+    taught = teacher_width * teacher.size.parameters if config.teacher.engine == "local" else 0
+    each = taught + passes * width * student.size.parameters + gradients
     return config.training.gradient_accumulation_steps * each + width * student.size.parameters

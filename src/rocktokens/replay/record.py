@@ -38,6 +38,7 @@ def replay_settings(
         scoring=config.scoring.model_dump(mode="json", exclude={"round_logits"}),  # a replay never rounds them
         top_k=config.trace.top_k,
         classes="" if classes is None else classes.sha256,
+        served=config.teacher.values,
     )
 
 
@@ -77,6 +78,9 @@ def require_same_replay(run: RunDir, settings: ReplayRecord, *, is_whole: bool) 
             f"{run.path} holds a replay that is not finished, and other classes can only be added to one that is: "
             f"finish it {began} first, or start again with `rocktokens trace --restart`"
         )
+    if changed == "served":
+        was, now_is = (f"served ({own['served']})" if "served" in own else "in memory" for own in (before, now))
+        raise RocktokensError(f"{run.path} holds replays whose teacher was {was}, now it is {now_is}: {remedy}")
     raise RocktokensError(
         f"{run.path} holds replays made with {changed} = {before.get(changed)!r}, now it is {now.get(changed)!r}: "
         f"{remedy}"

@@ -45,6 +45,7 @@ from rocktokens.rollouts.store import read_rollouts, write_rollouts
 from rocktokens.run_dir import RunDir, derive_seed, require_as_listed
 from rocktokens.scoring.score import PendingScores, score_pass
 from rocktokens.scoring.teacher_pass import StatesRoom, TeacherPass
+from rocktokens.scoring.teachers import load_teacher, note_teacher, require_noted
 from rocktokens.scoring.top_tokens import TopTokens
 from rocktokens.tasks import make_task
 from rocktokens.tasks.base import Task
@@ -139,8 +140,9 @@ def replay(config: Config, *, restart: bool = False, progress: Progress = SILENT
         with progress.status("loading"):
             for checkpoint in checkpoints:
                 require_as_listed(checkpoint.model)
-            teacher = load_model(config.models.teacher, config.models.dtype, config.models.device)
+            teacher = load_teacher(config, config.models.device)
         require_vocabulary(run, teacher)
+        require_noted(teacher.model, run, config)
         for name in config.trace.checkpoints:
             _require_tokenizer(name, teacher)
         if classes is not None:
@@ -160,6 +162,7 @@ def replay(config: Config, *, restart: bool = False, progress: Progress = SILENT
             if task.revision is not None:
                 run.update_manifest(task_revision=task.revision)
         stack.enter_context(run.lock())
+        note_teacher(teacher.model, run, config)
         rollouts, tokens = score_probes(session)
         if classes is not None:
             _add_choice(session, classes)
@@ -368,7 +371,13 @@ def _write_part(
     The number of parts tells how many rollouts are done, so the writer may not cut them by rows.
     """
     with _naming(checkpoint, rollouts):
-        table = trace_table(rollouts, scores.wait(), tops=scores.wait_tops(), classes=session.classes)
+        table = trace_table(
+            rollouts,
+            scores.wait(),
+            tops=scores.wait_tops(),
+            classes=session.classes,
+            served=session.config.teacher.values,
+        )
     with TraceWriter(session.run, checkpoint=checkpoint.step, rows_per_part=sys.maxsize) as traces:
         traces.append(table)
 

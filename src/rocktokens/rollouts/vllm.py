@@ -17,30 +17,25 @@ Several processes share one server: the main one brings the weights, the others 
 """
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from safetensors.torch import save_file
-from tenacity import RetryCallState, Retrying, retry_if_exception_type, wait_exponential
 
 from rocktokens.config import Config
 from rocktokens.errors import RocktokensError
-from rocktokens.interrupts import Terminated
 from rocktokens.models.plain_weights import plain_weights
 from rocktokens.rollouts.decoding import DecodingSettings, Ended, StreamRequest, require_logprobs
 from rocktokens.rollouts.noisy_choice import XARG, NoisyChoice
 from rocktokens.rollouts.sampler import Completion, TransformersSampler, evaluation_mode
-from rocktokens.rollouts.vllm_client import Choice, ServerFailedError, ServerLostError, VllmClient
+from rocktokens.rollouts.vllm_client import VERSIONS, Choice, ServerLostError, VllmClient
 from rocktokens.run_dir import write_atomically
 
 CANARY_LENGTH = 64
 TOGETHER = 4
 """Times ``batch_size`` requests that are sent, and checked, together."""
-MOST_FAILURES = 3
-"""How often a server that answers, but wrongly, is asked the same."""
 NEUTRAL = {
     **{"top_p": 1.0, "top_k": 0, "min_p": 0.0},
     **{"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
@@ -100,51 +95,23 @@ class VllmSampler(TransformersSampler):
                 on_done(index, Completion(token_ids, logprobs, finished))
 
     def _answers(self, requests: Sequence[StreamRequest], settings: DecodingSettings) -> list[Ended]:
-        """Ask for all of these until all were answered by the student's weights."""
-        retrying = Retrying(
-            retry=retry_if_exception_type(ServerLostError),
-            wait=wait_exponential(multiplier=0.2, max=10),
-            stop=self._gives_up,
-            reraise=True,
-        )
-        try:
-            return retrying(self._try_answers, requests, settings)
-        except ServerLostError as error:
-            raise RocktokensError(
-                f"{error}: start it again, or raise rollouts.timeout = {self.client.timeout:g}; what was done is kept, "
-                "and the command goes on where it stopped"
-            ) from None
+        """Ask for all of these until all were answered by the student's weights.
 
-    def _gives_up(self, state: RetryCallState) -> bool:
-        """Stop at once where other processes wait, which do not know of it."""
-        assert state.outcome is not None
-        if isinstance(state.outcome.exception(), ServerFailedError) and state.attempt_number >= MOST_FAILURES:
-            return True
-        return _is_one_of_many() or (state.seconds_since_start or 0) >= self.client.timeout
+        Only once where other processes wait, which would not know that it starts over.
+        """
+        return self.client.persist(lambda: self._try_answers(requests, settings), once=_is_one_of_many())
 
     def _try_answers(self, requests: Sequence[StreamRequest], settings: DecodingSettings) -> list[Ended]:
         try:
             if not _is_one_of_many():  # those have loaded them together
                 self._bring_up_to_date()
-            ended = self._all_answers(requests, settings)
+            ended = self.client.ask_all(lambda request: self._answer(request, settings), requests)
             if self._gap() > self.max_gap:
-                raise ServerLostError(f"the vLLM server at {self.client.url} has other weights than it was given")
+                raise ServerLostError(f"{self.client.name} has other weights than it was given")
         except ServerLostError:
             self._synced = None
             raise
         return ended
-
-    def _all_answers(self, requests: Sequence[StreamRequest], settings: DecodingSettings) -> list[Ended]:
-        """Ask for all at once; a signal ends it without waiting for what the server still writes."""
-        pool = ThreadPoolExecutor(self.batch_size)
-        try:
-            pending = [pool.submit(self._answer, request, settings) for request in requests]
-            return [own.result() for own in pending]
-        except (KeyboardInterrupt, SystemExit, Terminated):
-            self.client.close()
-            raise
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
 
     def _answer(self, request: StreamRequest, settings: DecodingSettings) -> Ended:
         room = request.end(settings.max_new_tokens) - len(request.known)
@@ -195,8 +162,8 @@ class VllmSampler(TransformersSampler):
             wrong = "an answer that goes on behind its end token, or stops without one"
         if wrong:
             raise RocktokensError(
-                f"prompt {request.name!r}: the vLLM server at {self.client.url} wrote {wrong}: serve the student of "
-                "this run with vLLM 0.26 to 0.32"
+                f"prompt {request.name!r}: {self.client.name} wrote {wrong}: serve the student of "
+                f"this run with {VERSIONS}"
             )
         logprobs_T = np.array(logprobs, np.float32)
         require_logprobs(request.name, len(request.known), logprobs_T)
@@ -220,7 +187,7 @@ class VllmSampler(TransformersSampler):
         gap = self._gap()
         if gap > self.max_gap:
             raise RocktokensError(
-                f"the vLLM server at {self.client.url} was given the student's weights, but its log-probabilities "
+                f"{self.client.name} was given the student's weights, but its log-probabilities "
                 f"differ by {gap:.3g} nats (rollouts.max_gap = {self.max_gap:g}): serve an untied copy of the student "
                 "(examples/serve_student.py makes one) in its dtype, or raise rollouts.max_gap for one of half width"
             )
@@ -229,7 +196,7 @@ class VllmSampler(TransformersSampler):
         self._synced = versions
 
     def _look_at_server(self) -> None:
-        served = self.client.model()
+        served = self.client.models()[0]
         self._served = served.id
         self.context_lengths["vLLM server"] = served.max_model_len
 
@@ -240,7 +207,7 @@ class VllmSampler(TransformersSampler):
             served = [(answered[place] or {})[own].logprob for place, own in enumerate(self.canary_L) if place]
         except (IndexError, KeyError):
             raise RocktokensError(
-                f"the vLLM server at {self.client.url} does not say how likely the tokens of a prompt are: start it "
+                f"{self.client.name} does not say how likely the tokens of a prompt are: start it "
                 "without --max-logprobs 0"
             ) from None
         with torch.no_grad(), evaluation_mode(self.model):
@@ -256,7 +223,7 @@ class VllmSampler(TransformersSampler):
         ban = NoisyChoice(0, 0.0, 0, (first,), ()).to_json()
         if self.client.complete(body | {"vllm_xargs": {XARG: ban}}).token_ids == [first]:
             raise RocktokensError(
-                f"the vLLM server at {self.client.url} does not draw with our noise: start it with --logits-processors "
+                f"{self.client.name} does not draw with our noise: start it with --logits-processors "
                 'rocktokens.integrations.vllm_noise:RockNoise, or set rollouts.noise = "server"'
             )
 

@@ -13,13 +13,14 @@ Everything is laid out on the host and sent to a GPU without waiting for it.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
 from rocktokens.errors import RocktokensError
+from rocktokens.models.distant import DistantModel
 from rocktokens.models.head import hidden_states
 from rocktokens.scoring.fused import sent
 from rocktokens.scoring.packed import PackedRow, packed_states, packs
@@ -51,9 +52,24 @@ class RolloutBatch:
     row_index_T: torch.Tensor
     """Into its (N,) states: where each response token is predicted."""
 
+    def to(self, device: torch.device | str) -> "RolloutBatch":
+        """Return the batch on another device."""
+
+        def moved(record: Any) -> dict[str, Any]:
+            return {
+                name: value.to(device, non_blocking=True)
+                for name in record.__slots__
+                if isinstance(value := getattr(record, name), torch.Tensor)
+            }
+
+        groups = tuple(group.to(device, non_blocking=True) for group in self.groups)
+        return replace(self, groups=groups, row=replace(self.row, **moved(self.row)), **moved(self))
+
 
 def response_states(model: Any, batch: RolloutBatch) -> torch.Tensor:
     """h_TD: for every response token the last hidden state that had not seen it yet."""
+    if isinstance(model, DistantModel):
+        return model.states(batch)
     if packs(model):
         return packed_states(model, batch.row)[batch.row_index_T]
     states = [hidden_states(model, input_ids_RL).flatten(0, 1) for input_ids_RL in batch.groups]

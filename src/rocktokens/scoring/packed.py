@@ -22,6 +22,7 @@ import torch
 from transformers import AttentionInterface
 
 from rocktokens.errors import RocktokensError
+from rocktokens.models.distant import DistantModel
 from rocktokens.models.head import causal_lm, hidden_states
 from rocktokens.rollouts.slots import attending, fits
 from rocktokens.scoring.layers import HALF, quick_layers
@@ -71,6 +72,8 @@ def packed_states(model: Any, row: PackedRow) -> torch.Tensor:
 
 def packs(model: Any) -> bool:
     """Whether the model can run on a packed row, where and as it is now."""
+    if isinstance(model, DistantModel):
+        return model.packs
     lm = causal_lm(model)
     if lm.device.type != "cuda":
         return False

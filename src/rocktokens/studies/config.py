@@ -32,6 +32,7 @@ from rocktokens.config import (
     ScoringSection,
     Section,
     TaskSection,
+    TeacherSection,
     TraceSection,
     TrainingSection,
     WholeOrAuto,
@@ -141,6 +142,7 @@ class BaseSections(Section):
     """What every run of the study shares: the sections of an ordinary config but for the run and its policy."""
 
     models: ModelsSection
+    teacher: TeacherSection = TeacherSection()
     task: TaskSection = WordmathTask()
     rollouts: RolloutsSection = RolloutsSection()
     scoring: ScoringSection = ScoringSection()

@@ -7,7 +7,7 @@
    float32, a key must not change), no nulls in keys, ``kl`` and ``grad_norm`` within the range that fixed-point sums
    are exact in, and ``kl_choice`` between 0 and ``kl``.
 3. The schema's version travels in the metadata of every file; a newer one is refused. So does the hash of the classes
-   that ``kl_choice`` is of.
+   that ``kl_choice`` is of, and, where a server gave the teacher's values, what they were.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,6 +24,8 @@ SCHEMA_VERSION = 1
 VERSION_KEY = b"rocktokens_schema_version"
 CLASSES_KEY = b"rocktokens_classes_sha256"
 """In the metadata of a table with the column ``kl_choice``: ``TokenClasses.sha256`` of the classes it is of."""
+TEACHER_KEY = b"rocktokens_teacher"
+"""In the metadata of a table whose teacher was served: ``TeacherSection.values``."""
 MAX_SCORE = 2.0**15
 """Largest kl or grad_norm of one token: 2**15 nats, far beyond any float32 log-softmax of sane logits."""
 KL_ROUNDING = 1e-3
@@ -57,6 +59,7 @@ def trace_table(
     weights: np.ndarray | None = None,
     tops: Mapping[str, tuple[np.ndarray, np.ndarray]] | None = None,
     classes: TokenClasses | None = None,
+    served: str = "",
 ) -> pa.Table:
     """Lay scored rollouts out as rows, in the order given.
 
@@ -66,6 +69,7 @@ def trace_table(
         weights: float (T,), the weight of each position in the loss; 1 everywhere when None.
         tops: by optional column, ids (T, K) and log-probabilities (T, K) of the likeliest tokens, likeliest first.
         classes: what ``scores.kl_choice`` is of; that column is left out when None.
+        served: how the teacher's values came from a server; "" where the teacher was in memory.
     """
     lengths = np.array([len(rollout.token_ids) for rollout in rollouts], dtype=np.int64)
     count = int(lengths.sum())
@@ -95,7 +99,7 @@ def trace_table(
     found = [column for column in _TOPS if column.name in (tops or {})]
     arrays += [_top_array(column.name, *(tops or {})[column.name], count) for column in found]
     sha256 = None if classes is None else classes.sha256
-    return pa.Table.from_arrays(arrays, schema=_schema([*plain, *found], sha256))
+    return pa.Table.from_arrays(arrays, schema=_schema([*plain, *found], sha256, served))
 
 
 def validate_table(table: pa.Table) -> pa.Table:
@@ -103,7 +107,7 @@ def validate_table(table: pa.Table) -> pa.Table:
     chosen = _chosen_fields(table.column_names)
     columns = [_cast(table.column(column.name), column) for column in chosen]
     classes = classes_of(table.schema) if _CHOICE in chosen else None
-    valid = pa.Table.from_arrays(columns, schema=_schema(chosen, classes))
+    valid = pa.Table.from_arrays(columns, schema=_schema(chosen, classes, served_of(table.schema)))
     for column in chosen:
         if not column.nullable and valid.column(column.name).null_count:
             raise TraceError(f"column {column.name} has nulls: every row needs a {column.name}")
@@ -120,12 +124,14 @@ def with_choice(table: pa.Table, kl_choice_T: np.ndarray, classes: TokenClasses)
     if len(kl_choice_T) != len(rest):
         raise TraceError(f"{CHOICE} has {len(kl_choice_T)} values for {len(rest)} rows: give one per row")
     added = rest.append_column(CHOICE, pa.array(kl_choice_T, pa.float32(), from_pandas=True))
-    return validate_table(added.replace_schema_metadata({CLASSES_KEY: classes.sha256.encode()}))
+    return validate_table(
+        added.replace_schema_metadata({**(added.schema.metadata or {}), **_of_classes(classes.sha256)})
+    )
 
 
 def without_choice(table: pa.Table) -> pa.Table:
     """The rows of a table as they would be without the choice within classes."""
-    return validate_table(table.drop_columns([CHOICE]).replace_schema_metadata(None))
+    return validate_table(table.drop_columns([CHOICE]))
 
 
 def classes_of(schema: pa.Schema) -> str | None:
@@ -138,6 +144,11 @@ def classes_of(schema: pa.Schema) -> str | None:
             "of the choice are unknown: set it to TokenClasses.sha256"
         )
     return found.decode(errors="replace")
+
+
+def served_of(schema: pa.Schema) -> str:
+    """How the teacher's values of a table came from a server; "" where the teacher was in memory."""
+    return (schema.metadata or {}).get(TEACHER_KEY, b"").decode(errors="replace")
 
 
 def require_readable(schema: pa.Schema, path: Path) -> None:
@@ -160,9 +171,14 @@ def require_readable(schema: pa.Schema, path: Path) -> None:
         )
 
 
-def _schema(columns: Sequence[pa.Field], classes_sha256: str | None = None) -> pa.Schema:
-    of_classes = {CLASSES_KEY: classes_sha256.encode()} if classes_sha256 is not None else {}
-    return pa.schema(list(columns), metadata={VERSION_KEY: str(SCHEMA_VERSION).encode(), **of_classes})
+def _schema(columns: Sequence[pa.Field], classes_sha256: str | None, served: str) -> pa.Schema:
+    of_teacher = {TEACHER_KEY: served.encode()} if served else {}
+    version = {VERSION_KEY: str(SCHEMA_VERSION).encode()}
+    return pa.schema(list(columns), metadata={**version, **_of_classes(classes_sha256), **of_teacher})
+
+
+def _of_classes(sha256: str | None) -> dict[bytes, bytes]:
+    return {} if sha256 is None else {CLASSES_KEY: sha256.encode()}
 
 
 def _top_array(name: str, ids_TK: np.ndarray, logp_TK: np.ndarray, count: int) -> pa.Array:

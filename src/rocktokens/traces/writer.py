@@ -30,7 +30,7 @@ from rocktokens.classes import TokenClasses
 from rocktokens.errors import RunDirError
 from rocktokens.parts import read_parquet
 from rocktokens.run_dir import RunDir
-from rocktokens.traces.schema import classes_of, validate_table, with_choice, without_choice
+from rocktokens.traces.schema import classes_of, served_of, validate_table, with_choice, without_choice
 
 Source = Literal["replay", "training"]
 ROWS_PER_GROUP = 122_880
@@ -95,6 +95,7 @@ class TraceWriter:
         self._require_open()
         valid = validate_table(table)
         self._require_classes(classes_of(valid.schema))
+        self._require_teacher(served_of(valid.schema))
         self._buffer.append(valid)
         self._buffered += valid.num_rows
         while self._buffered >= self._rows_per_part:
@@ -125,20 +126,30 @@ class TraceWriter:
             if self._buffer and classes_of(self._buffer[-1].schema) != wanted:
                 self.flush()
             return
-        for before in self._classes_before():
+        for before in map(classes_of, self._schemas_before()):
             if before != wanted:
                 raise RunDirError(
                     f"these rows have {_by_classes(wanted)}, those before them in {self._run.path / self._folder} have "
                     f"{_by_classes(before)}: give all rows of a checkpoint the choice within the same classes, or none"
                 )
 
-    def _classes_before(self) -> Iterator[str | None]:
+    def _require_teacher(self, wanted: str) -> None:
+        """Refuse rows whose teacher gave other values than that of the rows before."""
+        for before in map(served_of, self._schemas_before()):
+            if before != wanted:
+                raise RunDirError(
+                    f"these rows have a teacher that {_by_teacher(wanted)}, those before them in "
+                    f"{self._run.path / self._folder} one that {_by_teacher(before)}: keep them apart, in two runs"
+                )
+
+    def _schemas_before(self) -> Iterator[pa.Schema]:
         """Of the row that the next one comes after; none where there is no such row, or its part is missing."""
         if self._buffer:
-            yield classes_of(self._buffer[-1].schema)
+            yield self._buffer[-1].schema
         elif parts := self._run.files(self._folder):
             with suppress(FileNotFoundError):
-                yield part_classes(self._run, parts[-1].path, self._run.path / parts[-1].path)
+                last = parts[-1].path
+                yield read_parquet(self._run, last, self._run.path / last, pq.read_schema)
 
     def _require_open(self) -> None:
         if not self._is_open:
@@ -230,6 +241,10 @@ def part_classes(run: RunDir, relative: str, path: Path) -> str | None:
 
 def _by_classes(sha256: str | None) -> str:
     return "no kl_choice" if sha256 is None else f"kl_choice by classes {sha256[:12]}"
+
+
+def _by_teacher(served: str) -> str:
+    return f"was served ({served})" if served else "was in memory"
 
 
 def _sha256(content: bytes) -> str:

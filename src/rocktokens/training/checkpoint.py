@@ -40,6 +40,7 @@ FREE_SECTIONS = frozenset({"trace", "find", "evaluation", "knockout", "gradients
 FREE_KEYS = frozenset(
     {"run.directory", "training.report_to", "training.shard", *(f"training.{key}" for key in LENGTH_KEYS)}
     | {"rollouts.url", "rollouts.sync_directory", "rollouts.timeout"}
+    | {"teacher.url", "teacher.model", "teacher.timeout", "teacher.connections", "teacher.max_gap"}
 )
 """What may change at a resume. Not ``training.trace``: a run traced in part would look whole to its readers."""
 

@@ -28,6 +28,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
+from rocktokens.models.distant import DistantModel
 from rocktokens.models.head import causal_lm, trunk
 from rocktokens.models.shards import gathered
 from rocktokens.rollouts.sampler import SamplingCopy
@@ -111,7 +112,12 @@ class ShardedLayout(Layout):
         self.summary = f"student, optimizer and teacher are sharded over {accelerator.num_processes} processes"
 
     def place_teacher(self, teacher: Any) -> None:
-        """Shard the layers, the trunk around them and the head, which is outside it even where it shares its weight."""
+        """Shard the layers, the trunk around them and the head, which is outside it even where it shares its weight.
+
+        Of a teacher whose layers are elsewhere, only the head is here, and stays whole.
+        """
+        if isinstance(teacher, DistantModel):
+            return super().place_teacher(teacher)
         embeddings, head = teacher.get_input_embeddings(), teacher.get_output_embeddings()
         is_tied = head.weight is embeddings.weight
         self._shard_layers(teacher)

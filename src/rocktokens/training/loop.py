@@ -30,6 +30,7 @@ from rocktokens.progress import SILENT, Progress
 from rocktokens.rollouts.encode import Sampling, make_rollouts
 from rocktokens.rollouts.store import read_rollouts, write_rollouts
 from rocktokens.run_dir import RunDir, derive_seed
+from rocktokens.scoring.teachers import note_teacher
 from rocktokens.tasks import make_task
 from rocktokens.traces.schema import trace_table
 from rocktokens.traces.writer import TraceWriter
@@ -147,7 +148,8 @@ def _train(session: Session, run: RunDir, state: TrainerState | None, report: On
             )
             if traces is not None:
                 with clock.phase("write"):
-                    rows = trace_table(rollouts, update.scores, update.weights.weights, classes=update.classes)
+                    weights, served = update.weights.weights, config.teacher.values
+                    rows = trace_table(rollouts, update.scores, weights, classes=update.classes, served=served)
                     traces.append(rows)
             if session.accelerator.is_main_process:
                 record = step_record(step, rollouts, update, clock.read(), config.scoring.temperature) | observed
@@ -213,6 +215,7 @@ def _make_ready(
         change_length(run, session.config, state.step)
         if run.manifest().get(STOPPED) is not None:  # the step at which a length changes keeps its checkpoint
             run.update_manifest(**{STOPPED: None})
+    note_teacher(session.teacher, run, session.config)
     if session.layout.summary is not None:
         progress.note(session.layout.summary)
     step, parts = (state.step, state.trace_parts) if state else (0, 0)

@@ -43,7 +43,7 @@ class TeacherStates:
     """The teacher's states (T, E) of a micro-batch, which may still be on their way."""
 
     h_TE: torch.Tensor
-    """Not to be read before ``wait``."""
+    """Not to be read before ``wait``; those of a served teacher are on the CPU until they are used."""
     stream: torch.cuda.Stream | None = None
     """Where they are computed, if that is not where they are read."""
 
@@ -110,7 +110,7 @@ class DistillationObjective(nn.Module):
         """
         student_head, teacher_head, settings = lm_head(self.student), self._teacher_head.whole(), self._settings
         h_s_TD, ids_T = response_states(self.student, batch), batch.token_ids_T
-        h_t_TE = teacher.wait()
+        h_t_TE = teacher.wait().to(h_s_TD.device)
         loss, scores = weighted_kl(
             h_s_TD,
             student_head,
@@ -147,7 +147,7 @@ class DistillationObjective(nn.Module):
         """Score the batch's response tokens, with the optional columns ``extras``."""
         heads = lm_head(self.student), self._teacher_head.whole()
         h_s_TD = response_states(self.student, batch)
-        states = (h_s_TD, heads[0], teacher.wait(), heads[1], batch.token_ids_T)
+        states = (h_s_TD, heads[0], teacher.wait().to(h_s_TD.device), heads[1], batch.token_ids_T)
         return token_scores(*states, *self._settings, extras, classes=term_classes(term))
 
     @property

@@ -19,14 +19,16 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rocktokens.config import Config
 from rocktokens.errors import ConfigError
+from rocktokens.models.distant import DistantModel
 from rocktokens.models.fingerprints import same_tokenizer, vocabulary_sha256
 from rocktokens.models.head import lm_head
-from rocktokens.models.load import load_model, resolve_device
+from rocktokens.models.load import resolve_device
 from rocktokens.policies import WeightPolicy, policy_from_section
 from rocktokens.rollouts.encode import require_rendered
 from rocktokens.rollouts.sampler import Sampler, make_sampler
 from rocktokens.run_dir import derive_seed
 from rocktokens.scoring.student import load_student
+from rocktokens.scoring.teachers import load_teacher
 from rocktokens.tasks.base import Task
 from rocktokens.training.checkpoint import TrainerState, load_policy_state, restore_optimizer
 from rocktokens.training.layout import Layout, loading_device, make_layout
@@ -46,7 +48,7 @@ class Session:
     """The bare model, or the PEFT model around it: what is sampled from and saved."""
     tokenizer: PreTrainedTokenizerBase
     pad_id: int
-    teacher: PreTrainedModel
+    teacher: PreTrainedModel | DistantModel
     teacher_stream: torch.cuda.Stream | None
     """Where the teacher runs, on a GPU."""
     layout: Layout
@@ -84,7 +86,13 @@ def make_accelerator(config: Config) -> Accelerator:
     if config.training.shard is True and accelerator.num_processes == 1:
         raise ConfigError(
             "training.shard = true, but a single process was launched: launch several (accelerate launch --multi_gpu "
-            "--num_processes N -m …; on CPUs torchrun --nproc_per_node N -m …), or set training.shard = 'auto'"
+            "--num_processes N -m …, on CPUs too), or set training.shard = 'auto'"
+        )
+    if config.models.teacher_device is not None and accelerator.num_processes > 1:
+        raise ConfigError(
+            f"models.teacher_device = {config.models.teacher_device!r}, but {accelerator.num_processes} processes were "
+            "launched, each of which would load a teacher there: set training.shard = true, or serve the teacher "
+            "(teacher.engine = 'vllm')"
         )
     return accelerator
 
@@ -115,7 +123,7 @@ def make_session(
     size = global_batch(config, accelerator.num_processes) // config.rollouts.num_generations
     first = task.batch(0, size, derive_seed(config.run.seed, "prompts"))
     require_rendered(student.tokenizer, first, config.rollouts.chat_template)
-    teacher = load_model(config.models.teacher, dtype=config.models.dtype, device=place)
+    teacher = load_teacher(config, place)
     same_tokenizer(student.tokenizer, teacher.tokenizer)
     teacher.model.requires_grad_(False)
     sha256 = vocabulary_sha256(student.tokenizer.get_vocab())

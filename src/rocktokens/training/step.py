@@ -22,7 +22,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 import numpy as np
 import torch
@@ -38,6 +38,9 @@ from rocktokens.scoring.fused import sent
 from rocktokens.training.objective import ObjectiveOutput, TeacherStates, teacher_states
 from rocktokens.training.session import Session
 from rocktokens.types import EXTRA_COLUMNS, LikelyTokens, Rollout, TokenScores, TokenWeights
+
+if TYPE_CHECKING:  # it needs an extra
+    from rocktokens.scoring.served import ServedModel
 
 Denominator = Literal["all", "kept"]
 """What the loss is divided by: the number of tokens, or the sum of their weights."""
@@ -232,13 +235,26 @@ def _score_update(
     objective.eval()
     parts: list[TokenScores] = []
     teachers: list[TeacherStates] = []
+    asked = served_states(session, rollouts)
     for micro in _own_micro_batches(session, rollouts):
         batch = _batch(session, micro)
         with session.accelerator.autocast():
-            teacher = teacher_states(session.teacher, batch, session.teacher_stream)
+            known = asked[len(teachers)] if asked else None
+            teacher = known or teacher_states(session.teacher, batch, session.teacher_stream)
             parts.append(objective.score(batch, teacher, term, extras))
         teachers.append(teacher)
     return concatenated(gather_object([numpy_scores(parts)])), teachers
+
+
+def served_states(session: Session, rollouts: Sequence[Rollout]) -> list[TeacherStates] | None:
+    """Ask a served teacher for all of this rank's micro-batches at once, so that the server has enough to do.
+
+    None where the teacher is in memory, and runs when its states are needed.
+    """
+    if session.config.teacher.engine == "local":
+        return None
+    batches = [_batch(session, micro) for micro in _own_micro_batches(session, rollouts)]
+    return [TeacherStates(h_TE) for h_TE in cast("ServedModel", session.teacher).states_of(batches)]
 
 
 # Gradient
@@ -253,8 +269,9 @@ def accumulate_gradients(
     torch.manual_seed(derive_seed(seed, "dropout", step, accelerator.process_index))
     session.objective.train()
     outputs: list[ObjectiveOutput] = []
+    teachers = weighing.teacher_states or served_states(session, rollouts)
     for micro in _own_micro_batches(session, rollouts):
-        known = weighing.teacher_states[len(outputs)] if weighing.teacher_states is not None else None
+        known = teachers[len(outputs)] if teachers else None
         with session.layout.accumulating(session.objective, is_last=micro.last):
             output = _forward(session, micro, weighing, term, known, overlap_P)
             accelerator.backward(output.loss * accelerator.num_processes)

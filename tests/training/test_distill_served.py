@@ -1,0 +1,68 @@
+"""Whole runs of ``distill`` whose teacher is behind a server, or on a device of its own: those of one in memory."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny_pair import tiny_config
+
+from fake_vllm import FakeVllm, serving
+from rocktokens.config import Config
+from rocktokens.errors import ConfigError, RocktokensError
+from rocktokens.models.load import load_model
+from rocktokens.run_dir import RunDir
+from rocktokens.scoring.served import SERVED
+from rocktokens.traces.schema import TEACHER_KEY
+from rocktokens.training.loop import distill
+
+TIP = ("policy.name=tip", "policy.rho=0.5")
+"""A policy that needs scores: the teacher's states of that pass are used again."""
+
+
+def served_by(pair: Path) -> FakeVllm:
+    teacher = load_model(str(pair / "teacher"))
+    return FakeVllm(teacher.model, name=teacher.name, tokenizer=teacher.tokenizer)
+
+
+def over(pair: Path, run: Path, url: str, *overrides: str) -> Config:
+    return tiny_config(pair, run, "teacher.engine=vllm", f"teacher.url={url}", "training.max_steps=4", *overrides)
+
+
+@pytest.mark.parametrize("settings", [(), TIP], ids=["plain", "tip"])
+def test_weights_and_traces_are_those_of_a_teacher_in_memory(pair: Path, tmp_path: Path, settings: tuple[str, ...]):
+    distill(tiny_config(pair, tmp_path / "memory", "training.max_steps=4", *settings))
+    fake = served_by(pair)
+    with serving(fake) as url:
+        distill(over(pair, tmp_path / "served", url, *settings))
+    weights = [load_file(tmp_path / name / "checkpoints/step-4/model.safetensors") for name in ("memory", "served")]
+    for name, own in weights[0].items():
+        torch.testing.assert_close(weights[1][name], own, rtol=0, atol=1e-6)
+    runs = [RunDir(tmp_path / name) for name in ("memory", "served")]
+    tables = [pq.read_table(run.path / run.files("traces/training/")[0].path) for run in runs]
+    kl = [table.column("kl").to_numpy() for table in tables]
+    assert np.abs(kl[0] - kl[1]).max() < 1e-5
+    assert TEACHER_KEY not in tables[0].schema.metadata and SERVED not in runs[0].manifest()
+    assert tables[1].schema.metadata[TEACHER_KEY] == b"states float32" and len(runs[1].manifest()[SERVED]) == 1
+    # 4 steps of 8 sequences, each asked for once, and a canary after each step and twice at first
+    assert fake.asked.count("/pooling") == 4 * (8 + 1) + 2
+
+
+def test_a_run_goes_on_with_the_same_teacher_at_another_address_only(pair: Path, tmp_path: Path):
+    run, constant = tmp_path / "run", "training.lr_scheduler_type=constant"
+    with serving(served_by(pair)) as url:
+        distill(over(pair, tmp_path / "whole", url, constant))
+        distill(over(pair, run, url, constant, "training.max_steps=2"))
+    other = served_by(pair)
+    with torch.no_grad():
+        other.model.model.layers[0].mlp.up_proj.weight.mul_(1.05)
+    with serving(other) as url, pytest.raises(RocktokensError, match=r"is not what the run .* used before"):
+        distill(over(pair, run, url, constant), resume=True)
+    with serving(served_by(pair)) as url:
+        with pytest.raises(ConfigError, match=r"teacher\.dtype = 'bfloat16', but the run was started with 'float32'"):
+            distill(over(pair, run, url, constant, "teacher.dtype=bfloat16"), resume=True)
+        distill(over(pair, run, url, constant), resume=True)
+    weights = [load_file(own / "checkpoints/step-4/model.safetensors") for own in (run, tmp_path / "whole")]
+    assert all(torch.equal(own, weights[1][name]) for name, own in weights[0].items())

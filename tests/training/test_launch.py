@@ -1,0 +1,42 @@
+"""Two processes as the documented command starts them, each with a shard of the student, and one served teacher."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file
+from tiny_pair import tiny_config
+
+from fake_vllm import FakeVllm, serving
+from rocktokens.config import dump_config
+from rocktokens.models.load import load_model
+from rocktokens.run_dir import RunDir
+from rocktokens.training.loop import distill
+
+LAUNCH = (sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "-m")
+
+
+@pytest.mark.skipif(not dist.is_gloo_available(), reason="this torch was built without gloo")
+def test_two_processes_train_as_one_does(pair: Path, tmp_path: Path):
+    length = ("training.max_steps=1", "training.save_steps=1")
+    distill(tiny_config(pair, tmp_path / "one", *length))
+    config = tmp_path / "run.toml"
+    config.write_text(dump_config(tiny_config(pair, tmp_path / "two", *length)))
+    teacher = load_model(str(pair / "teacher"))
+    fake = FakeVllm(teacher.model, name=teacher.name, tokenizer=teacher.tokenizer)
+    with serving(fake) as url:
+        settings = ("training.shard=true", "training.gradient_accumulation_steps=1", "models.device=cpu")
+        given = [part for own in (*settings, "teacher.engine=vllm", f"teacher.url={url}") for part in ("--set", own)]
+        command = [*LAUNCH, "rocktokens.cli.main", "distill", str(config), *given]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    assert RunDir(tmp_path / "two").manifest()["num_processes"] == 2
+    assert "sharded over 2 processes" in done.stdout + done.stderr
+    weights = [load_file(tmp_path / own / "checkpoints/step-1/model.safetensors") for own in ("one", "two")]
+    for name, own in weights[0].items():
+        torch.testing.assert_close(weights[1][name], own, atol=1e-6, rtol=0)
