@@ -158,11 +158,12 @@ def test_memory_arithmetic():
     assert need.teacher == 5000
     assert need.update == 700 + 4 * 9 * 8 * 50 + 4 * 60
     assert need.sampling == 4 * 16 * 3
-    assert need.peak == 5200 + 5000 + need.update
+    assert need.checkpoint == 12 * 100
+    assert need.peak == 5200 + 5000 + 1200 + need.update
     longer = resources.memory_need(
         SIZE, teacher_bytes=5000, activation_bytes=700, chunk_positions=8, vocab_size=50, sampled_tokens=1000
     )
-    assert longer.peak == 5200 + 5000 + 64_000
+    assert longer.peak == 5200 + 5000 + 1200 + 64_000
 
 
 def test_checkpointing_keeps_one_layer_and_the_inputs_of_all():

@@ -1,7 +1,6 @@
 """Two processes with a shard each of student, optimizer and teacher train as two whole ones and as one do."""
 
 import json
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -96,16 +95,13 @@ def resumed(runs) -> Runs:
     One more is sharded, since one of the processes has too little memory for a whole one.
     """
     killed = runs.config("all weights", "sharded", "killed")
-    runs.launch([killed], ends_well=False, KILL_AT=str(KILL_AT))
-    assert max(RunDir(killed.run.directory).checkpoints()) == 2
-    moved = []
-    for arm, before, after in (("tied heads", "sharded", "whole"), ("lora", "whole", "sharded")):
-        config = runs.config(arm, after, f"{before} to {after}")
-        shutil.copytree(runs.run(arm, before).path, config.run.directory)
-        run = RunDir(config.run.directory)
-        run.drop([entry.path for entry in run.files(f"checkpoints/step-{STEPS}/")])
-        moved.append(config)
-    runs.launch([killed, *moved, runs.config("tied heads", "auto")], SMALL_RANK="1")
+    moves = [("tied heads", "sharded", "whole"), ("lora", "whole", "sharded")]
+    before, after = (
+        [runs.config(move[0], move[number], f"{move[1]} to {move[2]}") for move in moves] for number in (1, 2)
+    )
+    runs.launch([*before, killed], ends_well=False, STOP_AT=str(STEPS - 1), KILL_AT=str(KILL_AT))
+    assert [max(RunDir(own.run.directory).checkpoints()) for own in (*before, killed)] == [4, 4, 2]
+    runs.launch([killed, *after, runs.config("tied heads", "auto")], SMALL_RANK="1")
     return runs
 
 

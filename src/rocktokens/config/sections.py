@@ -142,6 +142,9 @@ class TrainingSection(Section):
     save_steps: int = Field(
         default=25, ge=1, description="a checkpoint at step 0, every this many steps, and at the end"
     )
+    save_total_limit: int | None = Field(
+        default=None, ge=1, description="most checkpoints that stay beside step 0, the latest ones; default: all"
+    )
     max_truncated_share: float = Field(
         default=0.9, gt=0, le=1, description="stop when more rollouts than this hit the length limit 3 steps running"
     )

@@ -226,7 +226,10 @@ def _load_trainee(session: Session) -> Trainee:
     if not state:
         missing = f"Adam's view needs the optimizer's state, which {name} does not come with"
         if is_own:
-            missing = f"{folder.name} keeps no optimizer state (finished runs of a study drop it)"
+            missing = (
+                f"{folder.name} keeps no optimizer state (only the latest checkpoint does, and finished runs of a "
+                "study drop it)"
+            )
         if has_state:
             missing = f"{folder.name} is before the first update, without optimizer state"
         return Trainee(student, note=f"{missing}: only the gradient is shown")

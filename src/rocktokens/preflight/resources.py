@@ -4,8 +4,8 @@
    difference is what a row costs, the rest (weights cast by autocast, say) does not grow with the batch.
 2. ``memory_need`` is arithmetic on this and on the models' sizes, at the longest prompt and response.
 3. ``update_seconds`` and ``sampling_seconds`` scale the timings of a probe to a step, as if all steps were like it.
-4. ``disk_need`` counts all checkpoints, which are kept, and traces with rollouts, as if every response were as long as
-   it may be; ``disk_use`` counts what a run that is there has of them.
+4. ``disk_need`` counts all checkpoints that are kept, the states of the optimizer, and traces with rollouts, as if
+   every response were as long as it may be; ``disk_use`` counts what a run that is there has of them.
 """
 
 import math
@@ -23,7 +23,8 @@ from rocktokens.models.head import hidden_states, lm_head
 from rocktokens.models.load import LoadedModel
 from rocktokens.preflight.findings import Finding, Level
 from rocktokens.preflight.pair_probe import PairProbe
-from rocktokens.run_dir import RunDir
+from rocktokens.run_dir import OPTIMIZER_FILE, RunDir
+from rocktokens.training.retention import beyond
 from rocktokens.types import Rollout
 
 FLOAT32, HALF = 4, 2
@@ -33,8 +34,10 @@ BACKWARD_COST = 2
 """A backward pass does two matrix products for each one of the forward pass."""
 MEMORY_HEADROOM = 0.8
 """The estimate leaves out fragmentation and the libraries' own buffers."""
-CHECKPOINT_BYTES = 12
-"""A trained parameter on disk: its float32 value and Adam's two moments."""
+STATE_BYTES = 8
+"""A trained parameter in the optimizer's state: Adam's two moments."""
+STATES_AT_ONCE = 2
+"""Of the latest checkpoint, and of the one that is being written."""
 TRACE_BYTES = 40
 """A token on disk: its trace row and its share of the stored rollouts, before compression."""
 TOP_BYTES = 8
@@ -93,12 +96,14 @@ class MemoryNeed:
     """The key-value cache, and on a GPU in half width the copy of the student that is sampled from."""
     is_kept: bool = False
     """Whether what is sampled with stays in memory during the update, as on a GPU; else the two take turns."""
+    checkpoint: float = 0
+    """On a CPU, the copy of trained weights and moments that is written while training goes on."""
 
     @property
     def peak(self) -> float:
         """Most at once; the models stay."""
         at_work = self.update + self.sampling if self.is_kept else max(self.update, self.sampling)
-        return self.student + self.teacher + at_work
+        return self.student + self.teacher + self.checkpoint + at_work
 
 
 def run_memory(
@@ -178,6 +183,7 @@ def memory_need(
         update=activation_bytes + logits,
         sampling=width * size.cache_per_token * sampled_tokens + (width * size.parameters if bf16 else 0),
         is_kept=on_gpu,
+        checkpoint=0 if on_gpu else (FLOAT32 + STATE_BYTES) * size.trainable,
     )
 
 
@@ -211,30 +217,45 @@ def sampling_seconds(
 
 
 def disk_need(config: Config, trainable: int) -> dict[str, int]:
-    """Count bytes of checkpoints and of the traces of training and replay, every response as long as it may be."""
+    """Count bytes of checkpoints and of the traces of training and replay, every response as long as it may be.
+
+    Where checkpoints are dropped, that is done after the next is written.
+    """
     training, trace = config.training, config.trace
-    checkpoints = 1 + math.ceil(training.max_steps / training.save_steps)
+    steps = saved_steps(config)
+    gone = beyond(steps, training.save_total_limit)
     trained = training.max_steps * config.training.rollouts_per_step
-    replayed = trace.num_prompts * trace.num_generations * (len(trace.checkpoints) or checkpoints)
+    replayed = trace.num_prompts * trace.num_generations * (len(trace.checkpoints) or len(steps) - len(gone))
     per_position = TRACE_BYTES * (trained + replayed) + 2 * TOP_BYTES * trace.top_k * replayed
     return {
-        "checkpoints": checkpoints * CHECKPOINT_BYTES * trainable,
+        "checkpoints": FLOAT32 * trainable * (len(steps) - len(gone) + bool(gone)),
+        "optimizer": STATE_BYTES * trainable * min(STATES_AT_ONCE, len(steps) - 1),
         "traces": per_position * config.rollouts.max_completion_length,
     }
+
+
+def saved_steps(config: Config) -> list[int]:
+    """List the steps at which a run writes checkpoints."""
+    training = config.training
+    return [*range(0, training.max_steps, training.save_steps), training.max_steps]
 
 
 def disk_use(run: RunDir) -> dict[str, int]:
     """Count bytes that the run has already, under the names of ``disk_need``; nothing where there is no run."""
     if not run.exists():
         return {}
-    folders = {"checkpoints": ("checkpoints/",), "traces": ("traces/", "rollouts/")}
-    paths = {name: [run.path / e.path for own in folders[name] for e in run.files(own)] for name in folders}
-    return {name: sum(path.stat().st_size for path in paths[name] if path.exists()) for name in paths}
+    saved = [run.path / entry.path for entry in run.files("checkpoints/")]
+    paths = {
+        "checkpoints": [path for path in saved if path.name != OPTIMIZER_FILE],
+        "optimizer": [path for path in saved if path.name == OPTIMIZER_FILE],
+        "traces": [run.path / entry.path for own in ("traces/", "rollouts/") for entry in run.files(own)],
+    }
+    return {name: sum(path.stat().st_size for path in own if path.exists()) for name, own in paths.items()}
 
 
 def check_memory(need: MemoryNeed, available: int) -> Finding:
     """Check whether the run fits."""
-    sizes = {name: part for name, part in asdict(need).items() if name != "is_kept"}
+    sizes = {name: part for name, part in asdict(need).items() if name != "is_kept" and (part or name != "checkpoint")}
     parts = ", ".join(f"{name} {byte_size(part)}" for name, part in sizes.items())
     together = "what is sampled with stays during the update" if need.is_kept else "sampling and update take turns"
     value = f"about {byte_size(need.peak)} of {byte_size(available)} ({parts}; {together})"
@@ -256,11 +277,15 @@ def check_disk(need: Mapping[str, int], free: int, written: Mapping[str, int]) -
     total = sum(left.values())
     parts = ", ".join(f"{name} {byte_size(part)}" for name, part in left.items())
     value = f"at most {byte_size(total)}{' more' if any(written.values()) else ''} ({parts}), {byte_size(free)} free"
+    measured = {**left, "free": free, "in_all": dict(need)}
     if total <= free:
-        return Finding("disk", "ok", value, measured={**left, "free": free})
-    level: Level = "warn" if left["checkpoints"] <= free else "fail"
-    remedy = f"free {byte_size(total - free)}, raise training.save_steps, or give a run.directory on another disk"
-    return Finding("disk", level, value, remedy, {**left, "free": free})
+        return Finding("disk", "ok", value, measured=measured)
+    level: Level = "warn" if left["checkpoints"] + left["optimizer"] <= free else "fail"
+    remedy = (
+        f"free {byte_size(total - free)}, raise training.save_steps, set training.save_total_limit, or give a "
+        "run.directory on another disk"
+    )
+    return Finding("disk", level, value, remedy, measured)
 
 
 def estimate_time(config: Config, probe: PairProbe, sampled_in: float, rollouts: int, device: str) -> Finding:

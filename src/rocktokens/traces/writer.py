@@ -146,14 +146,15 @@ class TraceWriter:
 
 
 class WriteBehind:
-    """Runs writes in a thread, one after the other in the order they came, at most two of them waiting.
+    """Runs writes in a thread, one after the other in the order they came, at most ``waiting`` of them not begun.
 
     Example: ``with WriteBehind() as behind: behind.put(lambda: write_part(scores))``. The first write that fails is the
-    last that runs: its error is raised by the next ``put``, or at the end of the ``with`` block. What was put is
-    written before the block ends, even when that raises.
+    last that runs: its error is raised by the next call, or at the end of the ``with`` block. What was put is written
+    before the block ends, even when that raises.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, waiting: int = WAITING_WRITES) -> None:
+        self._waiting = waiting
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="write-behind")
         self._unfinished: deque[Future[None]] = deque()
         self._failed = False
@@ -166,12 +167,20 @@ class WriteBehind:
     ) -> None:
         self._thread.shutdown()
         if kind is None:
-            self._let_go(down_to=0)
+            self.wait()
 
     def put(self, write: Callable[[], None]) -> None:
         """Have this written after what was put before; waits while too much is waiting."""
-        self._let_go(down_to=WAITING_WRITES)
+        self._let_go(down_to=self._waiting)
         self._unfinished.append(self._thread.submit(self._run, write))
+
+    def wait(self) -> None:
+        """Return once everything that was put is written."""
+        self._let_go(down_to=0)
+
+    def require_sound(self) -> None:
+        """Raise what a write raised by now; waits for none."""
+        self._let_go(down_to=len(self._unfinished))
 
     def _let_go(self, down_to: int) -> None:
         """Forget the writes that are done, wait until no more than ``down_to`` are not, and raise what one raised."""

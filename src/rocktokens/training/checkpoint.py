@@ -4,8 +4,11 @@
    (safetensors; an adapter for LoRA), tokenizer, ``optimizer.safetensors`` (``<parameter>/<Adam state>``),
    ``policy.safetensors`` (what the weight policy remembers; absent where that is nothing) and ``trainer_state.json``.
 2. The directory is renamed, and all its files enter the manifest in one replacement.
-3. A checkpoint that the manifest does not list does not exist; what a killed process left of one is written over.
-4. A run resumes from its latest checkpoint, with the same config, policy files and number of processes, or is refused
+3. ``begin_checkpoint`` writes what is small. ``finish_checkpoint`` does the rest from copies of the tensors, so that a
+   thread can do it while the student is trained on; a kill before its end leaves the checkpoints that were there.
+4. A checkpoint that the manifest does not list does not exist; what a killed process left of one is written over.
+   Which ones stay: ``retention.py``.
+5. A run resumes from its latest checkpoint, with the same config, policy files and number of processes, or is refused
    in one sentence. Its length (``length``) and its layout (``layout``) may have changed: tensors are written whole.
 
 No state of a random generator is kept: every step seeds its own from the run's seed.
@@ -16,7 +19,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import safetensors.numpy
@@ -38,7 +41,7 @@ POLICY_FILES = "policy_files"
 """The manifest's entry with the SHA-256 of every file the policy reads, by key."""
 FREE_SECTIONS = frozenset({"trace", "find", "evaluation", "knockout", "gradients"})
 FREE_KEYS = frozenset(
-    {"run.directory", "training.report_to", "training.shard", *(f"training.{key}" for key in LENGTH_KEYS)}
+    {"run.directory", *(f"training.{key}" for key in ("report_to", "shard", "save_total_limit", *LENGTH_KEYS))}
     | {"rollouts.url", "rollouts.sync_directory", "rollouts.timeout"}
 )
 """What may change at a resume. Not ``training.trace``: a run traced in part would look whole to its readers."""
@@ -57,39 +60,44 @@ class TrainerState:
     scheduler: dict[str, Any]
 
 
-def save_checkpoint(
-    run: RunDir,
-    state: TrainerState,
-    student: PreTrainedModel | PeftModel,
-    tokenizer: PreTrainedTokenizerBase,
-    optimizer: Mapping[str, torch.Tensor],
-    policy: Mapping[str, np.ndarray],
-    weights: Mapping[str, torch.Tensor] | None = None,
-) -> None:
-    """Commit the student, its tokenizer, its ``optimizer_state``, the policy's and the trainer's as a checkpoint.
+class FullState(NamedTuple):
+    """The tensors of a checkpoint, whole and in the memory of the host."""
 
-    ``weights`` are the student's where its own are in shards, under the names of its ``state_dict``.
-    """
+    weights: dict[str, torch.Tensor]
+    """The student's under the names of its ``state_dict``; of one with adapters, theirs are enough."""
+    optimizer: dict[str, torch.Tensor]
+    """As ``optimizer_tensors`` names them; empty before the first update."""
+
+
+def begin_checkpoint(
+    run: RunDir, state: TrainerState, tokenizer: PreTrainedTokenizerBase, policy: Mapping[str, np.ndarray]
+) -> None:
+    """Write the tokenizer and what the policy and the trainer remember, where ``finish_checkpoint`` adds the rest."""
     run.require_held()
-    target = run.checkpoint(state.step)
-    temporary = target.with_name(f".{target.name}.tmp")
-    for leftover in (temporary, target):
+    temporary = _unfinished(run, state.step)
+    for leftover in (temporary, run.checkpoint(state.step)):
         shutil.rmtree(leftover, ignore_errors=True)
     temporary.mkdir(parents=True)
+    tokenizer.save_pretrained(temporary)
+    if policy:
+        safetensors.numpy.save_file(dict(policy), temporary / POLICY_FILE)
+    (temporary / TRAINER_STATE).write_text(json.dumps(asdict(state), indent=1) + "\n", encoding="utf-8")
+
+
+def finish_checkpoint(run: RunDir, step: int, student: PreTrainedModel | PeftModel, full: FullState) -> None:
+    """Add the tensors, whose student says how they are saved and may have other ones by now, and commit it all."""
+    run.require_held()
+    target, temporary = run.checkpoint(step), _unfinished(run, step)
     if isinstance(student, PeftModel):
         adapters: list[Any] = [*student.peft_config.values()]
         for adapter in adapters:
             if isinstance(adapter.target_modules, set):  # which would be written in an order that depends on its past
                 adapter.target_modules = sorted(adapter.target_modules)
         # "auto" would ask the Hub whether the vocabulary has grown
-        student.save_pretrained(str(temporary), save_embedding_layers=False, state_dict=weights)
+        student.save_pretrained(str(temporary), save_embedding_layers=False, state_dict=full.weights)
     else:
-        student.save_pretrained(temporary, state_dict=None if weights is None else dict(weights))
-    tokenizer.save_pretrained(temporary)
-    save_file(dict(optimizer), temporary / OPTIMIZER_FILE)
-    if policy:
-        safetensors.numpy.save_file(dict(policy), temporary / POLICY_FILE)
-    (temporary / TRAINER_STATE).write_text(json.dumps(asdict(state), indent=1) + "\n", encoding="utf-8")
+        student.save_pretrained(temporary, state_dict=dict(full.weights))
+    save_file(full.optimizer, temporary / OPTIMIZER_FILE)
     for path in (*temporary.rglob("*"), temporary):
         fsync(path)
     temporary.replace(target)
@@ -97,18 +105,19 @@ def save_checkpoint(
     run.adopt([path.relative_to(run.path).as_posix() for path in sorted(target.rglob("*")) if path.is_file()])
 
 
+def _unfinished(run: RunDir, step: int) -> Path:
+    """Return where a checkpoint is until it is whole."""
+    target = run.checkpoint(step)
+    return target.with_name(f".{target.name}.tmp")
+
+
 def load_trainer_state(directory: Path) -> TrainerState:
     """Read ``trainer_state.json``."""
     return TrainerState(**json.loads((directory / TRAINER_STATE).read_text(encoding="utf-8")))
 
 
-def optimizer_state(student: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """The optimizer's tensors on the CPU, keyed ``<parameter>/<state>``; empty before the first update."""
-    return {key: value.detach().cpu().contiguous() for key, value in optimizer_tensors(student, optimizer)}
-
-
 def optimizer_tensors(student: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the optimizer's tensors as they lie, under the keys of ``optimizer_state``."""
+    """Yield the optimizer's tensors as they lie, keyed ``<parameter>/<state>``; none before the first update."""
     for name, parameter in student.named_parameters():
         for key, value in optimizer.state.get(parameter, {}).items():
             yield f"{name}/{key}", value

@@ -17,7 +17,7 @@
 
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, cast
 
 import psutil
 import torch
@@ -31,7 +31,7 @@ from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from rocktokens.models.head import causal_lm, trunk
 from rocktokens.models.shards import gathered
 from rocktokens.rollouts.sampler import SamplingCopy
-from rocktokens.training.checkpoint import optimizer_state, optimizer_tensors
+from rocktokens.training.checkpoint import FullState, optimizer_tensors
 from rocktokens.training.objective import DistillationObjective
 
 Shard = bool | Literal["auto"]
@@ -42,13 +42,20 @@ TRAINED_BYTES = 12
 """Of a weight that is trained, besides its value: its gradient and Adam's two moments in float32."""
 
 
-class FullState(NamedTuple):
-    """What a checkpoint holds of the student."""
+class HostCopies:
+    """Copies of tensors in the host's memory, where each stays in its place: pinned, what comes from a GPU."""
 
-    weights: dict[str, torch.Tensor] | None
-    """None where they are the student's own."""
-    optimizer: dict[str, torch.Tensor]
-    """As ``optimizer_state`` has it."""
+    def __init__(self) -> None:
+        self._copies: dict[str, torch.Tensor] = {}
+
+    def copy(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the copy of this name, made again; from a GPU it is there once the GPU has been waited for."""
+        own = self._copies.get(name)
+        if own is None:
+            own = self._copies[name] = torch.empty(
+                tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=tensor.is_cuda
+            )
+        return own.copy_(tensor, non_blocking=True)
 
 
 class Layout:
@@ -61,6 +68,7 @@ class Layout:
 
     def __init__(self, accelerator: Accelerator) -> None:
         self.accelerator = accelerator
+        self._host_copies = HostCopies()
 
     def place_teacher(self, teacher: Any) -> None:
         """Lay out a causal LM that is never trained; its head is read afterwards."""
@@ -94,10 +102,32 @@ class Layout:
         return cast(torch.Tensor, self.accelerator.clip_grad_norm_(parameters, max_norm))
 
     def full_state(self, student: nn.Module, optimizer: torch.optim.Optimizer) -> FullState | None:
-        """Gather what a checkpoint holds for the main process, which writes it; None on the others."""
-        if not self.accelerator.is_main_process:
-            return None
-        return FullState(None, optimizer_state(student, optimizer))
+        """Copy what a checkpoint holds into the memory of the main process, which writes it; None on the others.
+
+        One tensor after the other is gathered. The copies are the same memory every time: what was made of them must
+        be written before the next are made.
+        """
+        is_adapted = isinstance(student, PeftModel)
+        weights = (
+            (name, tensor)
+            for name, tensor in student.state_dict(keep_vars=True).items()
+            if tensor.requires_grad or not is_adapted
+        )
+        state = FullState(self._on_main(weights), self._on_main(optimizer_tensors(student, optimizer)))
+        if self.accelerator.device.type == "cuda":
+            torch.cuda.synchronize(self.accelerator.device)
+        return state if self.accelerator.is_main_process else None
+
+    def _on_main(self, named: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+        """Gather tensors to the CPU of the main process, where tied ones stay tied; other processes keep none."""
+        found: dict[str, torch.Tensor] = {}
+        first_name: dict[int, str] = {}
+        for name, tensor in named:
+            first = first_name.setdefault(id(tensor), name)
+            whole = gathered(tensor.detach()) if first == name else None
+            if self.accelerator.is_main_process:
+                found[name] = found[first] if whole is None else self._host_copies.copy(name, whole)
+        return found
 
 
 class ShardedLayout(Layout):
@@ -148,34 +178,12 @@ class ShardedLayout(Layout):
         """Clip by the norm over all shards."""
         return gathered(nn.utils.clip_grad_norm_(parameters, max_norm))
 
-    def full_state(self, student: nn.Module, optimizer: torch.optim.Optimizer) -> FullState | None:
-        """Gather one tensor after the other; only the main process keeps them. An adapter's weights are enough."""
-        is_adapted = isinstance(student, PeftModel)
-        weights = (
-            (name, tensor)
-            for name, tensor in student.state_dict(keep_vars=True).items()
-            if tensor.requires_grad or not is_adapted
-        )
-        state = FullState(self._on_main(weights), self._on_main(optimizer_tensors(student, optimizer)))
-        return state if self.accelerator.is_main_process else None
-
     def _shard_layers(self, model: Any) -> None:
         """Shard what transformers calls the indivisible modules of a causal LM, each as one group."""
         lm = causal_lm(model)
         indivisible = set(lm._no_split_modules or ())
         for layer in [module for module in lm.modules() if type(module).__name__ in indivisible]:
             fully_shard(layer, mesh=self._mesh)
-
-    def _on_main(self, named: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-        """Gather tensors to the CPU of the main process, where tied ones stay tied; other processes keep none."""
-        found: dict[str, torch.Tensor] = {}
-        first_name: dict[int, str] = {}
-        for name, tensor in named:
-            first = first_name.setdefault(id(tensor), name)
-            whole = gathered(tensor.detach()) if first == name else found.get(first, tensor)
-            if self.accelerator.is_main_process:
-                found[name] = whole.cpu().contiguous()
-        return found
 
 
 def loading_device(shard: Shard, accelerator: Accelerator) -> str:
