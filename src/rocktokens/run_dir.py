@@ -269,9 +269,12 @@ class RunDir:
     def adopt(self, relatives: list[str]) -> None:
         """List files that are already complete on disk, all in one replacement of the manifest."""
         self.require_held()
-        entries = {relative: {"rows": 0, "sha256": file_sha256(self.path / relative)} for relative in relatives}
+        self.list_files([FileEntry(relative, 0, file_sha256(self.path / relative)) for relative in relatives])
+
+    def list_files(self, entries: Sequence[FileEntry]) -> None:
+        """List files that are already complete on disk and whose hashes are known, in one replacement."""
         with self._change() as manifest:
-            manifest["files"].update(entries)
+            manifest["files"].update({own.path: {"rows": own.rows, "sha256": own.sha256} for own in entries})
 
     def drop(self, relatives: list[str]) -> None:
         """Forget files, then delete them."""

@@ -1,6 +1,7 @@
 """One of two processes that distil one config after the other; run by test_distill.py.
 
-A config whose name starts with "stopped" is distilled in two goes: both processes leave it before its last update.
+A config whose name starts with "stopped" is distilled in two goes: both processes leave it before its last update. With
+"parts" in its name, the rows of a step fill a part of the trace.
 """
 
 import sys
@@ -11,6 +12,9 @@ from accelerate import PartialState
 
 from rocktokens.config import Config, load_config
 from rocktokens.training import loop
+
+FEW_ROWS = 15
+"""Fewer than a process has in a step."""
 
 
 class Interruption(BaseException):
@@ -34,8 +38,10 @@ def stop_before_the_last_update(config: Config) -> None:
 
 
 if __name__ == "__main__":
+    whole = loop.ROWS_PER_PART
     for path in map(Path, sys.argv[1:]):
         config = load_config(path)
+        loop.ROWS_PER_PART = FEW_ROWS if "parts" in path.name else whole
         if path.name.startswith("stopped"):
             stop_before_the_last_update(config)
         loop.distill(config, resume=True)

@@ -517,6 +517,7 @@ def test_generations_must_divide_the_batch(pair, tmp_path):
 
 PAIR_ARMS = {
     "uniform": ["training.max_steps=3"],
+    "parts": ["training.max_steps=3"],
     "scores": ["policy.name=tip", "policy.rho=0.7", "training.max_steps=3"],
     "classes": [*CLASSES, "training.max_steps=3", "training.learning_rate=0.001"],
     "online": [*ONLINE, "policy.window_steps=3", "training.max_steps=5", "training.learning_rate=0.001"],
@@ -547,6 +548,8 @@ def test_two_processes_train_like_one(pair, tmp_path):
     require_distinct_answers(RunDir(tmp_path / "two-uniform"))
     require_frozen_on_both_ranks(RunDir(tmp_path / "two-online"))
     assert log_records(RunDir(tmp_path / "two-classes"))[2]["online_classes"] > 0
+
+    require_parts_of_each_rank(RunDir(tmp_path / "two-parts"))
 
     found = {name: hashes(RunDir(tmp_path / name), "checkpoints/", "traces/") for name in configs}
     assert "checkpoints/step-5/policy.safetensors" in found["two-online"]
@@ -581,6 +584,15 @@ def require_alike(one: RunDir, two: RunDir) -> None:
             assert ours[key] == pytest.approx(theirs[key], rel=1e-4), key
         for key in ("online_frozen", "online_rocks", "online_classes", "online_formed", "online_dissolved"):
             assert ours.get(key) == theirs.get(key)
+
+
+def require_parts_of_each_rank(run: RunDir) -> None:
+    """Every process wrote its own rows, in parts of at most so many, and left nothing else."""
+    entries = run.files("traces/training/")
+    rows = [pq.read_table(run.path / entry.path)["rollout_id"].to_numpy() % 8 // 4 for entry in entries]
+    assert [len(set(ranks)) for ranks in rows] == [1] * len(entries) and {int(ranks[0]) for ranks in rows} == {0, 1}
+    assert len(entries) > 6 and max(entry.rows for entry in entries) == distil_worker.FEW_ROWS
+    assert {path.name for path in (run.path / "traces/training").iterdir()} == {Path(e.path).name for e in entries}
 
 
 def require_distinct_answers(run: RunDir) -> None:

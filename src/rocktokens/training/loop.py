@@ -9,7 +9,8 @@ Step N starts with the student after N updates:
 4. Trace rows from that same forward, one log line, and every ``save_steps`` a checkpoint, written by a thread while
    the next steps are made: one at a time, from a copy of all tensors.
 
-Every process computes; the main one alone writes, under the lock of the run.
+Every process computes; the main one alone writes, under the lock of the run. Only where the rows of a step fill a part
+of the trace does every process write its own, which the main one then lists.
 
 A signal to stop (``interrupts.py``) is obeyed after the step, with a checkpoint: all processes agree on the step. The
 run goes on from there, and the next regular checkpoint takes the place of that one.
@@ -18,6 +19,7 @@ run goes on from there, and the next regular checkpoint takes the place of that 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -32,7 +34,7 @@ from rocktokens.rollouts.store import read_rollouts, write_rollouts
 from rocktokens.run_dir import RunDir, derive_seed
 from rocktokens.tasks import make_task
 from rocktokens.traces.schema import trace_table
-from rocktokens.traces.writer import TraceWriter, WriteBehind
+from rocktokens.traces.writer import ROWS_PER_PART, TraceWriter, WriteBehind, write_loose
 from rocktokens.training.checkpoint import (
     TrainerState,
     begin_checkpoint,
@@ -41,6 +43,7 @@ from rocktokens.training.checkpoint import (
     load_trainer_state,
     open_run,
 )
+from rocktokens.training.gather import gather_rollouts
 from rocktokens.training.length import change_length, describe_change, in_steps, recorded_steps
 from rocktokens.training.log import (
     LengthWatch,
@@ -53,8 +56,8 @@ from rocktokens.training.log import (
 )
 from rocktokens.training.retention import STOPPED, note_stop, retain
 from rocktokens.training.session import Session, global_batch, make_accelerator, make_session, prompts_per_step
-from rocktokens.training.step import token_arrays, update_student
-from rocktokens.types import Rollout
+from rocktokens.training.step import Update, rank_blocks, token_arrays, tokens_per_rank, update_student
+from rocktokens.types import Rollout, TokenScores
 
 OnStep = Callable[[int, int, dict[str, Any]], None]
 """Told after every step how many are made, of how many, and the log record."""
@@ -126,6 +129,8 @@ def _train(session: Session, run: RunDir, state: TrainerState | None, report: On
     is_traced = config.training.trace and session.accelerator.is_main_process
     writer = TraceWriter(run, source="training") if is_traced else nullcontext()
     with _tracking(session), writer as traces, WriteBehind(waiting=0) as behind:
+        if traces is not None:
+            traces.drop_loose()
         if state is None:
             state = TrainerState(0, 0, 0, 0, session.scheduler.state_dict())
             _save(session, run, state, traces, behind)
@@ -146,10 +151,9 @@ def _train(session: Session, run: RunDir, state: TrainerState | None, report: On
                 truncated_streak=watch.streak,
                 scheduler=session.scheduler.state_dict(),
             )
-            if traces is not None:
+            if config.training.trace:
                 with clock.phase("write"):
-                    rows = trace_table(rollouts, update.scores, update.weights.weights, classes=update.classes)
-                    traces.append(rows)
+                    _write_rows(session.accelerator, run, traces, rollouts, update)
             if session.accelerator.is_main_process:
                 record = step_record(step, rollouts, update, clock.read(), config.scoring.temperature) | observed
                 record |= {"rollouts_reused": True} if is_reused else {}  # seconds_sample is then that of reading
@@ -227,10 +231,9 @@ def _rollouts_of_step(session: Session, run: RunDir, step: int) -> tuple[list[Ro
     """The rollouts of all processes, and whether they are stored ones that an earlier attempt at this step left."""
     relative = f"rollouts/training/step-{step}.parquet"
     accelerator = session.accelerator
-    stored = _from_main(accelerator, lambda: read_rollouts(run, relative) if run.files(relative) else None)
-    if stored is not None:
-        return stored, True
-    rollouts = gather_object(_sample_share(session, step))
+    if _from_main(accelerator, lambda: run.lists(relative)):
+        return read_rollouts(run, relative), True
+    rollouts = gather_rollouts(accelerator, _sample_share(session, step))
     if accelerator.is_main_process:
         write_rollouts(run, relative, rollouts)
     return rollouts, False
@@ -252,6 +255,26 @@ def _sample_share(session: Session, step: int) -> list[Rollout]:
         first_rollout_id=step * size,
         share=range(len(prompts) * rank // ranks, len(prompts) * (rank + 1) // ranks),
     )
+
+
+def _write_rows(
+    accelerator: Accelerator, run: RunDir, traces: TraceWriter | None, rollouts: list[Rollout], update: Update
+) -> None:
+    """Add the rows of a step to the trace: the main process all of them, or each its own where they fill a part."""
+    scores, weights = update.scores, update.weights.weights
+    ranks = accelerator.num_processes
+    if ranks == 1 or len(weights) < ROWS_PER_PART:
+        if traces is not None:
+            traces.append(trace_table(rollouts, scores, weights, classes=update.classes))
+        return
+    block, rank = rank_blocks(rollouts, ranks)[accelerator.process_index], accelerator.process_index
+    ends = [0, *accumulate(tokens_per_rank(rollouts, ranks))]
+    here = slice(ends[rank], ends[rank + 1])
+    own_scores = TokenScores(**{name: column_T[here] for name, column_T in scores.present()})
+    own = trace_table(rollouts[block.start : block.stop], own_scores, weights[here], classes=update.classes)
+    loose = gather_object(write_loose(run, own, ROWS_PER_PART))
+    if traces is not None:
+        traces.adopt(loose)
 
 
 def _save(
