@@ -233,6 +233,9 @@ def _load_trainee(session: Session) -> Trainee:
         if has_state:
             missing = f"{folder.name} is before the first update, without optimizer state"
         return Trainee(student, note=f"{missing}: only the gradient is shown")
+    if config.training.optim != "adamw_torch":
+        missing = f"Adam's view is of training.optim = 'adamw_torch', and the run has {config.training.optim!r}"
+        return Trainee(student, note=f"{missing}: only the gradient is shown")
     optimizer = make_optimizer(student.model, config.training)
     restore_scheduler(make_scheduler(optimizer, config.training), load_trainer_state(folder).scheduler)
     adam = AdamSettings.of(optimizer, student.model, config.training.max_grad_norm)

@@ -63,7 +63,7 @@ def check_static(
         *([check_retention(config)] if config.training.save_total_limit is not None else []),
         check_directory(directory),
         check_disk(
-            disk_need(config, size.trainable),
+            disk_need(config, size.trainable, size.embeddings),
             shutil.disk_usage(_existing_part(directory)).free,
             written=disk_use(RunDir(directory)),
         ),

@@ -8,8 +8,9 @@
    thread can do it while the student is trained on; a kill before its end leaves the checkpoints that were there.
 4. A checkpoint that the manifest does not list does not exist; what a killed process left of one is written over.
    Which ones stay: ``retention.py``.
-5. A run resumes from its latest checkpoint, with the same config, policy files and number of processes, or is refused
-   in one sentence. Its length (``length``) and its layout (``layout``) may have changed: tensors are written whole.
+5. A run resumes from its latest checkpoint, with the same config and policy files, or is refused in one sentence. Its
+   length (``length``), its layout (``layout``) and the number of its processes may have changed: tensors are written
+   whole. An update must have as many rollouts as before, over all processes.
 
 No state of a random generator is kept: every step seeds its own from the run's seed.
 """
@@ -36,6 +37,9 @@ from rocktokens.models.shards import laid_like
 from rocktokens.run_dir import OPTIMIZER_FILE, TRAINER_STATE, RunDir, file_sha256, fsync
 from rocktokens.training.length import LENGTH_KEYS, MAX_STEPS, require_not_passed
 
+Masters = Mapping[torch.nn.Parameter, torch.nn.Parameter]
+"""What the optimizer trains in the place of a parameter in half width: its float32 master copy."""
+NO_MASTERS: Masters = {}
 POLICY_FILE = "policy.safetensors"
 POLICY_FILES = "policy_files"
 """The manifest's entry with the SHA-256 of every file the policy reads, by key."""
@@ -45,6 +49,9 @@ FREE_KEYS = frozenset(
     | {"rollouts.url", "rollouts.sync_directory", "rollouts.timeout"}
 )
 """What may change at a resume. Not ``training.trace``: a run traced in part would look whole to its readers."""
+
+SPLIT_KEYS = frozenset({"training.per_device_train_batch_size", "training.gradient_accumulation_steps"})
+"""What may change where another number of processes shares the same updates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,23 +123,29 @@ def load_trainer_state(directory: Path) -> TrainerState:
     return TrainerState(**json.loads((directory / TRAINER_STATE).read_text(encoding="utf-8")))
 
 
-def optimizer_tensors(student: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.Tensor]]:
+def optimizer_tensors(
+    student: torch.nn.Module, optimizer: torch.optim.Optimizer, masters: Masters = NO_MASTERS
+) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the optimizer's tensors as they lie, keyed ``<parameter>/<state>``; none before the first update."""
     for name, parameter in student.named_parameters():
-        for key, value in optimizer.state.get(parameter, {}).items():
-            yield f"{name}/{key}", value
+        for key, value in optimizer.state.get(masters.get(parameter, parameter), {}).items():
+            yield f"{name}/{key}", torch.as_tensor(value)
 
 
-def restore_optimizer(directory: Path, student: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def restore_optimizer(
+    directory: Path, student: torch.nn.Module, optimizer: torch.optim.Optimizer, masters: Masters = NO_MASTERS
+) -> None:
     """Put the saved tensors back, each as its parameter lies; the learning rate is the scheduler's to restore.
 
-    The step counts are whole, and stay on the CPU unless the optimizer is fused.
+    The step counts are whole, and stay on the CPU unless the optimizer is fused; those of bitsandbytes are Python's.
     """
-    parameters = dict(student.named_parameters())
+    parameters = {name: masters.get(own, own) for name, own in student.named_parameters()}
     for key, value in load_file(directory / OPTIMIZER_FILE).items():
         name, _, field = key.rpartition("/")
         parameter = parameters[name]
-        if field == "step":
+        if field == "step" and not value.is_floating_point():
+            laid = int(value)
+        elif field == "step":
             laid = value.to(parameter.device) if optimizer.defaults["fused"] else value
         else:
             laid = laid_like(value, parameter)
@@ -154,14 +167,17 @@ def open_run(run: RunDir, config: Config, num_processes: int, *, resume: bool) -
         raise RunDirError(f"{run.path} already holds a run: continue it with --resume, or give another run.directory")
     run.require_new()
     if run.lists(run.config.name):
-        before = load_config(run.verified(run.config.name))
-        _require_same_config(before, config, by_content=POLICY_FILES in run.manifest())
-        started = run.manifest().get("num_processes", num_processes)
-        if started != num_processes:
+        before, started = load_config(run.verified(run.config.name)), run.manifest().get("num_processes", num_processes)
+        is_split_anew = started != num_processes and _batch(before, started) == _batch(config, num_processes)
+        if started != num_processes and not is_split_anew:
+            size = _batch(before, started)
             raise ConfigError(
                 f"{num_processes} processes were launched, but the run was started with {started}, which its batches "
-                f"are laid out for: launch {started}"
+                f"are laid out for: launch {started}, or set training.gradient_accumulation_steps and "
+                f"training.per_device_train_batch_size so that all processes together have {size} rollouts per update"
             )
+        by_content = POLICY_FILES in run.manifest()
+        _require_same_config(before, config, by_content=by_content, but=SPLIT_KEYS if is_split_anew else frozenset())
     done = max(run.checkpoints(), default=None)
     if done is not None:
         require_not_passed(run, config, done)
@@ -177,11 +193,16 @@ def begin_run(run: RunDir, config: Config, tokenizer: PreTrainedTokenizerBase, n
     describe_run(run, config, tokenizer, command="distill", num_processes=num_processes, **facts)
 
 
-def _require_same_config(started: Config, resumed: Config, *, by_content: bool) -> None:
+def _batch(config: Config, num_processes: int) -> int:
+    """Count the rollouts of an update."""
+    return config.training.rollouts_per_step * num_processes
+
+
+def _require_same_config(started: Config, resumed: Config, *, by_content: bool, but: frozenset[str]) -> None:
     """Refuse another config; the policy's files may have moved where ``_require_same_files`` knows their content."""
     before, now = (_training_keys(config, by_content) for config in (started, resumed))
     for key in before | now:
-        if before.get(key) != now.get(key):
+        if key not in but and before.get(key) != now.get(key):
             raise ConfigError(
                 f"{key} = {now.get(key)!r}, but the run was started with {before.get(key)!r}: resume with the same "
                 "config, or give another run.directory"

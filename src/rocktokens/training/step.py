@@ -118,6 +118,7 @@ def update_student(session: Session, rollouts: Sequence[Rollout], step: int) -> 
     learning_rate = float(session.optimizer.param_groups[0]["lr"])
     session.optimizer.step()
     torch.autograd.graph.increment_version(session.trainable)  # a fused optimizer does not, and a sampler asks for it
+    session.layout.follow_masters()
     session.scheduler.step()
     session.optimizer.zero_grad()
     scores = _scores_of_all(session, rollouts, [output.scores for output in outputs])
