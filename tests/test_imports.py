@@ -33,7 +33,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "gradients": MODELS | {"traces", "inference", "rocks", "training.checkpoint", "training.optim"},
     "evaluation": BASE | {"tasks", "models", "rollouts", "inference"},
     "knockout": BASE | {"tasks", "models", "rollouts", "traces", "inference", "rocks", "evaluation"},
-    "preflight": MODELS | {"policies", "training.session", "training.length"},
+    "preflight": MODELS | {"policies", "training.session", "training.length", "training.optim", "training.retention"},
     "studies": MODELS
     | {"traces", "training", "replay", "rocks", "knockout", "evaluation", "inference", "policies", "preflight"},
     "report": BASE

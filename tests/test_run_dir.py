@@ -514,6 +514,24 @@ def test_a_forked_process_does_not_inherit_the_lock(tmp_path):
     assert not RunDir(tmp_path).exists()
 
 
+def test_a_thread_is_not_refused_while_another_replaces_the_manifest(tmp_path, monkeypatch):
+    """Between the rename of the new one and the note of its identity, another writer would take it for foreign."""
+    run, whole = RunDir(tmp_path), run_dir.write_atomically
+
+    def slowly(target: Path, write) -> None:
+        whole(target, write)
+        time.sleep(0.2)
+
+    with run.lock():
+        run.update_manifest()
+        monkeypatch.setattr(run_dir, "write_atomically", slowly)
+        with ThreadPoolExecutor(1) as pool:
+            replacing = pool.submit(run.update_manifest, seed=1)
+            while not replacing.done():
+                run.require_held()
+            replacing.result()
+
+
 def test_threads_do_not_lose_each_others_files(tmp_path):
     names = [f"part-{number}" for number in range(10, 40)]
     with ThreadPoolExecutor(4) as pool:

@@ -270,9 +270,13 @@ class RunDir:
 
     def adopt(self, relatives: list[str]) -> None:
         """List files that are already complete on disk, all in one replacement of the manifest."""
+        self.require_held()
+        self.list_files([FileEntry(relative, 0, file_sha256(self.path / relative)) for relative in relatives])
+
+    def list_files(self, entries: Sequence[FileEntry]) -> None:
+        """List files that are already complete on disk and whose hashes are known, in one replacement."""
         with self._change() as manifest:
-            for relative in relatives:
-                manifest["files"][relative] = {"rows": 0, "sha256": file_sha256(self.path / relative)}
+            manifest["files"].update({own.path: {"rows": own.rows, "sha256": own.sha256} for own in entries})
 
     def drop(self, relatives: list[str]) -> None:
         """Forget files, then delete them."""
@@ -341,8 +345,9 @@ class RunDir:
             # Lines by a separator: ``indent`` leaves json's fast encoder, and a long run lists thousands of files.
             text = json.dumps(manifest, separators=(",\n", ": "), sort_keys=True, ensure_ascii=False)
             target = self.path / "manifest.json"
-            write_atomically(target, lambda path: path.write_text(text + "\n", encoding="utf-8"))
-            _held[os.getpid(), os.path.realpath(self.path)].manifest = _identity(target)
+            with _guard:  # another thread would take the new manifest for one of another process
+                write_atomically(target, lambda path: path.write_text(text + "\n", encoding="utf-8"))
+                _held[os.getpid(), os.path.realpath(self.path)].manifest = _identity(target)
 
     # Lock
 
@@ -365,16 +370,17 @@ class RunDir:
 
     def require_held(self) -> None:
         """Refuse to write on where the folder, its lock or its manifest is no longer what this process holds."""
-        held = _held.get((os.getpid(), os.path.realpath(self.path)))
-        if held is None:
-            return
         lock = self.path / ".lock"
-        if not lock.exists() or not os.path.samestat(lock.stat(), os.fstat(held.descriptor)):
-            what = f"{lock} was removed or replaced"
-        elif _identity(self.path / "manifest.json") != held.manifest:
-            what = f"{self.path / 'manifest.json'} was removed or replaced by another"
-        else:
-            return
+        with _guard:
+            held = _held.get((os.getpid(), os.path.realpath(self.path)))
+            if held is None:
+                return
+            if not lock.exists() or not os.path.samestat(lock.stat(), os.fstat(held.descriptor)):
+                what = f"{lock} was removed or replaced"
+            elif _identity(self.path / "manifest.json") != held.manifest:
+                what = f"{self.path / 'manifest.json'} was removed or replaced by another"
+            else:
+                return
         raise RunDirError(
             f"{what} while this process was writing to the run: it stops here; restore the run from a copy, or give "
             "another run.directory"

@@ -44,6 +44,7 @@ from rocktokens.preflight.static_checks import (
     check_head,
     check_learning_rate,
     check_policy,
+    check_retention,
     check_templates,
     check_widths,
     misfit,
@@ -312,30 +313,61 @@ def test_the_run_directory(tmp_path):
 
 def test_disk_arithmetic(pair):
     need = disk_need(run_config(pair), trainable=1000)
-    assert need == {"checkpoints": 3 * 12 * 1000, "traces": (40 * (6 * 8 + 3 * 10) + 2 * 8 * 8 * 3 * 10) * 12}
+    traces = (40 * (6 * 8 + 3 * 10) + 2 * 8 * 8 * 3 * 10) * 12
+    assert need == {"checkpoints": 3 * 4 * 1000, "optimizer": 2 * 8 * 1000, "traces": traces}
     listed = disk_need(run_config(pair, 'trace.checkpoints=["a", "b"]', "trace.top_k=0"), trainable=0)
     assert listed["traces"] == 40 * (6 * 8 + 2 * 10) * 12
     total = sum(need.values())
-    assert [check_disk(need, free, {}).level for free in (total, total - 1, 36000, 35999)] == [
+    assert [check_disk(need, free, {}).level for free in (total, total - 1, 28000, 27999)] == [
         "ok",
         "warn",
         "warn",
         "fail",
     ]
-    assert check_disk(need, 35999, {}).remedy.startswith(f"free {byte_size(total - 35999)}, raise training.save_steps")
+    assert check_disk(need, 27999, {}).remedy.startswith(f"free {byte_size(total - 27999)}, raise training.save_steps")
+
+
+@pytest.mark.parametrize(
+    ("steps", "limit", "kept", "weights", "states", "replayed"),
+    [
+        (12, 9, "0, 3, 6, 9 and 12", 5, 2, 5),
+        (12, 2, "0, 9 and 12", 4, 2, 3),
+        (12, 1, "0 and 12", 3, 2, 2),
+        (3, 1, "0 and 3", 2, 1, 2),
+    ],
+)
+def test_checkpoints_that_are_dropped_take_no_disk_and_may_be_missed(
+    pair, steps, limit, kept, weights, states, replayed
+):
+    """One more than stays is there while it is written; the state of the optimizer twice."""
+    saving = (f"training.max_steps={steps}", "training.save_steps=3", f"training.save_total_limit={limit}")
+    config = run_config(pair, *saving, "trace.top_k=0")
+    need = disk_need(config, trainable=1000)
+    assert need["checkpoints"] == weights * 4000 and need["optimizer"] == states * 8000
+    assert need["traces"] == 40 * (steps * 8 + replayed * 10) * 12
+    found = check_retention(config)
+    assert found.value == f"steps {kept} stay"
+    assert found.level == ("warn" if limit < 3 and steps > 3 else "ok")
+    if found.level == "warn":
+        instead = "it would take step 9 for it" if limit == 2 else "it would do without"
+        assert "training.save_total_limit" in found.remedy and "drops step 6, the middle of the run" in found.remedy
+        assert instead in found.remedy
 
 
 def test_what_a_run_has_on_the_disk_is_not_needed_again(pair, tmp_path):
     run = RunDir(tmp_path)
     assert disk_use(run) == {}
-    for path, size in (("checkpoints/step-0/a", 300), ("traces/training/b", 20), ("rollouts/c", 7), ("find.json", 999)):
+    sizes = {"checkpoints/step-0/a": 300, "checkpoints/step-0/optimizer.safetensors": 40, "traces/training/b": 20}
+    for path, size in {**sizes, "rollouts/c": 7, "find.json": 999}.items():
         run.commit(path, lambda target, size=size: target.write_bytes(bytes(size)))
-    assert disk_use(run) == {"checkpoints": 300, "traces": 27}
-    need = {"checkpoints": 900, "traces": 20}
+    assert disk_use(run) == {"checkpoints": 300, "optimizer": 40, "traces": 27}
+    need = {"checkpoints": 800, "optimizer": 140, "traces": 20}
     finding = check_disk(need, 600, disk_use(run))
-    assert finding.level == "ok" and finding.measured == {"checkpoints": 600, "traces": 0, "free": 600}
-    assert finding.value == "at most 600 B more (checkpoints 600 B, traces 0 B), 600 B free"
-    assert [check_disk(need, 599, own).level for own in (disk_use(run), {"checkpoints": 301})] == ["fail", "warn"]
+    assert finding.level == "ok"
+    assert finding.measured == {"checkpoints": 500, "optimizer": 100, "traces": 0, "free": 600, "in_all": need}
+    assert finding.value == "at most 600 B more (checkpoints 500 B, optimizer 100 B, traces 0 B), 600 B free"
+    written = {"checkpoints": 301, "optimizer": 40}
+    assert [check_disk(need, 599, own).level for own in (disk_use(run), written)] == ["fail", "warn"]
 
 
 @pytest.mark.parametrize(
@@ -447,7 +479,9 @@ def test_lora_needs_less_memory_and_disk(pair):
     adapters = 4 * (16 + 16) + 3 * (16 + 32)
     assert whole["memory"]["measured"]["student"] == 16 * parameters
     assert adapted["memory"]["measured"]["student"] == 4 * (parameters + adapters) + 12 * adapters
-    assert adapted["disk"]["measured"]["checkpoints"] == 3 * 12 * adapters
+    assert adapted["disk"]["measured"]["checkpoints"] == 3 * 4 * adapters
+    assert adapted["disk"]["measured"]["optimizer"] == 2 * 8 * adapters
+    assert adapted["memory"]["measured"]["checkpoint"] == 12 * adapters
 
 
 def test_time_of_the_run_is_steps_times_a_step(pair):

@@ -281,6 +281,10 @@ def test_claims_rest_on_the_record(record: dict[str, Any]):
 
 
 def test_the_next_step_has_the_learning_rate_of_the_schedule(copy: Path):
+    """Asked of a run that stands at step 2: its checkpoint has a state of the optimizer."""
+    states = [copy / f"checkpoints/step-{step}" / OPTIMIZER_FILE for step in (4, 2)]
+    shutil.copy(*states)
+    RunDir(copy).adopt([str(states[1].relative_to(copy))])
     parameter = succeed("gradients", copy, *BATCHES, "--checkpoint", "2", "--json").record["parameter"]
     logged = [json.loads(line) for line in (copy / "logs.jsonl").read_text(encoding="utf-8").splitlines()]
     assert 0 < logged[2]["learning_rate"] < 5e-4

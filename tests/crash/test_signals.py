@@ -19,7 +19,8 @@ from rocktokens.config import load_config
 from rocktokens.interrupts import Terminated, held_signals, obeying_terminate
 from rocktokens.run_dir import RunDir
 from rocktokens.training import loop
-from rocktokens.training.loop import STOPPED, _drop_stopped, distill
+from rocktokens.training.loop import distill
+from rocktokens.training.retention import STOPPED, retain
 from warm_process import start_command
 
 WORKER = Path(__file__).parents[1] / "training" / "distil_worker.py"
@@ -254,11 +255,11 @@ def test_only_the_latest_checkpoint_of_a_stop_stays(tmp_path: Path):
         for step in (0, 30, 50):
             run.commit_text(f"checkpoints/step-{step}/config.json", "{}")
         run.update_manifest(**{STOPPED: [30, 50, 70]})
-        _drop_stopped(run, 50)
+        retain(run, 50, None)
         assert [own.path for own in run.files("checkpoints/")] == [f"checkpoints/step-{n}/config.json" for n in (0, 50)]
         assert run.manifest()[STOPPED] == [50] and not run.checkpoint(30).exists()
         run.commit_text("checkpoints/step-100/config.json", "{}")
-        _drop_stopped(run, 100)
+        retain(run, 100, None)
         assert [own.path for own in run.files("checkpoints/")] == [
             f"checkpoints/step-{n}/config.json" for n in (0, 100)
         ]

@@ -13,7 +13,7 @@ from rocktokens.gradients.adam import AdamSettings, Moments, clip_factor, moment
 from rocktokens.gradients.backward import Objective, group_gradients
 from rocktokens.gradients.blocks import trainable_blocks
 from rocktokens.gradients.parameter_space import gradient_shares
-from rocktokens.training.checkpoint import optimizer_state
+from rocktokens.training.checkpoint import optimizer_tensors
 from rocktokens.training.optim import make_optimizer
 
 SETS = {"rocks": {1, 4, 7, 20}, "control": {2, 3, 11, 12, 13}}
@@ -36,7 +36,7 @@ def started(steps: int, max_grad_norm: float, **section):
 
 def dense_parts(student, optimizer, settings, gradients) -> torch.Tensor:
     """(A + 2, n): the parts over all parameters, one after the other."""
-    saved = optimizer_state(student, optimizer)
+    saved = dict(optimizer_tensors(student, optimizer))
     g_An = flat(gradients, student.parameters())
     clip = clip_factor(float(g_An.sum(dim=0).norm()), settings.max_grad_norm)
     parts, start = [], 0
@@ -82,7 +82,7 @@ def measured():
     """A student mid-training, and what was measured on two batches, with the dense parts of the first."""
     student, optimizer, settings = started(4, 0.05, weight_decay=0.1)
     teacher = tiny_gpt2(12, 2)
-    state = optimizer_state(student, optimizer)
+    state = dict(optimizer_tensors(student, optimizer))
     found = gradient_shares(student, teacher, ROLLOUTS, SETS, batches=2, adam=settings, optimizer_state=state)
     first = ROLLOUTS[:3]
     group_T = GROUP_T[: len(token_ids(first))]
@@ -126,7 +126,7 @@ def test_shares_of_the_whole_step_include_momentum_and_decay_and_sum_to_one(meas
 def test_shares_are_also_those_of_the_gradient_over_root_v(measured):
     """The method's u_A = g_A / (√v̂ + ε) differs from the optimizer's part by a constant, which no share sees."""
     student, optimizer, settings, found, g_An, _ = measured
-    state = optimizer_state(student, optimizer)
+    state = dict(optimizer_tensors(student, optimizer))
     v_n = torch.cat([state[f"{name}/exp_avg_sq"].flatten() for name in trainable(student)]).numpy()
     clip = clip_factor(float(np.linalg.norm(g_An.sum(axis=0))), settings.max_grad_norm)
     assert clip < 0.9
@@ -158,7 +158,7 @@ def test_a_constant_preconditioner_leaves_every_share_as_it_is():
         SETS,
         batches=2,
         adam=flat_settings,
-        optimizer_state=optimizer_state(student, optimizer),
+        optimizer_state=dict(optimizer_tensors(student, optimizer)),
     )
     for name, group in found.update().groups.items():
         np.testing.assert_allclose(group.share.values, found.gradient().groups[name].share.values, atol=1e-7)
@@ -167,7 +167,7 @@ def test_a_constant_preconditioner_leaves_every_share_as_it_is():
 
 def test_before_the_first_step_no_state_and_an_empty_one_are_the_same():
     student, optimizer, settings = started(0, 1.0)
-    assert optimizer_state(student, optimizer) == {}
+    assert not dict(optimizer_tensors(student, optimizer))
     none, empty = (
         gradient_shares(
             student, tiny_gpt2(12, 2), ROLLOUTS, SETS, batches=1, adam=settings, optimizer_state=state
@@ -181,7 +181,7 @@ def test_before_the_first_step_no_state_and_an_empty_one_are_the_same():
 def test_a_parameter_without_a_gradient_needs_no_state():
     """An optimizer never steps on it, so its state is in no checkpoint."""
     student, optimizer, settings = started(2, 1.0)
-    state = optimizer_state(student, optimizer)
+    state = dict(optimizer_tensors(student, optimizer))
 
     def measure():
         return gradient_shares(
@@ -211,7 +211,7 @@ def test_another_optimizer_or_another_model_s_state_is_refused():
     ):
         with pytest.raises(RocktokensError, match=r"is not known here: use a torch.optim.AdamW"):
             AdamSettings.of(other, student, None)
-    state = optimizer_state(student, optimizer)
+    state = dict(optimizer_tensors(student, optimizer))
     del state["lm_head.weight/exp_avg_sq"]
     with pytest.raises(RocktokensError, match=r"no exp_avg, exp_avg_sq and step of parameter 'lm_head.weight'"):
         gradient_shares(student, student, ROLLOUTS, SETS, batches=1, adam=settings, optimizer_state=state)

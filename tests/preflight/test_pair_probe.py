@@ -1,3 +1,4 @@
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -5,7 +6,7 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from rocktokens.config import ScoringSection
+from rocktokens.config import ScoringSection, TrainingSection
 from rocktokens.models.load import LoadedModel
 from rocktokens.preflight import pair_probe, resources
 from rocktokens.preflight.pair_probe import PairProbe
@@ -141,7 +142,9 @@ def test_size_is_read_off_the_model():
     model.model.layers[0].requires_grad_(False)
     frozen = 16 * 16 * 2 + 16 * 8 * 2 + 3 * 16 * 32 + 2 * 16  # q, o; k, v; mlp; norms
     whole = 2 * V * 16 + 2 * frozen + 16
-    expected = ModelSize(whole, whole - frozen, layers=2, width=16, head=V * 16, cache_per_token=2 * 2 * 2 * 4)
+    expected = ModelSize(
+        whole, whole - frozen, layers=2, width=16, head=V * 16, cache_per_token=2 * 2 * 2 * 4, embeddings=V * 16
+    )
     assert ModelSize.of(model) == expected
     model.lm_head.requires_grad_(False)
     assert ModelSize.of(model).head == 0
@@ -158,11 +161,32 @@ def test_memory_arithmetic():
     assert need.teacher == 5000
     assert need.update == 700 + 4 * 9 * 8 * 50 + 4 * 60
     assert need.sampling == 4 * 16 * 3
-    assert need.peak == 5200 + 5000 + need.update
+    assert need.checkpoint == 12 * 100
+    assert need.peak == 5200 + 5000 + 1200 + need.update
     longer = resources.memory_need(
         SIZE, teacher_bytes=5000, activation_bytes=700, chunk_positions=8, vocab_size=50, sampled_tokens=1000
     )
-    assert longer.peak == 5200 + 5000 + 64_000
+    assert longer.peak == 5200 + 5000 + 1200 + 64_000
+
+
+@pytest.mark.parametrize(
+    ("trainable", "half", "optim", "student", "saved"),
+    [
+        (1000, True, "adamw_torch", 2000 + 4000 + 4000 + 8000, 12000),
+        (100, True, "adamw_torch", 2 * 900 + 4 * 100 + 4 * 100 + 8 * 100, 1200),
+        (1000, False, "adamw_8bit", 4000 + 4000 + 8 * 200 + 800 * (2 + 8 / 256), 4000 + 8 * 200 + 800 * (2 + 8 / 256)),
+        (1000, True, "adamw_8bit", 2000 + 4000 + 4000 + 8 * 200 + 800 * (2 + 8 / 256), 4000 + 3225),
+    ],
+)
+def test_bytes_of_halved_weights_and_of_moments_in_8_bits(trainable, half, optim, student, saved):
+    """Adapters, which are a tenth here, are not halved; moments of embeddings are in full."""
+    size = replace(SIZE, trainable=trainable, embeddings=200 if trainable == 1000 else 0)
+    common = {"teacher_bytes": 0, "activation_bytes": 0, "chunk_positions": 0, "vocab_size": 0, "sampled_tokens": 3}
+    need = resources.memory_need(size, **common, is_half=half, training=TrainingSection(optim=optim))
+    assert need.student == student and need.checkpoint == saved
+    assert need.sampling == (2 if half else 4) * 16 * 3
+    on_gpu = resources.memory_need(size, **common, is_half=half, bf16=True, on_gpu=True)
+    assert on_gpu.sampling == 2 * 16 * 3 + (0 if half else 2 * 1000)
 
 
 def test_checkpointing_keeps_one_layer_and_the_inputs_of_all():

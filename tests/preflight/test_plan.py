@@ -281,6 +281,28 @@ def test_with_adapters_only_they_have_gradients_and_moments(tmp_path: Path):
     assert memory.logits == plan_run(make_config(tmp_path, LLAMA, LLAMA)).layouts[0].memory.logits - 4 * V * D
 
 
+@pytest.mark.parametrize("optim", ["adamw_torch", "adamw_8bit"])
+def test_a_halved_student_has_a_master_copy_and_is_sampled_from_itself(tmp_path: Path, optim: str):
+    whole, half = (
+        plan_run(make_config(tmp_path, LLAMA, LLAMA, f"training.optim={optim}", f"models.student_dtype={dtype}"))
+        for dtype in ("float32", "bfloat16")
+    )
+    before, after = whole.layouts[0].memory, half.layouts[0].memory
+    assert (before.student, before.master_copy, before.sampling_copy) == (4 * PARAMETERS, 0, 2 * PARAMETERS)
+    assert (after.student, after.master_copy, after.sampling_copy) == (2 * PARAMETERS, 4 * PARAMETERS, 0)
+    assert after.working_weights == 0 < before.working_weights and after.moments == before.moments
+    moments = 8 * PARAMETERS if optim == "adamw_torch" else 8 * V * D + (2 + 8 / 256) * (PARAMETERS - V * D)
+    assert after.moments == moments
+    kinds = {(own.gpus, own.is_sharded) for own in half.layouts}
+    assert (2, False) not in kinds and ((2, True) in kinds) == (optim == "adamw_torch")
+    assert (2, False) in {(own.gpus, own.is_sharded) for own in whole.layouts}
+
+
+def test_8_bits_that_do_not_fit_one_gpu_are_not_offered_shards(tmp_path: Path):
+    planned = plan_run(make_config(tmp_path, LLAMA, LLAMA, "training.optim=adamw_8bit"), 1e-6)
+    assert planned.least_gpus is None and "'adamw_8bit' cannot be sharded" in planned.conclusion
+
+
 @pytest.mark.parametrize("checkpointing", ["true", "false"])
 def test_the_plan_of_one_gpu_is_the_estimate_of_check(tmp_path: Path, checkpointing: str):
     """Both count the same things, by different code, where the one adds nothing: no teacher's layer, same scratch."""

@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from rocktokens.errors import RunDirError
-from rocktokens.rollouts.store import read_rollouts, rollouts_table, table_rollouts, write_rollouts
+from rocktokens.rollouts.store import (
+    bytes_rollouts,
+    read_rollouts,
+    rollouts_bytes,
+    rollouts_table,
+    table_rollouts,
+    write_rollouts,
+)
 from rocktokens.run_dir import RunDir
 from rocktokens.types import Rollout
 
@@ -62,6 +69,7 @@ def some_rollouts(count: int) -> list[Rollout]:
 @given(rollouts_lists)
 def test_the_round_trip_through_a_table_is_exact(rollouts):
     assert_same(table_rollouts(rollouts_table(rollouts)), rollouts)
+    assert_same(bytes_rollouts(rollouts_bytes(rollouts)), rollouts)
 
 
 @settings(max_examples=30, deadline=None)

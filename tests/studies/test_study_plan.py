@@ -131,6 +131,13 @@ def test_the_scout_is_uniform_with_a_seed_of_its_own():
     assert config.training == study.base.training
 
 
+def test_checkpoints_that_are_evaluated_may_not_be_dropped():
+    with pytest.raises(
+        ConfigError, match=r"base.training.save_total_limit = 2, but a study evaluates its runs at every"
+    ):
+        study_of(UNIFORM, FREEZE, base={"training": {"save_total_limit": 2}}, **SCOUT)
+
+
 def test_every_arm_meets_the_baseline_unless_pairs_are_named():
     third = {"name": "third", "policy": {"name": "asymmetric"}}
     assert study_of(UNIFORM, FREEZE, third, **SCOUT).pairs == [("rock freeze", "uniform"), ("third", "uniform")]

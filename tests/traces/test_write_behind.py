@@ -57,6 +57,22 @@ def test_nothing_is_written_after_a_write_that_failed_and_the_caller_hears_of_it
     assert written == [0]
 
 
+def test_waiting_for_all_and_asking_for_failures_only():
+    gate, written = threading.Event(), []
+    with pytest.raises(OSError, match="no room"), WriteBehind(waiting=0) as behind:
+        behind.put(lambda: (gate.wait(), written.append(0)))
+        behind.require_sound()
+        assert written == []
+        gate.set()
+        behind.put(lambda: written.append(1))
+        assert written[0] == 0, "with none waiting, the next is put when the one before it is done"
+        behind.wait()
+        assert written == [0, 1]
+        behind.put(fail)
+        while True:
+            behind.require_sound()
+
+
 def test_a_failure_of_the_last_write_is_raised_at_the_end():
     with pytest.raises(OSError, match="no room"), WriteBehind() as behind:
         behind.put(fail)

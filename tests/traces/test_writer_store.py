@@ -22,7 +22,7 @@ from trace_oracle import large_trace, write_trace
 from rocktokens.errors import RocktokensError, RunDirError
 from rocktokens.run_dir import RunDir
 from rocktokens.traces.store import TraceStore
-from rocktokens.traces.writer import OF_FEW_VALUES, TraceWriter
+from rocktokens.traces.writer import OF_FEW_VALUES, TraceWriter, write_loose
 
 HERE = Path(__file__).parent
 
@@ -38,6 +38,54 @@ def content(run: Path, checkpoint: int = 0) -> list[dict]:
 
 
 # Parts
+
+
+def training_parts(run: Path) -> list[pa.Table]:
+    return [pq.read_table(run / entry.path) for entry in RunDir(run).files("traces/training/")]
+
+
+def test_parts_that_other_processes_wrote_are_adopted_in_order(tmp_path):
+    """The rows of one writer, in its order, wherever the cuts are; rows that were waiting come first."""
+    table = sample_table(60, seed=2)
+    waiting, *blocks = (table.slice(first, 20) for first in (0, 20, 40))
+    run = RunDir(tmp_path / "run")
+    with TraceWriter(run, source="training") as writer:
+        writer.append(waiting)
+        loose = [part for block in blocks for part in write_loose(run, block, rows_per_part=12)]
+        assert not run.files("traces/") and [part.rows for part in loose] == [12, 8, 12, 8]
+        writer.adopt(loose)
+        writer.append(table.slice(0, 5))
+    parts = training_parts(run.path)
+    assert [part.num_rows for part in parts] == [20, 12, 8, 12, 8, 5]
+    assert pa.concat_tables(parts[:-1]).equals(table.cast(parts[0].schema))
+    run.verify_all(run.files())
+    assert len(list((run.path / "traces/training").iterdir())) == len(parts)
+
+
+def test_what_was_not_adopted_does_not_exist_and_is_written_again(tmp_path, monkeypatch):
+    """Killed after the rename and before the manifest, and before the rename: the rows are there once in the end."""
+    run, table = RunDir(tmp_path / "run"), sample_table(9)
+    monkeypatch.setattr(RunDir, "list_files", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
+    with pytest.raises(KeyboardInterrupt), TraceWriter(run, source="training") as writer:
+        writer.adopt(write_loose(run, table))
+    monkeypatch.undo()
+    write_loose(run, table)
+    assert not run.files("traces/") and len(list((run.path / "traces/training").iterdir())) == 2
+    with TraceWriter(run, source="training") as writer:
+        writer.drop_loose()
+        writer.adopt(write_loose(run, table))
+    assert [path.name for path in (run.path / "traces/training").iterdir()] == ["part-00000.parquet"]
+    [part] = training_parts(run.path)
+    assert part.equals(table.cast(part.schema))
+
+
+def test_a_part_that_another_machine_keeps_to_itself_is_refused(tmp_path):
+    run = RunDir(tmp_path / "run")
+    [elsewhere] = write_loose(RunDir(tmp_path / "elsewhere"), sample_table(3))
+    with pytest.raises(RunDirError, match="on a file system that all machines share"):  # noqa: SIM117
+        with TraceWriter(run, source="training") as writer:
+            writer.adopt([elsewhere])
+    assert not run.files("traces/")
 
 
 @settings(max_examples=25, deadline=None)

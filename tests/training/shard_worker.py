@@ -2,19 +2,23 @@
 
 Groups of rows are so small that the processes have unequally many. Each writes how much of models and optimizer it
 holds, beside the config. With KILL_AT both are killed in the last config, between the rollouts of that step and its
-update. The device of the process SMALL_RANK has too little memory for anything.
+update, once a checkpoint is there; they leave those before it by an exception, before the update STOP_AT. The device of
+the process SMALL_RANK has too little memory for anything.
 """
 
 import json
 import os
 import signal
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 
 from accelerate import PartialState
 from torch.distributed.tensor import DTensor
 
 from rocktokens.config import load_config
+from rocktokens.run_dir import RunDir
 from rocktokens.scoring import batch
 from rocktokens.training import layout, loop
 from rocktokens.training.checkpoint import optimizer_tensors
@@ -41,14 +45,28 @@ def numbers(tensors) -> int:
     return sum((own.to_local() if isinstance(own, DTensor) else own).numel() for own in tensors)
 
 
-def killed_at(step: int):
+class Interruption(BaseException):
+    """Ends a run."""
+
+
+def ended_at(step: int, end):
     def update(session, rollouts, current, own=loop.update_student):
         if current == step:
-            session.accelerator.wait_for_everyone()  # the main process has stored the rollouts
-            os.kill(os.getpid(), signal.SIGKILL)
+            end(session)
         return own(session, rollouts, current)
 
     return update
+
+
+def kill(session) -> None:
+    while max(RunDir(session.config.run.directory).checkpoints()) == 0:  # a thread writes the next
+        time.sleep(0.01)
+    session.accelerator.wait_for_everyone()  # the main process has stored the rollouts
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def interrupt(_session) -> None:
+    raise Interruption
 
 
 if __name__ == "__main__":
@@ -56,9 +74,14 @@ if __name__ == "__main__":
     if os.environ.get("SMALL_RANK") == os.environ["RANK"]:
         layout.device_memory = lambda *_: 1000
     *paths, last = map(Path, sys.argv[1:])
+    whole_update = loop.update_student
+    if "STOP_AT" in os.environ:
+        loop.update_student = ended_at(int(os.environ["STOP_AT"]), interrupt)
     for path in paths:
-        distill(path)
+        with suppress(Interruption):
+            distill(path)
+    loop.update_student = whole_update
     if "KILL_AT" in os.environ:
-        loop.update_student = killed_at(int(os.environ["KILL_AT"]))
+        loop.update_student = ended_at(int(os.environ["KILL_AT"]), kill)
     distill(last)
     PartialState().destroy_process_group()

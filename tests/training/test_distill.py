@@ -32,6 +32,7 @@ from rocktokens.rollouts.store import read_rollouts
 from rocktokens.run_dir import RunDir
 from rocktokens.scoring.score import score_rollouts
 from rocktokens.traces.store import TraceStore
+from rocktokens.training import loop
 from rocktokens.training.loop import TrainingResult, distill
 
 
@@ -149,15 +150,23 @@ def test_an_interrupted_run_ends_byte_for_byte_like_an_uninterrupted_one(finishe
     assert not any("rollouts_reused" in record for *_, record in seen)
 
 
-def test_a_trace_part_whose_checkpoint_was_never_committed_is_made_again(finished, pair, tmp_path):
-    """The moment between the last flush and the checkpoint that counts it."""
+def test_a_trace_part_whose_checkpoint_was_never_committed_is_made_again(finished, pair, tmp_path, monkeypatch):
+    """The moment between the last flush and the checkpoint that counts it, which a thread was to write."""
     _, result, _ = finished
-    shutil.copytree(result.directory, tmp_path / "run")
-    run = RunDir(tmp_path / "run")
-    whole = hashes(run, "checkpoints/", "traces/")
-    run.drop([entry.path for entry in run.files("checkpoints/step-6/")])
-    distill(tiny_config(pair, tmp_path / "run"), resume=True)
-    assert hashes(run, "checkpoints/", "traces/") == whole
+    config, run, own = tiny_config(pair, tmp_path / "run"), RunDir(tmp_path / "run"), loop.finish_checkpoint
+
+    def finish(run: RunDir, step: int, *rest) -> None:
+        if step == 6:
+            raise Interruption
+        own(run, step, *rest)
+
+    monkeypatch.setattr(loop, "finish_checkpoint", finish)
+    with pytest.raises(Interruption):
+        distill(config)
+    assert run.checkpoints() == [0, 2, 4] and len(run.files("traces/")) == 3
+    monkeypatch.undo()
+    distill(config, resume=True)
+    assert hashes(run, "checkpoints/", "traces/") == hashes(RunDir(result.directory), "checkpoints/", "traces/")
 
 
 def test_dropout_is_the_same_after_a_resume(pair, tmp_path):
@@ -307,12 +316,11 @@ def test_without_a_trace_the_student_is_the_same(finished, pair, tmp_path):
     distill(config, resume=True)
     run = RunDir(tmp_path / "run")
     assert not run.files("traces/") and not (run.path / "traces").exists()
-    for step in (0, 2, 4, 6):
-        for name in ("model.safetensors", "optimizer.safetensors"):
-            [traced], [untraced] = (
-                each.files(f"checkpoints/step-{step}/{name}") for each in (RunDir(result.directory), run)
-            )
-            assert traced == untraced
+    for name in (*(f"step-{step}/model" for step in (0, 2, 4, 6)), "step-6/optimizer"):
+        [traced], [untraced] = (
+            each.files(f"checkpoints/{name}.safetensors") for each in (RunDir(result.directory), run)
+        )
+        assert traced == untraced
     assert [record["loss"] for record in log_records(run)] == [record["loss"] for *_, record in seen]
 
 
@@ -509,6 +517,7 @@ def test_generations_must_divide_the_batch(pair, tmp_path):
 
 PAIR_ARMS = {
     "uniform": ["training.max_steps=3"],
+    "parts": ["training.max_steps=3"],
     "scores": ["policy.name=tip", "policy.rho=0.7", "training.max_steps=3"],
     "classes": [*CLASSES, "training.max_steps=3", "training.learning_rate=0.001"],
     "online": [*ONLINE, "policy.window_steps=3", "training.max_steps=5", "training.learning_rate=0.001"],
@@ -524,8 +533,12 @@ def test_two_processes_train_like_one(pair, tmp_path):
     earlier ones and on probes.
     """
     alone = ["training.gradient_accumulation_steps=1", "task.limit=3"]
-    configs = {name: tiny_config(pair, tmp_path / f"two-{name}", *alone, *arm) for name, arm in PAIR_ARMS.items()}
-    files = [tmp_path / f"{name}.toml" for name in PAIR_ARMS]
+    configs = {
+        f"{how}-{name}": tiny_config(pair, tmp_path / f"{how}-{name}", *alone, *arm)
+        for how in ("two", "stopped")
+        for name, arm in PAIR_ARMS.items()
+    }
+    files = [tmp_path / f"{name}.toml" for name in configs]
     for file, config in zip(files, configs.values(), strict=True):
         file.write_text(dump_config(config))
     run_two_processes(files)
@@ -536,15 +549,20 @@ def test_two_processes_train_like_one(pair, tmp_path):
     require_frozen_on_both_ranks(RunDir(tmp_path / "two-online"))
     assert log_records(RunDir(tmp_path / "two-classes"))[2]["online_classes"] > 0
 
-    runs = [RunDir(config.run.directory) for config in configs.values()]
-    finished = [hashes(run, "checkpoints/", "traces/") for run in runs]
-    assert "checkpoints/step-5/policy.safetensors" in finished[-1]
-    for run in runs:
-        run.drop([entry.path for entry in run.files(f"checkpoints/step-{max(run.checkpoints(), default=None)}/")])
-    run_two_processes(files)
-    assert [hashes(run, "checkpoints/", "traces/") for run in runs] == finished
+    require_parts_of_each_rank(RunDir(tmp_path / "two-parts"))
+
+    found = {name: hashes(RunDir(tmp_path / name), "checkpoints/", "traces/") for name in configs}
+    assert "checkpoints/step-5/policy.safetensors" in found["two-online"]
+    for name in PAIR_ARMS:
+        assert found[f"stopped-{name}"] == found[f"two-{name}"]
+        reused = [
+            record["step"]
+            for record in log_records(RunDir(tmp_path / f"stopped-{name}"))
+            if "rollouts_reused" in record
+        ]
+        assert reused == [configs[f"two-{name}"].training.max_steps - 1]
     with pytest.raises(ConfigError, match="1 processes were launched, but the run was started with 2"):
-        distill(configs["uniform"], resume=True)
+        distill(configs["two-uniform"], resume=True)
 
 
 def require_alike(one: RunDir, two: RunDir) -> None:
@@ -566,6 +584,15 @@ def require_alike(one: RunDir, two: RunDir) -> None:
             assert ours[key] == pytest.approx(theirs[key], rel=1e-4), key
         for key in ("online_frozen", "online_rocks", "online_classes", "online_formed", "online_dissolved"):
             assert ours.get(key) == theirs.get(key)
+
+
+def require_parts_of_each_rank(run: RunDir) -> None:
+    """Every process wrote its own rows, in parts of at most so many, and left nothing else."""
+    entries = run.files("traces/training/")
+    rows = [pq.read_table(run.path / entry.path)["rollout_id"].to_numpy() % 8 // 4 for entry in entries]
+    assert [len(set(ranks)) for ranks in rows] == [1] * len(entries) and {int(ranks[0]) for ranks in rows} == {0, 1}
+    assert len(entries) > 6 and max(entry.rows for entry in entries) == distil_worker.FEW_ROWS
+    assert {path.name for path in (run.path / "traces/training").iterdir()} == {Path(e.path).name for e in entries}
 
 
 def require_distinct_answers(run: RunDir) -> None:

@@ -11,11 +11,13 @@ from rocktokens.config import ModelsSection, TrainingSection
 from rocktokens.errors import LengthExplosionError, NonFiniteLossError, RunDirError
 from rocktokens.run_dir import RunDir
 from rocktokens.training.checkpoint import (
+    FullState,
     TrainerState,
+    begin_checkpoint,
+    finish_checkpoint,
     load_trainer_state,
-    optimizer_state,
+    optimizer_tensors,
     restore_optimizer,
-    save_checkpoint,
 )
 from rocktokens.training.log import LengthWatch, append_log, cut_log, naming_step
 from rocktokens.training.optim import make_optimizer, make_scheduler, restore_scheduler
@@ -37,6 +39,12 @@ def train(model, optimizer, scheduler, steps: range) -> None:
         optimizer.zero_grad()
 
 
+def save_checkpoint(run: RunDir, state: TrainerState, model, optimizer: dict[str, torch.Tensor]) -> None:
+    begin_checkpoint(run, state, byte_tokenizer(), {})
+    held = ({name: tensor.cpu() for name, tensor in own.items()} for own in (model.state_dict(), optimizer))
+    finish_checkpoint(run, state.step, model, FullState(*held))
+
+
 @pytest.mark.parametrize("schedule", ["cosine", "linear", "constant"])
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_restored_optimizer_goes_on_to_the_last_bit(tmp_path: Path, schedule: str, device: str):
@@ -48,7 +56,7 @@ def test_a_restored_optimizer_goes_on_to_the_last_bit(tmp_path: Path, schedule: 
     scheduler = make_scheduler(optimizer, section)
     train(whole, optimizer, scheduler, range(4))
     state = TrainerState(4, 0, 0, 0, scheduler.state_dict())
-    save_checkpoint(run, state, whole, byte_tokenizer(), optimizer_state(whole, optimizer), {})
+    save_checkpoint(run, state, whole, dict(optimizer_tensors(whole, optimizer)))
     train(whole, optimizer, scheduler, range(4, 8))
 
     directory = run.verified_checkpoint(4)
@@ -107,7 +115,7 @@ def saved(tmp_path: Path):
     run, model = RunDir(tmp_path), tiny_llama(16, 1, seed=0)
 
     def save(step: int) -> None:
-        save_checkpoint(run, TrainerState(step, 0, 0, 0, {}), model, byte_tokenizer(), {}, {})
+        save_checkpoint(run, TrainerState(step, 0, 0, 0, {}), model, {})
 
     save(0)
     return run, save

@@ -1,7 +1,6 @@
 """Two processes with a shard each of student, optimizer and teacher train as two whole ones and as one do."""
 
 import json
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,7 @@ from safetensors.torch import load_file
 from tiny_pair import tiny_config, tiny_llama, write_pair
 
 from ranks import run_two_ranks
-from rocktokens.config import Config, dump_config
+from rocktokens.config import Config, TrainingSection, dump_config
 from rocktokens.errors import ConfigError
 from rocktokens.evaluation.evaluate import evaluate
 from rocktokens.models.load import load_model
@@ -51,6 +50,9 @@ LAYOUTS = {"one": (4, "auto"), "whole": (2, "false"), "sharded": (2, "true"), "a
 """Micro-batches of a process in an update of eight rollouts, and ``training.shard``."""
 
 
+HALF = "models.student_dtype=bfloat16"
+
+
 class Runs:
     """Where the runs of every arm in every layout are."""
 
@@ -83,7 +85,8 @@ class Runs:
 def runs(tmp_path_factory) -> Runs:
     """All arms in all layouts."""
     runs = Runs(tmp_path_factory.mktemp("shard"))
-    runs.launch([runs.config(arm, layout) for arm in ARMS for layout in ("whole", "sharded")])
+    half = runs.config("all weights", "sharded", "sharded half", (HALF,))
+    runs.launch([*(runs.config(arm, layout) for arm in ARMS for layout in ("whole", "sharded")), half])
     for arm in ARMS:
         distill(runs.config(arm, "one"))
     return runs
@@ -96,17 +99,27 @@ def resumed(runs) -> Runs:
     One more is sharded, since one of the processes has too little memory for a whole one.
     """
     killed = runs.config("all weights", "sharded", "killed")
-    runs.launch([killed], ends_well=False, KILL_AT=str(KILL_AT))
-    assert max(RunDir(killed.run.directory).checkpoints()) == 2
-    moved = []
-    for arm, before, after in (("tied heads", "sharded", "whole"), ("lora", "whole", "sharded")):
-        config = runs.config(arm, after, f"{before} to {after}")
-        shutil.copytree(runs.run(arm, before).path, config.run.directory)
-        run = RunDir(config.run.directory)
-        run.drop([entry.path for entry in run.files(f"checkpoints/step-{STEPS}/")])
-        moved.append(config)
-    runs.launch([killed, *moved, runs.config("tied heads", "auto")], SMALL_RANK="1")
+    moves = [("tied heads", "sharded", "whole"), ("lora", "whole", "sharded")]
+    before, after = (
+        [runs.config(move[0], move[number], f"{move[1]} to {move[2]}") for move in moves] for number in (1, 2)
+    )
+    fewer = runs.config("all weights", "sharded", "two to one")
+    runs.launch([*before, fewer, killed], ends_well=False, STOP_AT=str(STEPS - 1), KILL_AT=str(KILL_AT))
+    assert [max(RunDir(own.run.directory).checkpoints()) for own in (*before, fewer, killed)] == [4, 4, 4, 2]
+    distill(runs.config("all weights", "one", "two to one"), resume=True)
+    with pytest.raises(KeyboardInterrupt):
+        distill(runs.config("lora", "one", "one to two"), on_step=interrupt_at(STEPS))
+    more = runs.config("lora", "sharded", "one to two")
+    runs.launch([killed, *after, more, runs.config("tied heads", "auto")], SMALL_RANK="1")
     return runs
+
+
+def interrupt_at(step: int):
+    def on_step(done: int, *_: object) -> None:
+        if done == step:
+            raise KeyboardInterrupt
+
+    return on_step
 
 
 def weights(run: RunDir, step: int = STEPS) -> dict[str, torch.Tensor]:
@@ -235,12 +248,25 @@ def test_other_stages_read_a_run_of_shards(runs):
     require_close(weights(run), {name: own.data for name, own in loaded.named_parameters()})
 
 
+def test_shards_are_the_master_copies_of_a_student_in_bfloat16(runs):
+    """They are saved in float32, and trained as by one process that holds them beside the weights."""
+    distill(runs.config("all weights", "one", "one half", (HALF,)))
+    one, sharded = (RunDir(runs.folder / f"{name} half") for name in ("one", "sharded"))
+    float32 = runs.run("all weights", "sharded")
+    assert {tensor.dtype for tensor in weights(sharded).values()} == {torch.float32}
+    for name, tensor in weights(sharded).items():
+        torch.testing.assert_close(tensor, weights(one)[name], atol=2 * STEPS * 1e-3, rtol=0)
+    theirs, ours, others = ([record["loss"] for record in log_records(run)] for run in (one, sharded, float32))
+    assert ours == pytest.approx(theirs, rel=0.05) and ours != others
+    assert ours[0] == pytest.approx(theirs[0], rel=1e-3)
+
+
 def test_auto_shards_only_what_does_not_fit():
     student, teacher = tiny_llama(16, 1, seed=1), tiny_llama(24, 2, seed=2).to(torch.bfloat16)
     own, other = (sum(parameter.numel() for parameter in model.parameters()) for model in (student, teacher))
-    assert held_bytes(student, teacher) == 16 * own + 2 * other
+    assert held_bytes(student, teacher, TrainingSection()) == 16 * own + 2 * other
     student.requires_grad_(False).lm_head.requires_grad_(True)
-    assert held_bytes(student, teacher) == 4 * own + 12 * student.lm_head.weight.numel() + 2 * other
+    assert held_bytes(student, teacher, TrainingSection()) == 4 * own + 12 * student.lm_head.weight.numel() + 2 * other
     assert fits(80, 100) and not fits(81, 100)
 
 
@@ -249,7 +275,16 @@ def test_auto_shards_on_every_process_where_one_has_too_little_memory(resumed):
     require_close(weights(resumed.run("tied heads", "auto")), weights(resumed.run("tied heads", "one")))
 
 
-def test_another_number_of_processes_is_refused(runs):
+def test_a_run_goes_on_with_another_number_of_processes(resumed):
+    """Two that were stopped after four steps go on as one, with as many rollouts per update; and one as two."""
+    for name, arm in (("two to one", "all weights"), ("one to two", "lora")):
+        run = RunDir(resumed.folder / name)
+        assert [record["step"] for record in log_records(run)] == list(range(STEPS))
+        require_close(weights(run), weights(resumed.run(arm, "one")))
+        assert trace(run)["token_id"].equals(trace(resumed.run(arm, "one"))["token_id"])
+
+
+def test_another_number_of_processes_is_refused_where_an_update_would_have_other_rollouts(runs):
     config = runs.config("all weights", "auto", "sharded all weights", ("training.max_steps=9",))
     with pytest.raises(ConfigError, match="1 processes were launched, but the run was started with 2, which its batch"):
         distill(config, resume=True)

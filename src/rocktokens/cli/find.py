@@ -42,7 +42,9 @@ def find(
     verbose: Annotated[
         bool, typer.Option("--verbose", help="Print every table: what was found, and what it rests on.")
     ] = False,
-    engine: Annotated[str, typer.Option(help="duckdb, or spark; the result does not depend on it.")] = "duckdb",
+    engine: Annotated[
+        str, typer.Option(help="duckdb, spark or sc://HOST:PORT; the result does not depend on it.")
+    ] = "duckdb",
     threads: Annotated[
         int | None, typer.Option(min=1, help="Threads of the engine; the result does not depend on it.")
     ] = None,

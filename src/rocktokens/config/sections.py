@@ -36,7 +36,11 @@ class ModelsSection(Section):
     teacher: str = Field(description="the model it learns from; both must have one tokenizer")
     dtype: Literal["float32", "bfloat16", "float16"] = Field(
         default="float32",
-        description="of the teacher and of replayed students; training keeps the student, and scores, in float32",
+        description="of the teacher and of replayed students; training keeps scores in float32",
+    )
+    student_dtype: Literal["float32", "bfloat16"] = Field(
+        default="float32",
+        description="of the student's weights in training; bfloat16: beside a float32 master copy, which is saved",
     )
     device: str = Field(default="auto", description="auto (a GPU if there is one), cpu, cuda or cuda:N")
     teacher_device: str | None = Field(
@@ -161,6 +165,10 @@ class TrainingSection(Section):
     )
     per_device_train_batch_size: int = Field(default=32, ge=1, description="rollouts of one micro-batch on one device")
     gradient_accumulation_steps: int = Field(default=1, ge=1, description="micro-batches of one step")
+    optim: Literal["adamw_torch", "adamw_8bit"] = Field(
+        default="adamw_torch",
+        description="adamw_8bit: AdamW with moments in 8 bits, by bitsandbytes (pip install 'rocktokens[bnb]')",
+    )
     learning_rate: float = Field(default=5e-4, gt=0, description="of AdamW, after the warm-up")
     lr_scheduler_type: Literal["cosine", "linear", "constant"] = Field(
         default="cosine", description="how the learning rate goes on after the warm-up; cosine and linear end at 0"
@@ -181,6 +189,9 @@ class TrainingSection(Section):
     )
     save_steps: int = Field(
         default=25, ge=1, description="a checkpoint at step 0, every this many steps, and at the end"
+    )
+    save_total_limit: int | None = Field(
+        default=None, ge=1, description="most checkpoints that stay beside step 0, the latest ones; default: all"
     )
     max_truncated_share: float = Field(
         default=0.9, gt=0, le=1, description="stop when more rollouts than this hit the length limit 3 steps running"

@@ -228,9 +228,15 @@ def _load_trainee(session: Session) -> Trainee:
     if not state:
         missing = f"Adam's view needs the optimizer's state, which {name} does not come with"
         if is_own:
-            missing = f"{folder.name} keeps no optimizer state (finished runs of a study drop it)"
+            missing = (
+                f"{folder.name} keeps no optimizer state (only the latest checkpoint does, and finished runs of a "
+                "study drop it)"
+            )
         if has_state:
             missing = f"{folder.name} is before the first update, without optimizer state"
+        return Trainee(student, note=f"{missing}: only the gradient is shown")
+    if config.training.optim != "adamw_torch":
+        missing = f"Adam's view is of training.optim = 'adamw_torch', and the run has {config.training.optim!r}"
         return Trainee(student, note=f"{missing}: only the gradient is shown")
     optimizer = make_optimizer(student.model, config.training)
     restore_scheduler(make_scheduler(optimizer, config.training), load_trainer_state(folder).scheduler)

@@ -26,6 +26,7 @@ from rocktokens.preflight.resources import FLOAT32, HALF, activation_need
 from rocktokens.preflight.shapes import ModelShape, student_shape, teacher_shape
 from rocktokens.preflight.step_time import ASSUMPTIONS, StepTime, step_time
 from rocktokens.scoring.fused import SCRATCH_BYTES
+from rocktokens.training.optim import moment_bytes
 
 GIGABYTE = 10**9
 ASSUMED_GIGABYTES = 80
@@ -49,6 +50,8 @@ class MemoryItems:
     """Bytes on one GPU, without the key-value cache."""
 
     student: float
+    master_copy: float
+    """In float32, of trained weights that are halved; shards are their own."""
     gradients: float
     moments: float
     """Adam's two."""
@@ -100,7 +103,7 @@ class Plan:
     cache_per_rollout: float
     """Bytes of keys and values at the longest prompt and response."""
     layouts: list[Layout]
-    """Whole on one GPU, whole on each of several, then sharded over more and more."""
+    """Whole on one GPU, whole on each of several, then sharded over more and more; those that the run may have."""
     least_gpus: int | None
     """On how many it fits, sharded if that is more than one; None if on no number up to ``MOST_GPUS``."""
     assumptions: list[str]
@@ -113,7 +116,7 @@ def plan_run(config: Config, gpu_gigabytes: float | None = None) -> Plan:
     student, teacher = student_shape(config), teacher_shape(config)
     gpu_memory, named = _gpu_memory(config, gpu_gigabytes)
     length = config.rollouts.max_prompt_length + config.rollouts.max_completion_length
-    width = HALF if config.training.bf16 else FLOAT32
+    width = HALF if config.training.bf16 or config.models.student_dtype == "bfloat16" else FLOAT32
     cache = width * student.size.cache_per_token * length
     wanted = min(config.rollouts.batch_size, config.training.rollouts_per_step)
     is_sampled_here = config.rollouts.engine != "vllm"
@@ -131,9 +134,13 @@ def plan_run(config: Config, gpu_gigabytes: float | None = None) -> Plan:
         return Layout(gpus, is_sharded, items, items.total, room, at_once, verdict, step)
 
     whole = layout(1, False)
-    least = 1 if whole.rollouts_at_once else least_gpus(lambda gpus: bool(layout(gpus, True).rollouts_at_once))
-    numbers = sorted({*SHARDED_OVER, least or 1} - {1})
-    layouts = [whole, layout(2, False), *(layout(gpus, True) for gpus in numbers)]
+    can_shard = config.training.optim == "adamw_torch"
+    least = 1 if whole.rollouts_at_once else None
+    if least is None and can_shard:
+        least = least_gpus(lambda gpus: bool(layout(gpus, True).rollouts_at_once))
+    numbers = sorted({*SHARDED_OVER, least or 1} - {1}) if can_shard else []
+    several = [layout(2, False)] if config.models.student_dtype == "float32" else []
+    layouts = [whole, *several, *(layout(gpus, True) for gpus in numbers)]
     return Plan(
         conclusion=_conclusion(layouts, least, gpu_memory, wanted, is_sampled_here=is_sampled_here),
         student=student,
@@ -151,14 +158,15 @@ def memory_items(
 ) -> MemoryItems:
     """Count what one of ``gpus`` holds; sharded over one, nothing is cut and nothing gathered."""
     training, rollouts, size = config.training, config.rollouts, student.size
-    width, teacher_width = HALF if training.bf16 else FLOAT32, DTYPES[config.models.dtype].itemsize
+    is_half = config.models.student_dtype == "bfloat16"
+    width, teacher_width = HALF if training.bf16 or is_half else FLOAT32, DTYPES[config.models.dtype].itemsize
     is_sharded = is_sharded and gpus > 1
     parts = gpus if is_sharded else 1
     is_served = config.teacher.engine == "vllm"
     teacher_head = teacher_width * teacher.size.width * teacher.vocabulary
     responses = training.per_device_train_batch_size * rollouts.max_completion_length
     tokens = responses + training.per_device_train_batch_size * rollouts.max_prompt_length
-    copies = student.activations.fixed
+    copies = 0 if is_half else student.activations.fixed
     if training.gradient_checkpointing:  # then only autocast itself holds copies, of what is trained
         copies = min(copies, width * size.trainable)
     gathered = _gathered(student, width) + (0 if is_served else _gathered(teacher, teacher_width))
@@ -170,11 +178,12 @@ def memory_items(
     if teacher_width == FLOAT32:
         halved_heads += teacher.size.width * teacher.vocabulary
     return MemoryItems(
-        student=FLOAT32 * size.parameters / parts,
+        student=FLOAT32 * size.parameters / parts if is_sharded else size.weight_bytes(is_half=is_half),
+        master_copy=0 if is_sharded else size.master_bytes(is_half=is_half),
         gradients=FLOAT32 * size.trainable / parts,
-        moments=2 * FLOAT32 * size.trainable / parts,
+        moments=moment_bytes(training, size.trainable, size.embeddings) / parts,
         teacher=teacher_head if is_served else teacher_width * teacher.size.parameters / parts,
-        sampling_copy=width * size.parameters if training.bf16 or is_sharded else 0,
+        sampling_copy=width * size.parameters if is_sharded or (training.bf16 and not is_half) else 0,
         working_weights=gathered if is_sharded else copies,
         reduction=FLOAT32 * size.trainable if gpus > 1 and not is_sharded else 0,
         activations=kept + teacher_layer * tokens,
@@ -240,10 +249,15 @@ def _conclusion(
         leaves = f"{listed(each)}{' rollouts at once' if is_sampled_here else ''}"
     else:
         last = layouts[-1]
+        sharded = (
+            f"neither does it sharded ({byte_size(last.total)} on each of {last.gpus})"
+            if last.is_sharded
+            else "training.optim = 'adamw_8bit' cannot be sharded, as 'adamw_torch' can"
+        )
         return (
-            f"Whole, {byte_size(whole.total)} per GPU of {there}: does not fit, and neither does it sharded "
-            f"({byte_size(last.total)} on each of {last.gpus}): lower training.per_device_train_batch_size or "
-            "rollouts.max_completion_length, or set training.gradient_checkpointing or lora.enabled."
+            f"Whole, {byte_size(whole.total)} per GPU of {there}: does not fit, and {sharded}: lower "
+            "training.per_device_train_batch_size or rollouts.max_completion_length, or set "
+            "training.gradient_checkpointing or lora.enabled."
         )
     fewest = min(own.rollouts_at_once for own in named)
     asked = f" (rollouts.batch_size asks for {wanted})" if fewest < wanted else ""

@@ -4,26 +4,29 @@
    difference is what a row costs, the rest (weights cast by autocast, say) does not grow with the batch.
 2. ``memory_need`` is arithmetic on this and on the models' sizes, at the longest prompt and response.
 3. ``update_seconds`` and ``sampling_seconds`` scale the timings of a probe to a step, as if all steps were like it.
-4. ``disk_need`` counts all checkpoints, which are kept, and traces with rollouts, as if every response were as long as
-   it may be; ``disk_use`` counts what a run that is there has of them.
+4. ``disk_need`` counts all checkpoints that are kept, the states of the optimizer, and traces with rollouts, as if
+   every response were as long as it may be; ``disk_use`` counts what a run that is there has of them.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 import psutil
 import torch
+from torch import nn
 
-from rocktokens.config import Config
+from rocktokens.config import Config, TrainingSection
 from rocktokens.display.numbers import byte_size, duration
 from rocktokens.models.head import hidden_states, lm_head
 from rocktokens.models.load import LoadedModel
 from rocktokens.preflight.findings import Finding, Level
 from rocktokens.preflight.pair_probe import PairProbe
-from rocktokens.run_dir import RunDir
+from rocktokens.run_dir import OPTIMIZER_FILE, RunDir
+from rocktokens.training.optim import moment_bytes
+from rocktokens.training.retention import beyond
 from rocktokens.types import Rollout
 
 FLOAT32, HALF = 4, 2
@@ -33,8 +36,8 @@ BACKWARD_COST = 2
 """A backward pass does two matrix products for each one of the forward pass."""
 MEMORY_HEADROOM = 0.8
 """The estimate leaves out fragmentation and the libraries' own buffers."""
-CHECKPOINT_BYTES = 12
-"""A trained parameter on disk: its float32 value and Adam's two moments."""
+STATES_AT_ONCE = 2
+"""Of the latest checkpoint, and of the one that is being written."""
 TRACE_BYTES = 40
 """A token on disk: its trace row and its share of the stored rollouts, before compression."""
 TOP_BYTES = 8
@@ -61,6 +64,23 @@ class ModelSize:
     """Entries of the LM head's weight that get a gradient."""
     cache_per_token: int
     """Numbers in the key-value cache of all layers."""
+    embeddings: int = 0
+    """Entries of embeddings that are trained."""
+
+    @property
+    def is_adapted(self) -> bool:
+        """Whether adapters are trained."""
+        return self.trainable < self.parameters
+
+    def weight_bytes(self, *, is_half: bool) -> float:
+        """Count the weights that are computed with; adapters are never halved."""
+        if not is_half:
+            return FLOAT32 * self.parameters
+        return HALF * (self.parameters - self.trainable) + (FLOAT32 if self.is_adapted else HALF) * self.trainable
+
+    def master_bytes(self, *, is_half: bool) -> float:
+        """Count the float32 master copies."""
+        return FLOAT32 * self.trainable if is_half and not self.is_adapted else 0
 
     @classmethod
     def of(cls, model: Any) -> "ModelSize":
@@ -77,6 +97,7 @@ class ModelSize:
             width=config.hidden_size,
             head=weight_VD.numel() if weight_VD.requires_grad else 0,
             cache_per_token=2 * config.num_hidden_layers * key_heads * head_dim,
+            embeddings=_trained_embeddings(model),
         )
 
 
@@ -85,7 +106,7 @@ class MemoryNeed:
     """Bytes on one device."""
 
     student: float
-    """Float32 weights, their gradients and Adam's two moments."""
+    """Its weights and their master copies, gradients in float32 and Adam's two moments."""
     teacher: float
     update: float
     """Activations of a micro-batch and the logits of a chunk."""
@@ -93,12 +114,14 @@ class MemoryNeed:
     """The key-value cache, and on a GPU in half width the copy of the student that is sampled from."""
     is_kept: bool = False
     """Whether what is sampled with stays in memory during the update, as on a GPU; else the two take turns."""
+    checkpoint: float = 0
+    """On a CPU, the copy of trained weights and moments that is written while training goes on."""
 
     @property
     def peak(self) -> float:
         """Most at once; the models stay."""
         at_work = self.update + self.sampling if self.is_kept else max(self.update, self.sampling)
-        return self.student + self.teacher + at_work
+        return self.student + self.teacher + self.checkpoint + at_work
 
 
 def run_memory(
@@ -110,11 +133,17 @@ def run_memory(
     bf16 = training.bf16 and student.model.device.type == "cuda"
     rollout = max(rollouts, key=lambda rollout: len(rollout.prompt_ids) + len(rollout.token_ids))
     responses = training.per_device_train_batch_size * config.rollouts.max_completion_length
+    activations = measure_activations(student.model, rollout, bf16=bf16)
+    is_half = config.models.student_dtype == "bfloat16"
+    if is_half:  # nothing is left to cast
+        activations = replace(activations, fixed=0)
     return memory_need(
         size,
+        is_half=is_half,
+        training=training,
         teacher_bytes=_weight_bytes(teacher),
         activation_bytes=activation_need(
-            measure_activations(student.model, rollout, bf16=bf16),
+            activations,
             size,
             training.per_device_train_batch_size * sequence,
             checkpointing=training.gradient_checkpointing,
@@ -157,27 +186,35 @@ def memory_need(
     sampled_tokens: int,
     on_gpu: bool = False,
     bf16: bool = False,
+    is_half: bool = False,
+    training: TrainingSection | None = None,
 ) -> MemoryNeed:
     """Count the bytes a training run needs on one device.
 
     Args:
-        size: of the student: 4 bytes per weight, and 12 more for each that is trained.
+        size: of the student.
         teacher_bytes: its weights as they are loaded.
         activation_bytes: of one micro-batch.
         chunk_positions: whose logits are in memory at once.
         vocab_size: width of the wider head.
         sampled_tokens: prompts and responses of the sequences decoded together, at their longest.
         on_gpu: the sampler's memory stays from step to step.
-        bf16: it samples from a copy of the student in half width.
+        bf16: it samples in half width, from a copy of the student unless that is halved itself.
+        is_half: the student's weights are halved, beside master copies.
+        training: whose optimizer says what the moments take; default: 8 bytes per trained weight.
     """
-    width = HALF if bf16 else FLOAT32
+    width = HALF if bf16 or is_half else FLOAT32
+    is_copied = bf16 and not is_half
+    moments = moment_bytes(training or TrainingSection(), size.trainable, size.embeddings)
+    weights = size.weight_bytes(is_half=is_half) + size.master_bytes(is_half=is_half)
     logits = FLOAT32 * (LOGIT_COPIES * chunk_positions * vocab_size + size.head)
     return MemoryNeed(
-        student=FLOAT32 * (size.parameters + 3 * size.trainable),
+        student=weights + FLOAT32 * size.trainable + moments,
         teacher=teacher_bytes,
         update=activation_bytes + logits,
-        sampling=width * size.cache_per_token * sampled_tokens + (width * size.parameters if bf16 else 0),
+        sampling=width * size.cache_per_token * sampled_tokens + (width * size.parameters if is_copied else 0),
         is_kept=on_gpu,
+        checkpoint=0 if on_gpu else FLOAT32 * size.trainable + moments,
     )
 
 
@@ -210,31 +247,46 @@ def sampling_seconds(
     return probe_seconds * tokens / probe_tokens
 
 
-def disk_need(config: Config, trainable: int) -> dict[str, int]:
-    """Count bytes of checkpoints and of the traces of training and replay, every response as long as it may be."""
+def disk_need(config: Config, trainable: int, embeddings: int = 0) -> dict[str, int]:
+    """Count bytes of checkpoints and of the traces of training and replay, every response as long as it may be.
+
+    Where checkpoints are dropped, that is done after the next is written.
+    """
     training, trace = config.training, config.trace
-    checkpoints = 1 + math.ceil(training.max_steps / training.save_steps)
+    steps = saved_steps(config)
+    gone = beyond(steps, training.save_total_limit)
     trained = training.max_steps * config.training.rollouts_per_step
-    replayed = trace.num_prompts * trace.num_generations * (len(trace.checkpoints) or checkpoints)
+    replayed = trace.num_prompts * trace.num_generations * (len(trace.checkpoints) or len(steps) - len(gone))
     per_position = TRACE_BYTES * (trained + replayed) + 2 * TOP_BYTES * trace.top_k * replayed
     return {
-        "checkpoints": checkpoints * CHECKPOINT_BYTES * trainable,
+        "checkpoints": FLOAT32 * trainable * (len(steps) - len(gone) + bool(gone)),
+        "optimizer": int(moment_bytes(training, trainable, embeddings)) * min(STATES_AT_ONCE, len(steps) - 1),
         "traces": per_position * config.rollouts.max_completion_length,
     }
+
+
+def saved_steps(config: Config) -> list[int]:
+    """List the steps at which a run writes checkpoints."""
+    training = config.training
+    return [*range(0, training.max_steps, training.save_steps), training.max_steps]
 
 
 def disk_use(run: RunDir) -> dict[str, int]:
     """Count bytes that the run has already, under the names of ``disk_need``; nothing where there is no run."""
     if not run.exists():
         return {}
-    folders = {"checkpoints": ("checkpoints/",), "traces": ("traces/", "rollouts/")}
-    paths = {name: [run.path / e.path for own in folders[name] for e in run.files(own)] for name in folders}
-    return {name: sum(path.stat().st_size for path in paths[name] if path.exists()) for name in paths}
+    saved = [run.path / entry.path for entry in run.files("checkpoints/")]
+    paths = {
+        "checkpoints": [path for path in saved if path.name != OPTIMIZER_FILE],
+        "optimizer": [path for path in saved if path.name == OPTIMIZER_FILE],
+        "traces": [run.path / entry.path for own in ("traces/", "rollouts/") for entry in run.files(own)],
+    }
+    return {name: sum(path.stat().st_size for path in own if path.exists()) for name, own in paths.items()}
 
 
 def check_memory(need: MemoryNeed, available: int) -> Finding:
     """Check whether the run fits."""
-    sizes = {name: part for name, part in asdict(need).items() if name != "is_kept"}
+    sizes = {name: part for name, part in asdict(need).items() if name != "is_kept" and (part or name != "checkpoint")}
     parts = ", ".join(f"{name} {byte_size(part)}" for name, part in sizes.items())
     together = "what is sampled with stays during the update" if need.is_kept else "sampling and update take turns"
     value = f"about {byte_size(need.peak)} of {byte_size(available)} ({parts}; {together})"
@@ -256,11 +308,15 @@ def check_disk(need: Mapping[str, int], free: int, written: Mapping[str, int]) -
     total = sum(left.values())
     parts = ", ".join(f"{name} {byte_size(part)}" for name, part in left.items())
     value = f"at most {byte_size(total)}{' more' if any(written.values()) else ''} ({parts}), {byte_size(free)} free"
+    measured = {**left, "free": free, "in_all": dict(need)}
     if total <= free:
-        return Finding("disk", "ok", value, measured={**left, "free": free})
-    level: Level = "warn" if left["checkpoints"] <= free else "fail"
-    remedy = f"free {byte_size(total - free)}, raise training.save_steps, or give a run.directory on another disk"
-    return Finding("disk", level, value, remedy, {**left, "free": free})
+        return Finding("disk", "ok", value, measured=measured)
+    level: Level = "warn" if left["checkpoints"] + left["optimizer"] <= free else "fail"
+    remedy = (
+        f"free {byte_size(total - free)}, raise training.save_steps, set training.save_total_limit, or give a "
+        "run.directory on another disk"
+    )
+    return Finding("disk", level, value, remedy, measured)
 
 
 def estimate_time(config: Config, probe: PairProbe, sampled_in: float, rollouts: int, device: str) -> Finding:
@@ -301,6 +357,11 @@ def _kept_bytes(model: Any, ids_RL: torch.Tensor, bf16: bool) -> int:
         states = hidden_states(model, ids_RL)
     del states  # kept alive until here, so that no storage could be freed and counted again under its address
     return sum(kept.values())
+
+
+def _trained_embeddings(model: nn.Module) -> int:
+    weights = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
+    return sum(weight.numel() for weight in weights if weight.requires_grad)
 
 
 def _weight_bytes(loaded: LoadedModel) -> int:

@@ -129,7 +129,7 @@ def _training(fitted: Fitted, lora: bool) -> str:
             fitted.gradient_accumulation_steps,
             f"double this: a step stays {rollouts} rollouts per device",
         ),
-        ("save_steps", fitted.save_steps, "checkpoints that `find` compares; 12 bytes per parameter on disk each"),
+        ("save_steps", fitted.save_steps, "checkpoints that `find` compares; 4 bytes per parameter on disk each"),
     ]
     if fitted.max_truncated_share is not None:
         rows.append(("max_truncated_share", fitted.max_truncated_share, "do not stop where most answers are cut short"))

@@ -115,8 +115,8 @@ def fit_settings(pair: PairFacts, data: DataFacts | None = None, *, lora: bool =
       below 0.3 B, which hardly reasons, else 1,024, or what the shorter context leaves.
     - dtype (of the teacher and replayed students, not of training): bfloat16 from 0.3 B on, where the half that
       it saves is gigabytes.
-    - Checkpoints: 8 for small students, 2 beside the start from 3 B on: each takes 12 bytes per parameter with the
-      optimizer, and `find` needs a first, a middle and a last one.
+    - Checkpoints: 8 for small students, 2 beside the start from 3 B on: each takes 4 bytes per parameter, and `find`
+      needs a first, a middle and a last one.
     - Probe and bans: statistics want many prompts, time few: 1,024 prompts for small students, 256 for large ones.
       Every ban answers its prompts again, so fewer rocks are banned for larger models.
     - find.k: 100, the default; 20 for a vocabulary below 5,000 types.

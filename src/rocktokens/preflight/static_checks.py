@@ -15,20 +15,21 @@ from pathlib import Path
 from typing import Any
 
 from rocktokens.config import Config, evaluation_task, why_not_graded
-from rocktokens.display.numbers import parameter_count
+from rocktokens.display.numbers import listed, parameter_count
 from rocktokens.errors import RocktokensError
 from rocktokens.models.fingerprints import SAMPLES, same_tokenizer, vocabulary_sha256
 from rocktokens.models.head import lm_head, verify_head
 from rocktokens.models.load import LoadedModel
 from rocktokens.policies import policy_from_section
 from rocktokens.preflight.findings import Finding, or_fail, warn_if
-from rocktokens.preflight.resources import ModelSize, check_disk, disk_need, disk_use
+from rocktokens.preflight.resources import ModelSize, check_disk, disk_need, disk_use, saved_steps
 from rocktokens.preflight.starter_rules import usual_learning_rate
 from rocktokens.preflight.trackers import check_trackers
 from rocktokens.rollouts.encode import encode_prompt
 from rocktokens.run_dir import RunDir, derive_seed
 from rocktokens.tasks import make_task
 from rocktokens.tasks.base import DatasetTask, Task, ungraded_note
+from rocktokens.training.retention import beyond
 from rocktokens.training.session import global_batch
 from rocktokens.types import Prompt
 
@@ -59,9 +60,10 @@ def check_static(
         *check_evaluation(config, contexts, student.tokenizer),
         *([check_policy(config, student.tokenizer)] if weighs else []),
         *([check_trackers(config.training.report_to)] if config.training.report_to else []),
+        *([check_retention(config)] if config.training.save_total_limit is not None else []),
         check_directory(directory),
         check_disk(
-            disk_need(config, size.trainable),
+            disk_need(config, size.trainable, size.embeddings),
             shutil.disk_usage(_existing_part(directory)).free,
             written=disk_use(RunDir(directory)),
         ),
@@ -260,6 +262,25 @@ def check_policy(config: Config, tokenizer: Any) -> Finding:
         return Finding("policy", "ok", value, measured={"needs": needs})
 
     return or_fail("policy", make)
+
+
+def check_retention(config: Config) -> Finding:
+    """Check that the checkpoint which `find` compares with the last one, that nearest to the middle, stays."""
+    steps, last, limit = saved_steps(config), config.training.max_steps, config.training.save_total_limit
+    gone = beyond(steps, limit)
+    value = f"steps {listed([str(step) for step in steps if step not in gone])} stay"
+    wanted, middle = (
+        min((step for step in own if 0 < step < last), key=lambda step: (abs(2 * step - last), step), default=None)
+        for own in (steps, [step for step in steps if step not in gone])
+    )
+    if wanted == middle:
+        return Finding("checkpoints", "ok", value)
+    instead = "do without" if middle is None else f"take step {middle} for it"
+    remedy = (
+        f"training.save_total_limit = {limit} drops step {wanted}, the middle of the run, since which `find` asks "
+        f"whether loss still falls: it would {instead}; raise training.save_steps instead"
+    )
+    return Finding("checkpoints", "warn", value, remedy)
 
 
 def check_directory(path: Path) -> Finding:

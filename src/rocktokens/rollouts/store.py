@@ -41,6 +41,20 @@ def table_rollouts(table: pa.Table) -> list[Rollout]:
     return [Rollout(**dict(zip(SCHEMA.names, values, strict=True))) for values in zip(*columns, strict=True)]
 
 
+def rollouts_bytes(rollouts: Sequence[Rollout]) -> bytes:
+    """Pack rollouts for another process."""
+    table = rollouts_table(rollouts)
+    with pa.BufferOutputStream() as stream, pa.ipc.new_stream(stream, table.schema) as writer:
+        writer.write_table(table)
+    return stream.getvalue().to_pybytes()
+
+
+def bytes_rollouts(packed: bytes) -> list[Rollout]:
+    """Unpack what ``rollouts_bytes`` packed."""
+    with pa.ipc.open_stream(packed) as reader:
+        return table_rollouts(reader.read_all())
+
+
 def write_rollouts(run: RunDir, relative: str, rollouts: Sequence[Rollout]) -> FileEntry:
     """Commit rollouts to the run under ``relative``, such as ``rollouts/training/step-3.parquet``."""
     table = rollouts_table(rollouts)

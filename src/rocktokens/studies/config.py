@@ -263,6 +263,11 @@ def _require_steps(training: TrainingSection) -> None:
             f"base.training.num_train_epochs = {training.num_train_epochs}, but arms are compared at equal steps: set "
             "base.training.max_steps instead"
         )
+    if training.save_total_limit is not None:
+        raise ConfigError(
+            f"base.training.save_total_limit = {training.save_total_limit}, but a study evaluates its runs at every "
+            "checkpoint when they are trained: remove it, and raise study.evaluate_every for fewer"
+        )
 
 
 def _require_evaluation(evaluation: EvaluationSection) -> None:

@@ -123,13 +123,14 @@ def _check_uniform(config: Config, progress: Progress) -> Preflight:
 
 
 def _disk(study: StudyConfig, findings: Preflight, n_runs: int, n_places: int) -> int | None:
-    """Count bytes: a finished run keeps a third of its checkpoints' bytes, without the optimizer's two moments."""
-    need = findings.measured("disk")
-    if need is None:
+    """Count bytes: a run that is trained has its optimizer's states, a finished one has none."""
+    measured = findings.measured("disk")
+    if measured is None:
         return None
-    checkpoints, traces = need["checkpoints"], need["traces"]
-    arms = n_runs * checkpoints // 3 + n_places * checkpoints * 2 // 3 + n_runs * traces * study.base.training.trace
-    return arms + (checkpoints + traces) * (study.scout is not None)
+    need = measured["in_all"]
+    checkpoints, optimizer, traces = need["checkpoints"], need["optimizer"], need["traces"]
+    arms = n_runs * checkpoints + n_places * optimizer + n_runs * traces * study.base.training.trace
+    return arms + (checkpoints + optimizer + traces) * (study.scout is not None)
 
 
 def _seconds(config: Config, findings: Preflight, steps: int, answers: int) -> float | None:

@@ -2,7 +2,7 @@
 
 1. Train the run to its end, from its latest checkpoint if it was interrupted.
 2. Evaluate its checkpoints, all jobs on the same prompts with the same random numbers; what was measured is kept.
-3. Drop the optimizer's state, two thirds of its checkpoints: the run is finished, and nothing resumes from it.
+3. Drop the optimizer's state, twice the size of the student: the run is finished, and nothing resumes from it.
 
 A CPU worker computes on one thread, a GPU worker sees one GPU: a result never depends on how many work at a time.
 """

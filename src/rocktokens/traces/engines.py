@@ -1,5 +1,7 @@
 """What evaluates the expressions of a store: DuckDB inside this process, or Spark where one machine is not enough.
 
+Spark is "spark", in this process, or the address of a Spark Connect server, "sc://HOST:PORT".
+
 1. An engine reads an explicit list of Parquet files as one table: names are names, not patterns, and a column that
    some files lack is null there.
 2. It is bounded: ``memory`` is what it holds before it spills into a folder of its own in the system's temporary one.
@@ -27,6 +29,8 @@ from pydantic import ByteSize, TypeAdapter, ValidationError
 from rocktokens.errors import RocktokensError
 
 ENGINES = ("duckdb", "spark")
+REMOTE = "sc://"
+"""How the address of a Spark Connect server begins."""
 DEFAULT_MEMORY = "768MiB"
 LEAST_MEMORY = 16 << 20
 ReadParquet = Callable[[Sequence[Path]], ir.Table]
@@ -48,23 +52,26 @@ def open_engine(
         raise RocktokensError(f"memory = {memory!r} is too little for any query: give at least 16MiB")
     if engine == "duckdb":
         return _open_duckdb(threads, limit, name_unreadable)
-    if engine == "spark":
-        return _open_spark(threads, limit)
-    raise RocktokensError(f"engine = {engine!r} is not known: use one of {', '.join(ENGINES)}")
+    if engine == "spark" or engine.startswith(REMOTE):
+        return _open_spark(engine, threads, limit)
+    raise RocktokensError(
+        f"engine = {engine!r} is not known: use one of {', '.join(ENGINES)}, or the address of a Spark Connect server "
+        f"({REMOTE}HOST:PORT)"
+    )
 
 
-def _open_spark(threads: int | None, memory: ByteSize) -> ReadParquet:
+def _open_spark(engine: str, threads: int | None, memory: ByteSize) -> ReadParquet:
     with warnings.catch_warnings():
         # Tables go to and from Spark as Arrow, so what it supports of pandas does not matter.
         warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
         try:
-            from rocktokens.traces.spark import open_spark
+            from rocktokens.traces.spark import open_remote_spark, open_spark
         except ModuleNotFoundError as error:
             raise RocktokensError(
                 f"engine = 'spark' needs {error.name}, which is not installed: "
                 "pip install 'rocktokens[spark]', with Java 17 or newer"
             ) from None
-        return open_spark(threads, memory)
+        return open_spark(threads, memory) if engine == "spark" else open_remote_spark(engine)
 
 
 class _BoundedDuckDB(Backend):

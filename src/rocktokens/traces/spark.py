@@ -1,17 +1,19 @@
 """Spark as the engine of a store: the cluster of the session there is, or this machine.
 
-1. A session of the caller, or the one of ``spark-submit``, lends its cluster; ours beside it leaves its settings and
-   views alone. The run's folder must be mounted at the same path on every machine of the cluster.
-   Without such a session a local one is started, silent, closed to other machines, and kept for the process.
+1. A session of the caller, the one of ``spark-submit``, or a Spark Connect server lends its cluster; ours beside it
+   leaves its settings and views alone. The run's folder must be mounted at the same path on every machine of the
+   cluster. Without such a session a local one is started, silent, closed to other machines, and kept for the process.
 2. Tables travel as Arrow both ways. Ibis takes them through pandas, where an int64 beside a null becomes a float.
 3. Arithmetic that overflows is an error (ANSI mode), as it is in DuckDB.
 """
 
 import os
+import socket
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import ibis
 import ibis.expr.operations as ops
@@ -21,9 +23,10 @@ from ibis.backends.pyspark import Backend
 from ibis.util import gen_name
 from pydantic import ByteSize
 from pyspark import SparkConf, SparkContext  # pyright: ignore[reportMissingImports]
-from pyspark.errors import PySparkRuntimeError  # pyright: ignore[reportMissingImports]
+from pyspark.errors import PySparkImportError, PySparkRuntimeError  # pyright: ignore[reportMissingImports]
 from pyspark.java_gateway import launch_gateway  # pyright: ignore[reportMissingImports]
 from pyspark.sql import SparkSession  # pyright: ignore[reportMissingImports]
+from pyspark.sql.pandas.types import from_arrow_schema  # pyright: ignore[reportMissingImports]
 
 from rocktokens.errors import RocktokensError
 from rocktokens.traces.engines import ReadParquet
@@ -32,6 +35,10 @@ _ = ibis.pyspark  # asked for by this name, ibis registers the options that its 
 
 LEAST_MEMORY = 512 << 20
 """With less a Spark driver does not start."""
+CONNECT_PORT = 15002
+"""Of a Spark Connect server, where its address names none."""
+PATIENCE = 10
+"""Seconds that a server may take to answer a call."""
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"
 """In the environment of a process that ``spark-submit`` runs."""
 _SESSION_SETTINGS = {
@@ -60,10 +67,35 @@ _LOCAL_SETTINGS = {
 
 def open_spark(threads: int | None, memory: ByteSize) -> ReadParquet:
     """Join the cluster of this process's session, or start a local Spark with these threads and bytes of memory."""
-    session = _session(threads, memory).newSession()
+    return _read_by(_session(threads, memory).newSession())
+
+
+def open_remote_spark(url: str) -> ReadParquet:
+    """Join the cluster behind a Spark Connect server, whose settings say what a query may take.
+
+    The server is called once by hand: the client would go on trying for minutes.
+    """
+    try:
+        place = urlsplit(url)
+        socket.create_connection((place.hostname or "", place.port or CONNECT_PORT), timeout=PATIENCE).close()
+        session = SparkSession.builder.remote(url).create()
+    except (OSError, ValueError) as error:
+        raise RocktokensError(
+            f"engine = {url!r} cannot be reached ({str(error).lower()}): start a Spark Connect server there, or give "
+            "another address"
+        ) from None
+    except PySparkImportError as error:
+        raise RocktokensError(
+            f"engine = {url!r} needs the client of Spark Connect ({error}): pip install 'rocktokens[spark]'"
+        ) from None
+    return _read_by(session, is_remote=True)
+
+
+def _read_by(session: SparkSession, *, is_remote: bool = False) -> ReadParquet:
     for name, value in _SESSION_SETTINGS.items():
         session.conf.set(name, value)
     connection = _ArrowSpark(session)
+    connection.is_remote = is_remote
     connection.reconnect()
 
     def read_parquet(paths: Sequence[Path]) -> ir.Table:
@@ -79,6 +111,7 @@ class _ArrowSpark(Backend):
     """Spark through ibis, without pandas in between."""
 
     _session: Any
+    is_remote = False
 
     def to_pyarrow(self, expr: Any, /, *, params: Any = None, limit: Any = None, **options: Any) -> Any:
         self._run_pre_execute_hooks(expr)
@@ -87,8 +120,14 @@ class _ArrowSpark(Backend):
         return expr.__pyarrow_result__(found.cast(table.schema().to_pyarrow()))
 
     def _register_in_memory_table(self, op: ops.InMemoryTable) -> None:
+        table = op.data.to_pyarrow(op.schema)
+        if self.is_remote:  # which takes no table without rows
+            rows: Any = table if table.num_rows else []
+            frame = self._session.createDataFrame(rows, schema=from_arrow_schema(table.schema))
+            frame.createOrReplaceTempView(op.name)
+            return
         active = SparkSession.getActiveSession()
-        self._session.createDataFrame(op.data.to_pyarrow(op.schema)).createOrReplaceTempView(op.name)
+        self._session.createDataFrame(table).createOrReplaceTempView(op.name)
         if active is not None:
             active.createDataFrame(_NO_ROWS)  # making a frame made this session the active one: give that back
 

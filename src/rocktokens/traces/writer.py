@@ -10,14 +10,18 @@
 6. ``add_choice`` puts that column into a part that is there, and changes nothing else of it. Of every part of a replay
    that has the column, whenever it came, the manifest keeps the hash that the part has without it, so that what was
    made from its other columns is known to be made from it.
-7. ``WriteBehind`` makes parts in a thread, in order, while their rows' successors are computed.
+7. Several processes may write parts: each its own under temporary names (``write_loose``), which the writer then
+   names and lists, all in one replacement of the manifest (``TraceWriter.adopt``). Until then they do not exist.
+8. ``WriteBehind`` makes parts in a thread, in order, while their rows' successors are computed.
 """
 
 import hashlib
+import uuid
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -29,16 +33,20 @@ import pyarrow.parquet as pq
 from rocktokens.classes import TokenClasses
 from rocktokens.errors import RunDirError
 from rocktokens.parts import read_parquet
-from rocktokens.run_dir import RunDir
+from rocktokens.run_dir import FileEntry, RunDir, file_sha256, fsync, write_atomically
 from rocktokens.traces.schema import classes_of, served_of, validate_table, with_choice, without_choice
 
 Source = Literal["replay", "training"]
+ROWS_PER_PART = 1_000_000
+"""At most."""
 ROWS_PER_GROUP = 122_880
 """What DuckDB hands to one thread: smaller groups cost space, larger ones leave threads idle."""
 OF_FEW_VALUES = ["rollout_id", "prompt_id", "token_id", "policy_step", "weight"]
 """Columns whose values are worth a dictionary. Scores rarely recur: theirs takes time and space for nothing."""
 CHOICE_ADDED = "choice_added"
 """Entry of the manifest: by SHA-256 of a part of a replay with ``kl_choice``, that of the part without the column."""
+LOOSE = ".loose"
+"""How the name of a part ends that is not adopted yet."""
 WAITING_WRITES = 2
 """Enough to outlast a slow flush to the disk; what waits holds its scores in memory."""
 
@@ -54,7 +62,7 @@ class TraceWriter:
         self,
         run_dir: str | Path | RunDir,
         checkpoint: int | None = None,
-        rows_per_part: int = 1_000_000,
+        rows_per_part: int = ROWS_PER_PART,
         source: Source = "replay",
     ) -> None:
         if rows_per_part < 1:
@@ -107,6 +115,27 @@ class TraceWriter:
         if self._buffered:
             self._write_part(self._buffered)
 
+    def adopt(self, loose: Sequence[FileEntry]) -> None:
+        """Make parts that other processes wrote the next ones, in this order, after the rows appended so far."""
+        self.flush()
+        first, folder = self.parts, self._run.path / self._folder
+        names = [f"{self._folder}part-{first + number:05d}.parquet" for number in range(len(loose))]
+        for part, name in zip(loose, names, strict=True):
+            try:
+                (self._run.path / part.path).replace(self._run.path / name)
+            except FileNotFoundError:
+                raise RunDirError(
+                    f"{self._run.path / part.path} is not there, though a process has written it: give a run.directory "
+                    "on a file system that all machines share"
+                ) from None
+        fsync(folder)
+        self._run.list_files([replace(part, path=name) for part, name in zip(loose, names, strict=True)])
+
+    def drop_loose(self) -> None:
+        """Delete what processes wrote that were killed before it was adopted."""
+        for path in (self._run.path / self._folder).glob(f"*{LOOSE}*"):
+            path.unlink()
+
     def _write_part(self, rows: int) -> None:
         waiting = pa.concat_tables(self._buffer, promote_options="default")
         part = waiting.slice(0, rows).combine_chunks()  # Parquet ends pages by chunk, so appends would show
@@ -156,15 +185,30 @@ class TraceWriter:
             raise RunDirError(f"the trace writer of {self._run.path} is not open: use it in a `with` block")
 
 
+def write_loose(run: RunDir, table: pa.Table, rows_per_part: int = ROWS_PER_PART) -> list[FileEntry]:
+    """Write rows of a training run as parts that are no part of it yet: any process may, for its writer to adopt.
+
+    Their names are of this process: one that outlives its run overwrites nothing.
+    """
+    folder, valid, entries = parts_folder("training", None), validate_table(table), []
+    for number, first in enumerate(range(0, valid.num_rows, rows_per_part)):
+        part = valid.slice(first, rows_per_part).combine_chunks()
+        relative = f"{folder}{uuid.uuid4().hex}-{number}{LOOSE}"
+        write_atomically(run.path / relative, lambda path, part=part: write_parquet(part, path))
+        entries.append(FileEntry(relative, part.num_rows, file_sha256(run.path / relative)))
+    return entries
+
+
 class WriteBehind:
-    """Runs writes in a thread, one after the other in the order they came, at most two of them waiting.
+    """Runs writes in a thread, one after the other in the order they came, at most ``waiting`` of them not begun.
 
     Example: ``with WriteBehind() as behind: behind.put(lambda: write_part(scores))``. The first write that fails is the
-    last that runs: its error is raised by the next ``put``, or at the end of the ``with`` block. What was put is
-    written before the block ends, even when that raises.
+    last that runs: its error is raised by the next call, or at the end of the ``with`` block. What was put is written
+    before the block ends, even when that raises.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, waiting: int = WAITING_WRITES) -> None:
+        self._waiting = waiting
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="write-behind")
         self._unfinished: deque[Future[None]] = deque()
         self._failed = False
@@ -177,12 +221,20 @@ class WriteBehind:
     ) -> None:
         self._thread.shutdown()
         if kind is None:
-            self._let_go(down_to=0)
+            self.wait()
 
     def put(self, write: Callable[[], None]) -> None:
         """Have this written after what was put before; waits while too much is waiting."""
-        self._let_go(down_to=WAITING_WRITES)
+        self._let_go(down_to=self._waiting)
         self._unfinished.append(self._thread.submit(self._run, write))
+
+    def wait(self) -> None:
+        """Return once everything that was put is written."""
+        self._let_go(down_to=0)
+
+    def require_sound(self) -> None:
+        """Raise what a write raised by now; waits for none."""
+        self._let_go(down_to=len(self._unfinished))
 
     def _let_go(self, down_to: int) -> None:
         """Forget the writes that are done, wait until no more than ``down_to`` are not, and raise what one raised."""

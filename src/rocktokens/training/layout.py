@@ -10,14 +10,17 @@
    one, so that no device holds more than its part of them.
 4. Ranks gather together, so how often a model runs may not depend on their data: a micro-batch is one group of rows.
 5. A sharded student is sampled from by a whole copy, brought up to date once per step.
-6. A checkpoint holds whole tensors either way, and either layout goes on from it.
+6. With ``models.student_dtype = "bfloat16"`` the student computes with halved weights, and float32 master copies are
+   trained: held beside the weights by one process, or as the shards of several.
+7. A checkpoint holds whole tensors either way, master copies where there are some, and either layout goes on from it.
 
 ``auto`` shards where several processes run and what each would hold does not fit its device (``fits``).
 """
 
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal, NamedTuple, cast
+from functools import partial
+from typing import Any, Literal, cast
 
 import psutil
 import torch
@@ -26,30 +29,38 @@ from accelerate.utils import gather_object
 from peft import PeftModel
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
+from rocktokens.config import Config, TrainingSection
+from rocktokens.errors import ConfigError
 from rocktokens.models.distant import DistantModel
 from rocktokens.models.head import causal_lm, trunk
 from rocktokens.models.shards import gathered
 from rocktokens.rollouts.sampler import SamplingCopy
-from rocktokens.training.checkpoint import optimizer_state, optimizer_tensors
+from rocktokens.training.checkpoint import NO_MASTERS, FullState, Masters, optimizer_tensors
 from rocktokens.training.objective import DistillationObjective
+from rocktokens.training.optim import moment_bytes
 
 Shard = bool | Literal["auto"]
 """What ``training.shard`` may be."""
 MOST_HELD = 0.8
 """Of a device's memory, by what stays there from step to step: activations and the sampler's cache need the rest."""
-TRAINED_BYTES = 12
-"""Of a weight that is trained, besides its value: its gradient and Adam's two moments in float32."""
 
 
-class FullState(NamedTuple):
-    """What a checkpoint holds of the student."""
+class HostCopies:
+    """Copies of tensors in the host's memory, where each stays in its place: pinned, what comes from a GPU."""
 
-    weights: dict[str, torch.Tensor] | None
-    """None where they are the student's own."""
-    optimizer: dict[str, torch.Tensor]
-    """As ``optimizer_state`` has it."""
+    def __init__(self) -> None:
+        self._copies: dict[str, torch.Tensor] = {}
+
+    def copy(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the copy of this name, made again; from a GPU it is there once the GPU has been waited for."""
+        own = self._copies.get(name)
+        if own is None:
+            own = self._copies[name] = torch.empty(
+                tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=tensor.is_cuda
+            )
+        return own.copy_(tensor, non_blocking=True)
 
 
 class Layout:
@@ -62,6 +73,9 @@ class Layout:
 
     def __init__(self, accelerator: Accelerator) -> None:
         self.accelerator = accelerator
+        self.masters: Masters = NO_MASTERS
+        """By parameter of the student that has one: the master copy that is trained and saved in its place."""
+        self._host_copies = HostCopies()
 
     def place_teacher(self, teacher: Any) -> None:
         """Lay out a causal LM that is never trained; its head is read afterwards."""
@@ -86,6 +100,9 @@ class Layout:
         """Lay out the optimizer of a student that is laid out, with its state."""
         return self.accelerator.prepare(optimizer)
 
+    def follow_masters(self) -> None:
+        """Bring a student whose master copies were trained up to date."""
+
     def accumulating(self, objective: nn.Module, *, is_last: bool) -> AbstractContextManager[Any]:
         """Return the context of a micro-batch's forward and backward; ranks average gradients in the last one."""
         return nullcontext() if is_last else self.accelerator.no_sync(objective)
@@ -95,20 +112,87 @@ class Layout:
         return cast(torch.Tensor, self.accelerator.clip_grad_norm_(parameters, max_norm))
 
     def full_state(self, student: nn.Module, optimizer: torch.optim.Optimizer) -> FullState | None:
-        """Gather what a checkpoint holds for the main process, which writes it; None on the others."""
-        if not self.accelerator.is_main_process:
-            return None
-        return FullState(None, optimizer_state(student, optimizer))
+        """Copy what a checkpoint holds into the memory of the main process, which writes it; None on the others.
+
+        One tensor after the other is gathered. The copies are the same memory every time: what was made of them must
+        be written before the next are made.
+        """
+        is_adapted = isinstance(student, PeftModel)
+        weights = (
+            (name, self.masters.get(tensor, tensor))
+            for name, tensor in student.state_dict(keep_vars=True).items()
+            if tensor.requires_grad or not is_adapted
+        )
+        moments = optimizer_tensors(student, optimizer, self.masters)
+        state = FullState(self._on_main(weights), self._on_main(moments))
+        if self.accelerator.device.type == "cuda":
+            torch.cuda.synchronize(self.accelerator.device)
+        return state if self.accelerator.is_main_process else None
+
+    def _on_main(self, named: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+        """Gather tensors to the CPU of the main process, where tied parameters stay tied; other processes keep none."""
+        found: dict[str, torch.Tensor] = {}
+        first_name: dict[int, str] = {}
+        for name, tensor in named:
+            first = first_name.setdefault(id(tensor), name) if isinstance(tensor, nn.Parameter) else name
+            whole = gathered(tensor.detach()) if first == name else None
+            if self.accelerator.is_main_process:
+                found[name] = found[first] if whole is None else self._host_copies.copy(name, whole)
+        return found
+
+
+class HalfWidthLayout(Layout):
+    """One process whose student has its weights in bfloat16, and float32 master copies of those that are trained.
+
+    A gradient moves to the master copy as soon as it is there, where those of micro-batches are added up in float32.
+    Adapters are small and stay in float32, without copies.
+    """
+
+    summary = "the student's weights are in bfloat16, with a float32 master copy of what is trained"
+
+    def sampling_copy(self, student: nn.Module) -> None:
+        """Make none: the student is in the width that is sampled in."""
+
+    def place(self, objective: DistillationObjective) -> nn.Module:
+        """Halve the student's weights; what they were become the master copies."""
+        is_adapted = isinstance(objective.student, PeftModel)
+        trained = [own for own in objective.student.parameters() if own.requires_grad]
+        self.masters = {} if is_adapted else {own: nn.Parameter(own.data) for own in trained}
+        for parameter, master in self.masters.items():
+            parameter.register_post_accumulate_grad_hook(partial(_move_gradient, master))
+        for parameter in objective.student.parameters():
+            if parameter in self.masters or not parameter.requires_grad:
+                parameter.data = parameter.data.to(torch.bfloat16)
+        return super().place(objective)
+
+    @torch.no_grad()
+    def follow_masters(self) -> None:
+        """Round what was trained."""
+        for parameter, master in self.masters.items():
+            parameter.copy_(master)
+
+
+def _move_gradient(master: nn.Parameter, parameter: torch.Tensor) -> None:
+    """Add the gradient of a parameter to that of its master copy."""
+    if parameter.grad is not None:
+        own = parameter.grad.float()
+        master.grad = own if master.grad is None else master.grad.add_(own)
+        parameter.grad = None
 
 
 class ShardedLayout(Layout):
-    """Everything in shards, by torch's FSDP2."""
+    """Everything in shards, by torch's FSDP2.
+
+    With ``is_half`` the shards, in float32, are the master copy, and what is gathered of them is in bfloat16.
+    """
 
     one_group = True
 
-    def __init__(self, accelerator: Accelerator) -> None:
+    def __init__(self, accelerator: Accelerator, *, is_half: bool = False) -> None:
         super().__init__(accelerator)
         self._mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
+        self._width = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if is_half else MixedPrecisionPolicy()
+        self._is_half = is_half or accelerator.mixed_precision == "bf16"
         self.summary = f"student, optimizer and teacher are sharded over {accelerator.num_processes} processes"
 
     def place_teacher(self, teacher: Any) -> None:
@@ -120,7 +204,7 @@ class ShardedLayout(Layout):
             return super().place_teacher(teacher)
         embeddings, head = teacher.get_input_embeddings(), teacher.get_output_embeddings()
         is_tied = head.weight is embeddings.weight
-        self._shard_layers(teacher)
+        self._shard_layers(teacher, MixedPrecisionPolicy())
         fully_shard(trunk(teacher), mesh=self._mesh, reshard_after_forward=True)
         if is_tied:
             head.weight = embeddings.weight
@@ -132,13 +216,13 @@ class ShardedLayout(Layout):
 
     def sampling_copy(self, student: nn.Module) -> SamplingCopy:
         """Copy the student whole: to gather its shards for every token would take far longer."""
-        dtype = torch.bfloat16 if self.accelerator.mixed_precision == "bf16" else torch.float32
+        dtype = torch.bfloat16 if self._is_half else torch.float32
         return SamplingCopy(student, dtype, self.accelerator.device)
 
     def place(self, objective: DistillationObjective) -> nn.Module:
         """Shard the student's layers, then the objective as the root; ``score`` is a forward too."""
-        self._shard_layers(objective.student)
-        fully_shard(objective, mesh=self._mesh)
+        self._shard_layers(objective.student, self._width)
+        fully_shard(objective, mesh=self._mesh, mp_policy=self._width)
         register_fsdp_forward_method(objective, "score")
         return objective
 
@@ -154,34 +238,12 @@ class ShardedLayout(Layout):
         """Clip by the norm over all shards."""
         return gathered(nn.utils.clip_grad_norm_(parameters, max_norm))
 
-    def full_state(self, student: nn.Module, optimizer: torch.optim.Optimizer) -> FullState | None:
-        """Gather one tensor after the other; only the main process keeps them. An adapter's weights are enough."""
-        is_adapted = isinstance(student, PeftModel)
-        weights = (
-            (name, tensor)
-            for name, tensor in student.state_dict(keep_vars=True).items()
-            if tensor.requires_grad or not is_adapted
-        )
-        state = FullState(self._on_main(weights), self._on_main(optimizer_tensors(student, optimizer)))
-        return state if self.accelerator.is_main_process else None
-
-    def _shard_layers(self, model: Any) -> None:
+    def _shard_layers(self, model: Any, width: MixedPrecisionPolicy) -> None:
         """Shard what transformers calls the indivisible modules of a causal LM, each as one group."""
         lm = causal_lm(model)
         indivisible = set(lm._no_split_modules or ())
         for layer in [module for module in lm.modules() if type(module).__name__ in indivisible]:
-            fully_shard(layer, mesh=self._mesh)
-
-    def _on_main(self, named: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-        """Gather tensors to the CPU of the main process, where tied ones stay tied; other processes keep none."""
-        found: dict[str, torch.Tensor] = {}
-        first_name: dict[int, str] = {}
-        for name, tensor in named:
-            first = first_name.setdefault(id(tensor), name)
-            whole = gathered(tensor.detach()) if first == name else found.get(first, tensor)
-            if self.accelerator.is_main_process:
-                found[name] = whole.cpu().contiguous()
-        return found
+            fully_shard(layer, mesh=self._mesh, mp_policy=width)
 
 
 def loading_device(shard: Shard, accelerator: Accelerator) -> str:
@@ -189,22 +251,39 @@ def loading_device(shard: Shard, accelerator: Accelerator) -> str:
     return "cpu" if shard and accelerator.num_processes > 1 else str(accelerator.device)
 
 
-def make_layout(shard: Shard, accelerator: Accelerator, student: nn.Module, teacher: nn.Module) -> Layout:
+def make_layout(config: Config, accelerator: Accelerator, student: nn.Module, teacher: nn.Module) -> Layout:
     """Choose the layout of two models that are loaded; every process gets the same."""
-    if shard == "auto" and accelerator.num_processes > 1:
-        memory = device_memory(accelerator.device, accelerator.num_processes)
-        shard = not all(gather_object([fits(held_bytes(student, teacher), memory)]))
-    return ShardedLayout(accelerator) if shard is True else Layout(accelerator)
+    training, shard = config.training, config.training.shard
+    is_half, ranks = config.models.student_dtype == "bfloat16", accelerator.num_processes
+    if is_half and ranks > 1 and shard is False:
+        raise ConfigError(
+            "models.student_dtype = 'bfloat16' and training.shard = false: several processes hold master copies in "
+            "shards; set training.shard = true, or models.student_dtype = 'float32'"
+        )
+    if shard == "auto" and ranks > 1:
+        memory = device_memory(accelerator.device, ranks)
+        shard = is_half or not all(gather_object([fits(held_bytes(student, teacher, training), memory)]))
+    if shard is True and training.optim == "adamw_8bit":
+        raise ConfigError(
+            "training.optim = 'adamw_8bit' and a sharded run: moments in 8 bits cannot be cut; set training.optim = "
+            "'adamw_torch', or, where all fits one device, training.shard = false and models.student_dtype = 'float32'"
+        )
+    if shard is True:
+        return ShardedLayout(accelerator, is_half=is_half)
+    return HalfWidthLayout(accelerator) if is_half else Layout(accelerator)
 
 
-def held_bytes(student: nn.Module, teacher: nn.Module) -> int:
+def held_bytes(student: nn.Module, teacher: nn.Module, section: TrainingSection) -> float:
     """Count what a device with everything whole holds from step to step: both models, gradient and Adam's moments."""
     weights = [parameter for model in (student, teacher) for parameter in model.parameters()]
-    trained = sum(parameter.numel() for parameter in student.parameters() if parameter.requires_grad)
-    return sum(parameter.numel() * parameter.element_size() for parameter in weights) + TRAINED_BYTES * trained
+    trained = [parameter for parameter in student.parameters() if parameter.requires_grad]
+    embeddings = {module.weight for module in student.modules() if isinstance(module, nn.Embedding)}
+    count = sum(parameter.numel() for parameter in trained)
+    moments = moment_bytes(section, count, sum(own.numel() for own in trained if own in embeddings))
+    return sum(parameter.numel() * parameter.element_size() for parameter in weights) + 4 * count + moments
 
 
-def fits(held: int, memory: int) -> bool:
+def fits(held: float, memory: int) -> bool:
     """Tell whether a device with this memory has room for that, and for the work besides."""
     return held <= MOST_HELD * memory
 

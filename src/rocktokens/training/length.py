@@ -65,8 +65,8 @@ def require_not_passed(run: RunDir, config: Config, done: int) -> None:
         )
     if steps > done and not run.lists(f"checkpoints/step-{done}/{OPTIMIZER_FILE}"):
         raise RunDirError(
-            f"{run.checkpoint(done)} has no {OPTIMIZER_FILE}, which finished runs of a study drop, so it cannot be "
-            "trained further: start again with another run.directory"
+            f"{run.checkpoint(done)} has no {OPTIMIZER_FILE}, which finished runs of a study drop and only the latest "
+            "checkpoint of others has, so it cannot be trained further: start again with another run.directory"
         )
 
 

@@ -6,18 +6,20 @@ Step N starts with the student after N updates:
 2. The policy weighs every response token, by its scores if it needs them; the loss's denominator covers the whole
    update. Teacher and student forward, weighted divergence, backward, clip, optimizer and scheduler (``step.py``).
 3. The policy sees what the update measured, and may remember it: its memory is part of the checkpoint.
-4. Trace rows from that same forward, one log line, and every ``save_steps`` a checkpoint.
+4. Trace rows from that same forward, one log line, and every ``save_steps`` a checkpoint, written by a thread while
+   the next steps are made: one at a time, from a copy of all tensors.
 
-Every process computes; the main one alone writes, under the lock of the run.
+Every process computes; the main one alone writes, under the lock of the run. Only where the rows of a step fill a part
+of the trace does every process write its own, which the main one then lists.
 
 A signal to stop (``interrupts.py``) is obeyed after the step, with a checkpoint: all processes agree on the step. The
 run goes on from there, and the next regular checkpoint takes the place of that one.
 """
 
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -33,14 +35,16 @@ from rocktokens.run_dir import RunDir, derive_seed
 from rocktokens.scoring.teachers import note_teacher
 from rocktokens.tasks import make_task
 from rocktokens.traces.schema import trace_table
-from rocktokens.traces.writer import TraceWriter
+from rocktokens.traces.writer import ROWS_PER_PART, TraceWriter, WriteBehind, write_loose
 from rocktokens.training.checkpoint import (
     TrainerState,
+    begin_checkpoint,
     begin_run,
+    finish_checkpoint,
     load_trainer_state,
     open_run,
-    save_checkpoint,
 )
+from rocktokens.training.gather import gather_rollouts
 from rocktokens.training.length import change_length, describe_change, in_steps, recorded_steps
 from rocktokens.training.log import (
     LengthWatch,
@@ -51,14 +55,13 @@ from rocktokens.training.log import (
     step_record,
     truncated_share,
 )
+from rocktokens.training.retention import STOPPED, note_stop, retain
 from rocktokens.training.session import Session, global_batch, make_accelerator, make_session, prompts_per_step
-from rocktokens.training.step import token_arrays, update_student
-from rocktokens.types import Rollout
+from rocktokens.training.step import Update, rank_blocks, token_arrays, tokens_per_rank, update_student
+from rocktokens.types import Rollout, TokenScores
 
 OnStep = Callable[[int, int, dict[str, Any]], None]
 """Told after every step how many are made, of how many, and the log record."""
-STOPPED = "stopped"
-"""The manifest's entry with the steps of checkpoints that signals asked for, and the next one replaces."""
 STOPPING = "stopping after this step, with a checkpoint; a second signal stops at once"
 Value = TypeVar("Value")
 
@@ -100,7 +103,7 @@ def distill(
     with lock, _reporting(config, progress, on_step) as report:
         done = _from_main(accelerator, lambda: open_run(run, config, accelerator.num_processes, resume=resume))
         if done is not None and accelerator.is_main_process:
-            _drop_stopped(run, done)
+            retain(run, done, config.training.save_total_limit)
         checkpoint = None if done is None else run.verified_checkpoint(done)
         state = None if checkpoint is None else load_trainer_state(checkpoint)
         left = config.training.max_steps - (done or 0)
@@ -125,10 +128,13 @@ def _train(session: Session, run: RunDir, state: TrainerState | None, report: On
     config, total = session.config, session.config.training.max_steps
     clock = PhaseClock()
     is_traced = config.training.trace and session.accelerator.is_main_process
-    with _tracking(session), TraceWriter(run, source="training") if is_traced else nullcontext() as traces:
+    writer = TraceWriter(run, source="training") if is_traced else nullcontext()
+    with _tracking(session), writer as traces, WriteBehind(waiting=0) as behind:
+        if traces is not None:
+            traces.drop_loose()
         if state is None:
             state = TrainerState(0, 0, 0, 0, session.scheduler.state_dict())
-            _save(session, run, state, traces)
+            _save(session, run, state, traces, behind)
         watch = LengthWatch(config.training.max_truncated_share, state.truncated_streak)
         for step in range(state.step, total):
             with clock.phase("sample"), naming_step(step, config.models):
@@ -146,11 +152,9 @@ def _train(session: Session, run: RunDir, state: TrainerState | None, report: On
                 truncated_streak=watch.streak,
                 scheduler=session.scheduler.state_dict(),
             )
-            if traces is not None:
+            if config.training.trace:
                 with clock.phase("write"):
-                    weights, served = update.weights.weights, config.teacher.values
-                    rows = trace_table(rollouts, update.scores, weights, classes=update.classes, served=served)
-                    traces.append(rows)
+                    _write_rows(session, run, traces, rollouts, update)
             if session.accelerator.is_main_process:
                 record = step_record(step, rollouts, update, clock.read(), config.scoring.temperature) | observed
                 record |= {"rollouts_reused": True} if is_reused else {}  # seconds_sample is then that of reading
@@ -163,7 +167,8 @@ def _train(session: Session, run: RunDir, state: TrainerState | None, report: On
             is_due = state.step == total or state.step % config.training.save_steps == 0
             if is_due or is_stopping:
                 with clock.phase("write"):
-                    state = _save(session, run, state, traces, is_due=is_due)
+                    state = _save(session, run, state, traces, behind, is_due=is_due)
+            behind.require_sound()
             if is_stopping:
                 break
         return state
@@ -228,10 +233,9 @@ def _rollouts_of_step(session: Session, run: RunDir, step: int) -> tuple[list[Ro
     """The rollouts of all processes, and whether they are stored ones that an earlier attempt at this step left."""
     relative = f"rollouts/training/step-{step}.parquet"
     accelerator = session.accelerator
-    stored = _from_main(accelerator, lambda: read_rollouts(run, relative) if run.files(relative) else None)
-    if stored is not None:
-        return stored, True
-    rollouts = gather_object(_sample_share(session, step))
+    if _from_main(accelerator, lambda: run.lists(relative)):
+        return read_rollouts(run, relative), True
+    rollouts = gather_rollouts(accelerator, _sample_share(session, step))
     if accelerator.is_main_process:
         write_rollouts(run, relative, rollouts)
     return rollouts, False
@@ -255,34 +259,53 @@ def _sample_share(session: Session, step: int) -> list[Rollout]:
     )
 
 
+def _write_rows(
+    session: Session, run: RunDir, traces: TraceWriter | None, rollouts: list[Rollout], update: Update
+) -> None:
+    """Add the rows of a step to the trace: the main process all of them, or each its own where they fill a part."""
+    scores, weights = update.scores, update.weights.weights
+    labels = {"classes": update.classes, "served": session.config.teacher.values}
+    accelerator, ranks = session.accelerator, session.accelerator.num_processes
+    if ranks == 1 or len(weights) < ROWS_PER_PART:
+        if traces is not None:
+            traces.append(trace_table(rollouts, scores, weights, **labels))
+        return
+    block, rank = rank_blocks(rollouts, ranks)[accelerator.process_index], accelerator.process_index
+    ends = [0, *accumulate(tokens_per_rank(rollouts, ranks))]
+    here = slice(ends[rank], ends[rank + 1])
+    own_scores = TokenScores(**{name: column_T[here] for name, column_T in scores.present()})
+    own = trace_table(rollouts[block.start : block.stop], own_scores, weights[here], **labels)
+    loose = gather_object(write_loose(run, own, ROWS_PER_PART))
+    if traces is not None:
+        traces.adopt(loose)
+
+
 def _save(
-    session: Session, run: RunDir, state: TrainerState, traces: TraceWriter | None, *, is_due: bool = True
+    session: Session,
+    run: RunDir,
+    state: TrainerState,
+    traces: TraceWriter | None,
+    behind: WriteBehind,
+    *,
+    is_due: bool = True,
 ) -> TrainerState:
-    """Commit the trace rows so far, then the checkpoint that counts them; one that is due replaces one that was not."""
+    """Commit the trace rows so far, then have the checkpoint that counts them written, after the one before it."""
+    behind.wait()
     if traces is not None:
         traces.flush()
         state = replace(state, trace_parts=traces.parts)
     full = session.layout.full_state(session.student, session.optimizer)
     if full is not None:
-        stopped = [own for own in run.manifest().get(STOPPED) or [] if own != state.step]
-        if stopped or not is_due:
-            run.update_manifest(**{STOPPED: stopped if is_due else [*stopped, state.step]})
-        save_checkpoint(
-            run, state, session.student, session.tokenizer, full.optimizer, session.policy.state(), full.weights
-        )
-        _drop_stopped(run, state.step)
+        note_stop(run, state.step, is_due=is_due)
+        begin_checkpoint(run, state, session.tokenizer, session.policy.state())
+        limit = session.config.training.save_total_limit
+
+        def finish(step: int = state.step) -> None:
+            finish_checkpoint(run, step, session.student, full)
+            retain(run, step, limit)
+
+        behind.put(finish)
     return state
-
-
-def _drop_stopped(run: RunDir, latest: int) -> None:
-    """Drop checkpoints that signals left, but for the latest one; a process that was killed may not have come to it."""
-    stopped = run.manifest().get(STOPPED) or []
-    for own in stopped:
-        if own != latest:
-            run.drop([entry.path for entry in run.files(f"checkpoints/step-{own}/")])
-            shutil.rmtree(run.checkpoint(own), ignore_errors=True)
-    if stopped and stopped != [latest]:
-        run.update_manifest(**{STOPPED: [latest] if latest in stopped else None})
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """Everything a training run holds in memory, built for its first step or from its latest checkpoint.
 
-The student is kept in float32 whatever ``models.dtype`` says (the teacher follows it); on a GPU, autocast does the
-arithmetic in bfloat16. The engine is accelerate: one process, or several over devices and machines by ``accelerate
-launch``, each with everything or with a shard of it (``layout.py``).
+The student is kept in float32 whatever ``models.dtype`` says (the teacher follows it), unless ``models.student_dtype``
+halves it; on a GPU, autocast does the arithmetic in bfloat16. The engine is accelerate: one process, or several over
+devices and machines by ``accelerate launch``, each with everything or with a shard of it (``layout.py``).
 """
 
 from dataclasses import dataclass
@@ -55,6 +55,7 @@ class Session:
     objective: nn.Module
     """The wrapped module whose forward is the loss."""
     trainable: list[nn.Parameter]
+    """What the optimizer trains: the student's parameters, or their master copies."""
     optimizer: torch.optim.Optimizer
     scheduler: LRScheduler
     sampler: Sampler
@@ -129,14 +130,14 @@ def make_session(
     sha256 = vocabulary_sha256(student.tokenizer.get_vocab())
     seed = derive_seed(config.run.seed, "policy")
     policy = policy_from_section(config.policy, sha256, seed, student.tokenizer, student.eos_ids)
-    layout = make_layout(config.training.shard, accelerator, student.model, teacher.model)
+    layout = make_layout(config, accelerator, student.model, teacher.model)
     layout.place_teacher(teacher.model)
     sampler = make_sampler(config, student, teacher, copied=layout.sampling_copy(student.model))
     objective = layout.place(DistillationObjective(student.model, lm_head(teacher.model), config.scoring))
-    optimizer = make_optimizer(student.model, config.training)
+    optimizer = make_optimizer(student.model, config.training, layout.masters)
     scheduler = make_scheduler(optimizer, config.training)
     if checkpoint is not None and state is not None:
-        restore_optimizer(checkpoint, student.model, optimizer)
+        restore_optimizer(checkpoint, student.model, optimizer, layout.masters)
         restore_scheduler(scheduler, state.scheduler)
         follow_schedule(scheduler)
         if remembered := load_policy_state(checkpoint):
@@ -151,7 +152,7 @@ def make_session(
         teacher_stream=layout.teacher_stream(),
         layout=layout,
         objective=objective,
-        trainable=[parameter for parameter in student.model.parameters() if parameter.requires_grad],
+        trainable=[layout.masters.get(own, own) for own in student.model.parameters() if own.requires_grad],
         optimizer=layout.place_optimizer(optimizer),
         scheduler=scheduler,
         sampler=sampler,

@@ -9,8 +9,8 @@ The loss is that of docs/method.md, section 7.
    gradient or dropout; the teacher's states of that pass are kept, so the teacher runs once.
 3. Every part of the loss is divided by the denominator of the whole update. Ranks average their gradients, so each
    rank's part is multiplied by their number; they communicate gradients only in the last backward (``layout.py``).
-4. Scores of all ranks are gathered in the order of the rollouts. Rows that the loss leaves out have those of the
-   scoring pass, of a pass without gradient if the policy watches them, or none (NaN).
+4. Scores of all ranks are gathered in the order of the rollouts (``gather.py``). Rows that the loss leaves out have
+   those of the scoring pass, of a pass without gradient if the policy watches them, or none (NaN).
 5. A policy that learns from what both models could have written has that of all ranks, at every position of a small
    update and at a random choice of ``LIKELY_POSITIONS`` of a large one, whatever their weights.
 
@@ -35,6 +35,7 @@ from rocktokens.policies import Term, WeightPolicy, term_classes
 from rocktokens.run_dir import derive_seed
 from rocktokens.scoring.batch import RolloutBatch, collate
 from rocktokens.scoring.fused import sent
+from rocktokens.training.gather import gather_columns
 from rocktokens.training.objective import ObjectiveOutput, TeacherStates, teacher_states
 from rocktokens.training.session import Session
 from rocktokens.types import EXTRA_COLUMNS, LikelyTokens, Rollout, TokenScores, TokenWeights
@@ -120,19 +121,19 @@ def update_student(session: Session, rollouts: Sequence[Rollout], step: int) -> 
     learning_rate = float(session.optimizer.param_groups[0]["lr"])
     session.optimizer.step()
     torch.autograd.graph.increment_version(session.trainable)  # a fused optimizer does not, and a sampler asks for it
+    session.layout.follow_masters()
     session.scheduler.step()
     session.optimizer.zero_grad()
-    own_scores = numpy_scores([output.scores for output in outputs])
+    scores = _scores_of_all(session, rollouts, [output.scores for output in outputs])
     own_likely = [[part.cpu().numpy() for part in output.likely] for output in outputs if output.likely is not None]
-    own = (own_loss, own_scores, own_overlap, own_likely)
-    losses, scores, overlaps, likely = zip(*gather_object([own]), strict=True)
+    losses, overlaps, likely = zip(*gather_object([(own_loss, own_overlap, own_likely)]), strict=True)
     w_s_VD, w_t_VE = (lm_head(model).weight_VD for model in (session.student, session.teacher))
     return Update(
         loss=sum(losses),
         grad_norm=grad_norm,
         learning_rate=learning_rate,
         weights=weighing.weights,
-        scores=_filled(concatenated(scores), weighing.scores),
+        scores=_filled(scores, weighing.scores),
         classes=term_classes(session.policy.term_at(step)),
         overlap=np.concatenate(overlaps),
         likely=_likely_tokens(rollouts, weighing.likely_P, list(chain.from_iterable(likely))),
@@ -148,11 +149,22 @@ def update_student(session: Session, rollouts: Sequence[Rollout], step: int) -> 
 def micro_batches(rollouts: Sequence[Rollout], size: int, rank: int, num_ranks: int) -> Iterator[MicroBatch]:
     """Yield this rank's micro-batches in order."""
     starts = [0, *accumulate(len(rollout.token_ids) for rollout in rollouts)]
-    per_rank = len(rollouts) // num_ranks
-    block = range(rank * per_rank, (rank + 1) * per_rank)
+    block = rank_blocks(rollouts, num_ranks)[rank]
     for first in block[::size]:
         end = min(first + size, block.stop)
         yield MicroBatch(rollouts[first:end], slice(starts[first], starts[end]), last=end == block.stop)
+
+
+def rank_blocks(rollouts: Sequence[Rollout], num_ranks: int) -> list[range]:
+    """Return which rollouts of an update each rank takes, by their places in it."""
+    per_rank = len(rollouts) // num_ranks
+    return [range(rank * per_rank, (rank + 1) * per_rank) for rank in range(num_ranks)]
+
+
+def tokens_per_rank(rollouts: Sequence[Rollout], num_ranks: int) -> list[int]:
+    """Return how many response tokens of an update each rank has."""
+    blocks = rank_blocks(rollouts, num_ranks)
+    return [sum(len(rollouts[place].token_ids) for place in block) for block in blocks]
 
 
 def token_arrays(rollouts: Sequence[Rollout]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -170,8 +182,22 @@ def numpy_scores(parts: Sequence[TokenScores]) -> TokenScores:
 
     A GPU is waited for once, not once per column.
     """
+    return _named_scores(parts[0], _score_columns(parts))
+
+
+def _scores_of_all(session: Session, rollouts: Sequence[Rollout], own: Sequence[TokenScores]) -> TokenScores:
+    """Join the torch columns of all ranks' micro-batches, in the order of the rollouts, as float32 in numpy."""
+    counts = tokens_per_rank(rollouts, session.accelerator.num_processes)
+    return _named_scores(own[0], gather_columns(session.accelerator, _score_columns(own), counts))
+
+
+def _score_columns(parts: Sequence[TokenScores]) -> torch.Tensor:
     names = [name for name, _ in parts[0].present()]
-    table_CT = torch.stack([torch.cat([getattr(part, name) for part in parts]).float() for name in names])
+    return torch.stack([torch.cat([getattr(part, name) for part in parts]).float() for name in names])
+
+
+def _named_scores(like: TokenScores, table_CT: torch.Tensor) -> TokenScores:
+    names = [name for name, _ in like.present()]
     return TokenScores(**dict(zip(names, table_CT.cpu().numpy(), strict=True)))
 
 
@@ -243,7 +269,7 @@ def _score_update(
             teacher = known or teacher_states(session.teacher, batch, session.teacher_stream)
             parts.append(objective.score(batch, teacher, term, extras))
         teachers.append(teacher)
-    return concatenated(gather_object([numpy_scores(parts)])), teachers
+    return _scores_of_all(session, rollouts, parts), teachers
 
 
 def served_states(session: Session, rollouts: Sequence[Rollout]) -> list[TeacherStates] | None:
