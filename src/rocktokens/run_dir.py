@@ -211,10 +211,14 @@ class RunDir:
 
     def verified(self, relative: str) -> Path:
         """The path of a file of the run, once its bytes are as the manifest says; refused where it is not listed."""
+        return self.verified_entry(relative)[0]
+
+    def verified_entry(self, relative: str) -> tuple[Path, FileEntry]:
+        """As ``verified``, with what the manifest lists of the file."""
         entry = self.listed(relative)
         while True:
             try:
-                return self.verify(entry)
+                return self.verify(entry), entry
             except RunDirError:
                 before, entry = entry, self.listed(relative)
                 if entry == before:  # else it was replaced between the two looks
@@ -558,15 +562,21 @@ def _kept(
     try:
         yield
     except BaseException:
-        with suppress(FileNotFoundError, RunDirError):
+        with suppress(RunDirError):  # where it is not known what is listed, both stay
             if listed_now() == listed:  # else the new content is listed, and only what came after has failed
-                if listed is not None:
-                    former.replace(target)
-                elif is_first:
-                    target.unlink()
+                _put_back(former, target, listed is not None, is_first)
+            former.unlink(missing_ok=True)  # a replacement by another name of the same file leaves both
         raise
-    finally:
-        former.unlink(missing_ok=True)  # a replacement by another name of the same file leaves both
+    former.unlink(missing_ok=True)
+
+
+def _put_back(former: Path, target: Path, is_listed: bool, is_first: bool) -> None:
+    """Have a file as it is listed again; where even that fails, its content stays beside it, for readers to find."""
+    if is_listed:
+        with suppress(FileNotFoundError):
+            former.replace(target)
+    elif is_first:
+        target.unlink(missing_ok=True)
 
 
 def derive_seed(seed: int, *labels: str | int) -> int:

@@ -1,7 +1,7 @@
 """Damage every kind of file of a run, and see that nobody measures it: ``verify`` names it, and who reads it refuses.
 
 1. A run and a study are made, with a file of every kind (``attacked_run``).
-2. A case copies them (by hard links; the damaged file is written anew) and damages one file: a bit, a stretch of zeros or
+2. A case copies them (by hard links; the damaged file is a new one) and damages one file: a bit, a stretch of zeros or
    noise, a cut, a longer end, the content of another file of its kind, a folder in its place, or nothing there at all.
 3. ``rocktokens verify`` must end with 2 and name the file. A command that reads the file must end with 2, one sentence
    and an unchanged folder, or, where it makes the file again, with what was there before. A traceback breaks it.

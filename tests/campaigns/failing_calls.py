@@ -1,7 +1,7 @@
 """Have one call to the disk of a long command fail, or all from one on, and see that it ends in a sentence and goes on.
 
-1. The call is a write (half of it done), a flush, a rename, an open, a link, a removal or a new folder; it fails with no
-   space, an input/output error or a read-only file system.
+1. The call is a write (half of it done), a flush, a rename, an open, a link, a removal or a new folder. It fails: no
+   space, an input/output error, a read-only file system.
 2. The command must end with code 2 and a last line that says why, without a traceback, or with 0 where it has another
    way (a link that fails is a copy).
 3. The run must be sound, and the same command, undisturbed, must end as if nothing had happened (``struck_commands``).

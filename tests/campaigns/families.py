@@ -84,10 +84,19 @@ _TEXT = {
 SMALL: dict[str, Any] = {**_WIDTHS, **_LAYERS, **_HEADS, **_EXPERTS, **_STATES, **_TEXT}
 """What makes a model small, by the names that configs have for it."""
 _PAD_AMONG_POSITIONS, _SOME_START = {"pad_token_id": 1}, {"bos_token_id": 0}
+_AS_MANY_KEYS, _ONE_OF_FOUR_ATTENDS = {"num_key_value_heads": 4}, {"num_hidden_layers": 4}
+_SECOND_ATTENDS = {"layer_types": ["linear_attention", "full_attention"]}
 BESIDES: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("camembert", "data2vec-text", "roberta", "roberta-prelayernorm"), _PAD_AMONG_POSITIONS),
     **dict.fromkeys(("xlm-roberta", "xlm-roberta-xl", "xmod", "prophetnet", "xglm"), _PAD_AMONG_POSITIONS),
     **dict.fromkeys(("cwm", "modernbert-decoder"), _SOME_START),
+    **dict.fromkeys(("axk1", "axk2", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite"), _AS_MANY_KEYS),
+    **dict.fromkeys(("glm_moe_dsa", "longcat_flash", "minicpm3", "youtu"), _AS_MANY_KEYS),
+    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), _ONE_OF_FOUR_ATTENDS),
+    **{name: {**_AS_MANY_KEYS, **_SECOND_ATTENDS} for name in ("bailing_hybrid", "kimi_linear")},
+    "granitemoehybrid": _SECOND_ATTENDS,
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "bamba": {"attn_layer_indices": [1]},
     "mamba2": {"num_heads": 8, "head_dim": 8, "n_groups": 1},
     "reformer": {"axial_pos_embds_dim": (16, 16), "axial_pos_shape": (8, 16), "attn_layers": ["local", "local"]},
     "zaya": {"num_experts_per_tok": 1},
