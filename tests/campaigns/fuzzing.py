@@ -197,13 +197,13 @@ FULL = {
     "study-result": 3_000,
     "manifest": 5_000,
     "log": 5_000,
-    "trace": 3_000,
+    "trace": 3_500,
     "rollouts": 2_000,
     "bans": 2_000,
-    "tokenizer": 1_000,
-    "model-config": 500,
-    "adapter-config": 300,
-    "tokenizer-config": 200,
+    "tokenizer": 1_500,
+    "model-config": 1_500,
+    "adapter-config": 1_000,
+    "tokenizer-config": 1_000,
 }
 
 

@@ -19,6 +19,7 @@ from transformers import (
 )
 
 from rocktokens.errors import RocktokensError
+from rocktokens.models import head
 from rocktokens.models.head import (
     LMHead,
     hidden_states,
@@ -155,7 +156,7 @@ def test_cutting_a_head_keeps_its_first_logits():
 
 def test_a_model_that_raises_is_refused_in_one_sentence(monkeypatch):
     model = build("llama")
-    require_known_head(model)
+    monkeypatch.setattr(head, "_known", set())
     monkeypatch.setattr(model.model, "forward", lambda **_: [0][len(SIZES)])
     with pytest.raises(
         RocktokensError, match=r"^LlamaForCausalLM cannot be used here \(IndexError: list index out"
@@ -164,7 +165,18 @@ def test_a_model_that_raises_is_refused_in_one_sentence(monkeypatch):
     assert len(str(no.value).splitlines()) == 1
 
 
-def test_a_head_that_is_not_known_is_refused_and_nan_is_left_to_who_meets_it():
+def test_an_architecture_is_tried_once_whatever_its_weights(monkeypatch):
+    monkeypatch.setattr(head, "_known", set())
+    forwards = []
+    for name in ("llama", "llama", "llama_tied"):
+        model = build(name)
+        model.register_forward_hook(lambda *_, name=name: forwards.append(name))
+        require_known_head(model)
+    assert forwards == ["llama"] * 2 + ["llama_tied"] * 2
+
+
+def test_a_head_that_is_not_known_is_refused_and_nan_is_left_to_who_meets_it(monkeypatch):
+    monkeypatch.setattr(head, "_known", set())
     model = build("llama")
     with torch.no_grad():
         model.lm_head.weight[0, 0] = torch.nan

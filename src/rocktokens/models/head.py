@@ -24,6 +24,8 @@ from rocktokens.models.shards import gathered
 
 PROBE_TOKENS, STEADY_TOKENS = 8, 24
 """Of the texts that models are tried on."""
+_known: set[tuple[type, str]] = set()
+"""Classes and configs whose heads were verified in this process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,11 +156,19 @@ def refusing_strangers(model: Any) -> Iterator[None]:
 
 
 def require_known_head(model: Any) -> None:
-    """Refuse a model whose logits are not those of its head, or that computes none; NaN is refused where it matters."""
+    """Refuse a model whose logits are not those of its head, or that computes none; NaN is refused where it matters.
+
+    A process tries every architecture once, whatever its weights.
+    """
+    lm = causal_lm(model)
+    architecture = (type(lm), lm.config.to_json_string())
+    if architecture in _known:
+        return
     ids = [token % lm_head(model).width for token in range(1, 1 + PROBE_TOKENS)]
     with refusing_strangers(model), torch.inference_mode():
         if model(input_ids=torch.tensor([ids], device=model.device), use_cache=False).logits.isfinite().all():
             verify_head(model, ids)
+            _known.add(architecture)
 
 
 @torch.inference_mode()
