@@ -49,4 +49,4 @@ def judge_failure(command: Prepared, number: int) -> str:
 
 
 FULL = {"distill": 70, "trace": 50, "find": 40, "gradients": 30, "evaluate": 40, "knockout": 50, "study": 20}
-CAMPAIGN = Campaign(NAME, FULL, {"distill": 2, "trace": 1, "knockout": 1}, limit=400.0, opened=opened)
+CAMPAIGN = Campaign(NAME, FULL, {"trace": 1, "evaluate": 1}, limit=400.0, opened=opened)

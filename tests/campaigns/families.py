@@ -185,5 +185,5 @@ def _is_refusal(what: str, outcome: Outcome) -> bool:
     return outcome.code == 2
 
 
-SAMPLE = dict.fromkeys(("gpt2", "gemma2", "qwen3_moe", "mamba", "bart"), 1)
+SAMPLE = dict.fromkeys(("gpt2", "qwen3_moe", "mamba", "bart"), 1)
 CAMPAIGN = Campaign(NAME, dict.fromkeys(FAMILIES, 1), SAMPLE, limit=180.0, opened=opened)

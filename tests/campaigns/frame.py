@@ -48,6 +48,8 @@ SERVER.set_forkserver_preload(
 )
 TOLD = 1500
 """Characters of a failure that are kept."""
+READY = None
+"""What a process says when it has made what the cases need."""
 Judge = Callable[[str, int], str]
 """Tries a case, by kind and number: the outcome in a word. Raises where a promise is broken."""
 
@@ -139,18 +141,24 @@ def judged(campaign: Campaign, cases: Sequence[tuple[str, int]], folder: Path, u
 
 def _heard(connection: Connection, campaign: Campaign, left: Sequence[tuple[str, int]]) -> Iterator[Result]:
     """Yield results until all are there or the process has ended or hung, which is the last result then."""
-    for place, (kind, number) in enumerate(list(left)):
-        began, limit = time.monotonic(), campaign.limit + (PREPARATION if place == 0 else 0)
-        try:
-            answer = connection.recv() if connection.poll(limit) else "hangs"
-        except EOFError:
-            answer = "ended the process"
+    prepared = _answer(connection, PREPARATION)
+    for kind, number in list(left):
+        began = time.monotonic()
+        answer = _answer(connection, campaign.limit) if prepared is READY else prepared
         if isinstance(answer, Result):
             yield answer
             continue
         seconds = time.monotonic() - began
         yield Result(case_id(campaign.name, kind, number), "failed", answer, round(seconds, 2), source_sha256())
         return
+
+
+def _answer(connection: Connection, limit: float) -> "Result | str | None":
+    """What a process says next, or why it says nothing."""
+    try:
+        return connection.recv() if connection.poll(limit) else "hangs"
+    except EOFError:
+        return "ended the process"
 
 
 def _work(campaign: Campaign, cases: Sequence[tuple[str, int]], folder: Path, connection: Connection) -> None:
@@ -161,6 +169,7 @@ def _work(campaign: Campaign, cases: Sequence[tuple[str, int]], folder: Path, co
     logging.set_verbosity_error()  # as the command does, before it is imported
     logging.disable_progress_bar()
     with campaign.opened(folder) as judge:
+        connection.send(READY)
         for kind, number in cases:
             connection.send(_result(campaign.name, judge, kind, number))
 
@@ -206,6 +215,8 @@ def run_campaign(
     left = [case for name, case in names.items() if name not in known or known[name].failure]
     journal.parent.mkdir(parents=True, exist_ok=True)
     with journal.open("a", encoding="utf-8") as file:
+        if journal.stat().st_size and not journal.read_bytes().endswith(b"\n"):
+            file.write("\n")  # behind what an interrupt has torn
         for result in judged(campaign, left, folder, time.monotonic() + budget):
             known[result.case] = result
             file.write(json.dumps(asdict(result)) + "\n")

@@ -58,8 +58,7 @@ def odd(_folder: Path) -> Iterator[frame.Judge]:
 ODD = frame.Campaign("odd", {"dies": 3, "hangs": 2, "raises": 2}, {}, limit=1.0, opened=odd)
 
 
-def test_what_dies_hangs_or_raises_is_one_failure_and_the_others_are_tried(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(frame, "PREPARATION", 30.0)
+def test_what_dies_hangs_or_raises_is_one_failure_and_the_others_are_tried(tmp_path: Path):
     journal = tmp_path / "journal.jsonl"
     results = frame.run_campaign(ODD, ODD.full, tmp_path, journal, budget=120)
     failed = {own.case: own.failure for own in results if own.failure}
