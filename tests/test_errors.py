@@ -16,3 +16,7 @@ def test_any_other_sentence_is_as_it_was():
     for sentence in ("", "a: b", "x" * LONGEST):
         assert str(RocktokensError(sentence)) == sentence
     assert str(ControlMatchError("no partner: lower it", [3])) == "no partner: lower it"
+
+
+def test_a_value_with_lines_is_one_line():
+    assert str(RocktokensError("version 1\n2\u2028\x0c3: use another")) == "version 1 2  3: use another"

@@ -676,3 +676,15 @@ def test_content_that_cannot_even_be_put_back_is_kept_beside_its_place(tmp_path,
     run.commit("a", text("newest"))
     assert run.verified("a") == tmp_path / "a" and (tmp_path / "a").read_text() == "newest"
     assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "a", "manifest.json"]
+
+
+@pytest.mark.parametrize("name", ["", "a\0b", "9" * 256, "figures/" + "é" * 128, "\ud800"])
+def test_a_manifest_that_lists_what_cannot_be_a_name_is_refused(tmp_path, name):
+    run = RunDir(tmp_path)
+    run.commit("9" * 200, text("a long name"))
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    manifest["files"][name] = {"rows": 0, "sha256": "0" * 64}
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(RunDirError, match="which cannot be the name of a file: restore it from a copy") as refused:
+        run.files()
+    assert len(str(refused.value).splitlines()) == 1

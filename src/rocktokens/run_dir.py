@@ -78,6 +78,8 @@ CONTENT = frozenset(
 """What a run has at its top."""
 SETTLED_NS = 2 * 10**9
 """A file whose last change is younger may change again without another time stamp: it is not remembered."""
+LONGEST_NAME = 255
+"""Bytes of the name of a file or folder."""
 RECORDED_PACKAGES = ("rocktokens", "torch", "transformers", "accelerate", "peft", "pyarrow", "duckdb", "numpy")
 
 
@@ -484,8 +486,19 @@ def _manifest_problem(manifest: dict[str, Any]) -> str:
             return f"lists {path!r} with rows {entry['rows']!r} and SHA-256 {entry['sha256']!r}"
         if path.startswith("/") or ".." in path.split("/"):
             return f"lists {path!r}, which is outside the run"
+        if not _is_name(path):
+            return f"lists {path!r}, which cannot be the name of a file"
     wrong = (name for name, kind in FACTS.items() if name in manifest and type(manifest[name]) is not kind)
     return next((f"has {name} = {manifest[name]!r}, which is no {FACTS[name].__name__}" for name in wrong), "")
+
+
+def _is_name(path: str) -> bool:
+    """Whether a file system can have a file of this name."""
+    try:
+        encoded = os.fsencode(path)
+    except UnicodeEncodeError:
+        return False
+    return bool(encoded) and b"\0" not in encoded and max(map(len, encoded.split(b"/"))) <= LONGEST_NAME
 
 
 def _identity(path: Path) -> tuple[int, ...] | None:

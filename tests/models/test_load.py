@@ -245,6 +245,11 @@ def test_tokens_that_were_added_to_a_tokenizer_may_have_no_embedding(saved):
             '{"base_model_name_or_path": "BASE", "peft_type": "LORA", "megatron_config": {}}',
             "it is no LoRA adapter of a",
         ),
+        (
+            '{"base_model_name_or_path": "BASE", "peft_type": "LORA", "target_modules": ["q_proj"], "r": 2, '
+            '"modules_to_save": ["["]}',
+            "unterminated character set",
+        ),
         ('{"base_model_name_or_path": "BASE", "peft_type": "IA3"}', "it is no LoRA adapter of a transformers model"),
     ],
 )

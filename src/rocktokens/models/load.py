@@ -30,7 +30,7 @@ EMBEDDED = (*PEBBLES, smollm2.MODEL_ID)
 _FILES = (OSError, ValueError, SafetensorError)
 _CONTENT = (
     *(TypeError, LookupError, AttributeError, ArithmeticError, AssertionError, RecursionError, RuntimeError),
-    *(ImportError, StrictDataclassError),
+    *(ImportError, re.error, StrictDataclassError),
 )
 CANNOT_LOAD = (*_FILES, *_CONTENT)
 """What transformers and PEFT raise over files that are missing, damaged or of something else, and over what they say:
