@@ -11,7 +11,7 @@ PIP    := $(BIN)/pip install --quiet --disable-pip-version-check --constraint co
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo test docs lint bench mutants setup vllm chromium clean
+.PHONY: demo test docs lint bench mutants campaign setup vllm chromium clean
 demo: setup
 	$(BIN)/rocktokens demo
 
@@ -37,6 +37,11 @@ bench: setup
 # Are the tests able to fail? Twenty minutes, no part of `make test`; interrupted, the same command goes on.
 mutants: setup
 	$(BIN)/python tests/mutants/run_mutants.py
+
+# Kills, failing disks, damaged files, fuzzed inputs, model families, hostile texts: two hours, no part of `make test`,
+# which tries a few cases of each; interrupted, the same command goes on.
+campaign: setup
+	OMP_NUM_THREADS=1 $(BIN)/python tests/campaigns/run_campaigns.py
 
 setup: $(STAMP)
 

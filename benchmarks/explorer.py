@@ -5,6 +5,7 @@
    its rocks found.
 2. The explorer starts as a process of its own, and headless Chromium opens its link at once: what was read ahead by
    then, and what was not, is part of the time.
+   The same is done with as many tokens in a thousand parts, which is how a long run, or one on a slow disk, looks.
 3. In the page, every action is timed from the event to the frame after its result is there. What is typed includes the
    rest of 120 ms that the explorer waits for more.
 
@@ -61,8 +62,8 @@ CHECKPOINTS = (0, 100)
 SEED, MAX_STEPS, TOP_K, ROCKS = 7, 4, 8, 50
 ROLLOUTS_PER_PART = 2000
 VOCABULARY = 1024
-PAINT, ANSWER = 1500.0, 300.0
-"""Milliseconds at most: for a page to be there, and for an answer."""
+PAINT, ANSWER, MANY_PARTS_PAINT = 1500.0, 300.0, 2000.0
+"""Milliseconds at most: for a page to be there, for an answer, and for the page of a run of many parts."""
 
 FILTERS = {
     "with rocks": ("rock", "true"),
@@ -130,6 +131,7 @@ Top = tuple[np.ndarray, np.ndarray]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=whole, default=10**6, help="response tokens, each scored at two checkpoints")
+    parser.add_argument("--parts", type=whole, default=1000, help="trace parts of the run of many parts")
     parser.add_argument("--rounds", type=int, default=5, help="times that everything is tried, each in a new explorer")
     arguments = parser.parse_args()
     if CHROMIUM is None:
@@ -139,10 +141,13 @@ def main() -> None:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
     print(machine(PACKAGES, CORES), flush=True)
     with tempfile.TemporaryDirectory(prefix="rocktokens-explorer-") as folder, sync_playwright() as playwright:
-        print(write_run(Path(folder), arguments.tokens), end="\n\n", flush=True)
+        few, many = Path(folder, "few"), Path(folder, "many")
+        print(write_run(few, arguments.tokens), end="\n\n", flush=True)
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        report(opening(browser, Path(folder), arguments.rounds), PAINT, "from the start of the navigation")
-        report(answering(browser, Path(folder), arguments.rounds), ANSWER, "from the event")
+        report(opening(browser, few, arguments.rounds), PAINT, "from the start of the navigation")
+        report(answering(browser, few, arguments.rounds), ANSWER, "from the event")
+        print(write_run(many, arguments.tokens, arguments.parts), end="\n\n", flush=True)
+        report(opening(browser, many, arguments.rounds), MANY_PARTS_PAINT, "from the start of the navigation")
         browser.close()
     print(f"load at the end: {os.getloadavg()[0]:.1f}")
 
@@ -223,16 +228,18 @@ def _verdict(milliseconds: float, at_most: float) -> str:
 # The run
 
 
-def write_run(path: Path, n_tokens: int) -> str:
-    """Write a run with about so many response tokens; what was written, in words."""
+def write_run(path: Path, n_tokens: int, n_parts: int | None = None) -> str:
+    """Write a run with about so many response tokens, in about so many trace parts; what was written, in words."""
     run, tokenizer = RunDir(path), Tokenizer.from_file(str(pebbles.directory("student") / "tokenizer.json"))
     rollouts = _rollouts(tokenizer, n_tokens)
+    size = ROLLOUTS_PER_PART if n_parts is None else max(1, len(rollouts) * len(CHECKPOINTS) // n_parts)
     for checkpoint in CHECKPOINTS:
         with TraceWriter(run, checkpoint=checkpoint) as writer:
             rng = np.random.default_rng([SEED, checkpoint])
-            for first in range(0, len(rollouts), ROLLOUTS_PER_PART):
-                some = rollouts[first : first + ROLLOUTS_PER_PART]
+            for first in range(0, len(rollouts), size):
+                some = rollouts[first : first + size]
                 writer.append(trace_table(some, *_scored(some, rng)))
+                writer.flush()
     run.commit("tokenizer/tokenizer.json", lambda file: tokenizer.save(str(file)))
     task = {"name": "wordmath", "split": "train", "max_steps": MAX_STEPS}
     with run.lock():
@@ -242,7 +249,8 @@ def write_run(path: Path, n_tokens: int) -> str:
         run.commit("rocks.json", rocks.save)
         run.commit("knockout.json", _knockouts(rocks).save)
     rows = len(CHECKPOINTS) * sum(len(own.token_ids) for own in rollouts)
-    return f"{len(rollouts):,} rollouts, {rows:,} rows at {len(CHECKPOINTS)} checkpoints, top {TOP_K} of both models"
+    parts = len(run.files("traces/"))
+    return f"{len(rollouts):,} rollouts, {rows:,} rows in {parts:,} parts at {len(CHECKPOINTS)} checkpoints"
 
 
 def _rollouts(tokenizer: Tokenizer, n_tokens: int) -> list[Rollout]:

@@ -12,6 +12,7 @@ LONGEST = (
     "report/test_server_browser.py",
     "cli/test_cli_study.py",
     "crash/test_crash.py",
+    "campaigns/test_campaigns.py",
     "integrations/test_trl.py",
     "traces/test_spark.py",
     "training/test_distill.py",

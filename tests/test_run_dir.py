@@ -672,3 +672,37 @@ def test_files_of_a_run_without_its_manifest_are_not_written_over(tmp_path):
         run.require_new()
     run.update_manifest()
     run.require_new()
+
+
+@pytest.mark.parametrize("failing", ["once", "from then on"])
+def test_content_that_cannot_even_be_put_back_is_kept_beside_its_place(tmp_path, monkeypatch, failing):
+    """A disk on which the manifest, and then every rename, fails: what is listed can still be read."""
+    run, replace, failed = RunDir(tmp_path), os.replace, []
+    run.commit("a", text("old"))
+
+    def fail(source, target):
+        if Path(target).name == "manifest.json" or (failed and failing == "from then on"):
+            failed.append(target)
+            raise OSError(5, "Input/output error")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="Input/output error"):
+        run.commit("a", text("new"))
+    monkeypatch.undo()
+    assert run.verified("a").read_text() == "old"
+    run.commit("a", text("newest"))
+    assert run.verified("a") == tmp_path / "a" and (tmp_path / "a").read_text() == "newest"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "a", "manifest.json"]
+
+
+@pytest.mark.parametrize("name", ["", "a\0b", "9" * 256, "figures/" + "é" * 128, "\ud800"])
+def test_a_manifest_that_lists_what_cannot_be_a_name_is_refused(tmp_path, name):
+    run = RunDir(tmp_path)
+    run.commit("9" * 200, text("a long name"))
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    manifest["files"][name] = {"rows": 0, "sha256": "0" * 64}
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(RunDirError, match="which cannot be the name of a file: restore it from a copy") as refused:
+        run.files()
+    assert len(str(refused.value).splitlines()) == 1

@@ -229,3 +229,14 @@ def test_a_damaged_record_of_a_replay_is_refused_in_one_sentence():
     entry = {**make_replay().to_manifest(), "probe": 3}
     with pytest.raises(RocktokensError, match=r"manifest\.json is no record of a replay \(probe: .*\): write it again"):
         ReplayRecord.of({"replay": entry}, "manifest.json")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_a_number_that_is_not_finite_is_refused_also_where_any_value_may_stand(tmp_path, value):
+    path = tmp_path / "rocks.json"
+    rocks = RockSet(tokenizer_sha256="", criterion={"tau": 0.5, "name": "NaN"}, source={}, summary={}, tokens=[])
+    rocks.save(path)
+    assert RockSet.load(path) == rocks
+    path.write_text(json.dumps({**json.loads(path.read_text()), "criterion": {"tau": [value]}}))
+    with pytest.raises(RocktokensError, match=r"rocks\.json \(it has a number that is not finite\)"):
+        RockSet.load(path)

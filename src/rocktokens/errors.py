@@ -2,9 +2,25 @@
 
 from collections.abc import Iterable
 
+LONGEST = 2_000
+"""Characters of a sentence."""
+_END = 400
+"""Of those, at its end, where the remedy is."""
+
 
 class RocktokensError(Exception):
-    """The input or the state of a run is wrong in a way the user can fix."""
+    """The input or the state of a run is wrong in a way the user can fix.
+
+    A value that the sentence quotes may be long and have lines, since it comes from a file: the sentence is one line,
+    and the middle of a long one is left out.
+    """
+
+    def __init__(self, message: str = "") -> None:
+        message = " ".join(message.splitlines())
+        left_out = len(message) - LONGEST
+        if left_out > 0:
+            message = f"{message[: LONGEST - _END]}… ({left_out:,} characters more) …{message[-_END:]}"
+        super().__init__(message)
 
 
 class ConfigError(RocktokensError):

@@ -34,7 +34,7 @@ from rocktokens.knockout.journal import DECODED
 from rocktokens.knockout.records import KnockoutSweep
 from rocktokens.models.fingerprints import vocabulary_sha256
 from rocktokens.parsing import parse_json
-from rocktokens.parts import read_parquet
+from rocktokens.parts import read_parquet, whole_table
 from rocktokens.progress import SILENT, Progress
 from rocktokens.rocks.records import FindRecord
 from rocktokens.rollouts.store import ROLLOUTS, read_rollouts
@@ -149,7 +149,18 @@ def verify_run(path: str | Path, progress: Progress = SILENT) -> Verification:
 
 
 def _check_file(run: RunDir, entry: FileEntry) -> tuple[Any, str]:
-    """Return the content of a record, and what is wrong with a listed file; "" where nothing is."""
+    """Return the content of a record, and what is wrong with a listed file; "" where nothing is.
+
+    A command that writes meanwhile may have dropped the file, or listed another in its place, which is checked then.
+    """
+    record, problem = _check_entry(run, entry)
+    if not problem or entry in (now := run.files(entry.path)):
+        return record, problem
+    others = [own for own in now if own.path == entry.path]
+    return _check_file(run, others[0]) if others else (None, "")
+
+
+def _check_entry(run: RunDir, entry: FileEntry) -> tuple[Any, str]:
     path = run.path / entry.path
     try:
         if file_sha256(path) != entry.sha256:
@@ -192,7 +203,7 @@ def _read(run: RunDir, entry: FileEntry, path: Path) -> Any:
 
 def _read_part(run: RunDir, entry: FileEntry, path: Path) -> None:
     if entry.path.startswith("traces/"):
-        table = read_parquet(run, entry.path, path, pq.read_table)
+        table = read_parquet(run, entry.path, path, whole_table)
         require_readable(table.schema, path)
         if table.num_rows != entry.rows:
             raise run.damaged(entry.path, f"has {table.num_rows} rows, its manifest lists {entry.rows}")
@@ -201,9 +212,9 @@ def _read_part(run: RunDir, entry: FileEntry, path: Path) -> None:
         except RocktokensError as error:
             raise run.damaged(entry.path, f"is no trace ({error})") from None
     elif entry.path.startswith("knockout/") and path.name != "free.parquet":
-        DECODED.read(run, entry.path)
+        list(DECODED.read_listed(run, [entry]))
     else:
-        ROLLOUTS.read(run, entry.path)
+        list(ROLLOUTS.read_listed(run, [entry]))
 
 
 def _require_tensors(run: RunDir, entry: FileEntry, path: Path) -> None:
@@ -255,13 +266,19 @@ def _foreign_rows(run: RunDir, sound: dict[str, Any]) -> Iterator[Problem]:
     probes = [own for own in sound if own.startswith("rollouts/probe/")]
     if "replay" not in run.manifest() or not probes:
         return
-    rollouts = {own.rollout_id: own.token_ids for probe in probes for own in read_rollouts(run, probe)}
+    try:
+        rollouts = {own.rollout_id: own.token_ids for probe in probes for own in read_rollouts(run, probe)}
+    except RocktokensError:  # dropped meanwhile
+        return
     rollouts[-1] = np.array([], dtype=np.int64)  # no rollout's id: a probe without rows can be looked up in, too
     ids = np.array(sorted(rollouts), dtype=np.int64)
     lengths = np.array([len(rollouts[own]) for own in ids.tolist()], dtype=np.int64)
     starts, tokens = np.cumsum(lengths) - lengths, np.concatenate([rollouts[own] for own in ids.tolist()])
     for name in [own for own in sound if own.startswith("traces/checkpoint=")]:
-        table = pq.read_table(run.path / name, columns=["rollout_id", "position", "token_id"])
+        try:
+            table = pq.read_table(run.path / name, columns=["rollout_id", "position", "token_id"])
+        except FileNotFoundError:  # dropped meanwhile
+            continue
         rollout, position, token = (table[column].to_numpy() for column in table.column_names)
         place = np.minimum(np.searchsorted(ids, rollout), len(ids) - 1)
         known = (ids[place] == rollout) & (position >= 0) & (position < lengths[place])
@@ -280,7 +297,11 @@ def _foreign_rocks(run: RunDir, store: TraceStore, sound: dict[str, Any]) -> Ite
         return
     seen: set[int] = set()
     for name in listed:
-        seen |= set(pc.unique(pq.read_table(run.path / name, columns=["token_id"])["token_id"]).to_pylist())  # pyright: ignore[reportAttributeAccessIssue]
+        try:
+            tokens = pq.read_table(run.path / name, columns=["token_id"])["token_id"]
+        except FileNotFoundError:  # dropped meanwhile
+            return
+        seen |= set(pc.unique(tokens).to_pylist())  # pyright: ignore[reportAttributeAccessIssue]
     if strangers := [token.id for token in rocks.tokens if token.id not in seen]:
         yield "rocks.json", str(run.damaged("rocks.json", f"has the rock {strangers[0]}, which is nowhere in {folder}"))
 
@@ -344,22 +365,39 @@ def _files_of(run: RunDir) -> set[str]:
     found: set[str] = set()
     for folder, below, names in os.walk(run.path):
         inside = Path(folder)
-        below[:] = [name for name in below if not _is_manifest(inside / name / "manifest.json")]
+        below[:] = [name for name in below if not _is_within(inside / name)]
         found |= {(inside / name).relative_to(run.path).as_posix() for name in names}
     return found
 
 
 def _runs_within(top: RunDir) -> tuple[list[RunDir], list[Finding]]:
-    """The runs below a run, and the manifests there that cannot be read."""
+    """The runs below a run, and those whose manifest cannot be read, is another file or is gone."""
     runs, damaged = [], []
-    for path in filter(_is_manifest, sorted(top.path.glob("*/**/manifest.json"))):
+    manifests = set(filter(_is_manifest, top.path.glob("*/**/manifest.json")))
+    manifests |= {path.with_name("manifest.json") for path in top.path.glob("*/**/config.toml") if _is_of_a_run(path)}
+    for path in sorted(manifests):
         run = RunDir(path.parent)
         try:
             run.manifest()
-            runs.append(run)
+            if path.exists():
+                runs.append(run)
+                continue
+            problem = f"{path} is missing, and beside it are files of a run: restore it from a copy of the run"
         except RunDirError as error:
-            damaged.append(Finding(_shown(top, run, path.name), str(error), None))
+            problem = str(error)
+        damaged.append(Finding(_shown(top, run, path.name), problem, None))
     return runs, damaged
+
+
+def _is_of_a_run(config: Path) -> bool:
+    """Whether a config lies where a run was written, with or without its manifest."""
+    return any((config.parent / name).is_dir() for name in ("checkpoints", "rollouts", "traces"))
+
+
+def _is_within(folder: Path) -> bool:
+    """Whether a folder below a run is a run of its own."""
+    config = folder / "config.toml"
+    return _is_manifest(folder / "manifest.json") or (config.exists() and _is_of_a_run(config))
 
 
 def _is_manifest(path: Path) -> bool:

@@ -7,7 +7,7 @@
 Anything else is refused in one sentence that names the file and what makes it again.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -39,8 +39,17 @@ class PartKind:
 
     def read(self, run: RunDir, relative: str) -> pa.Table:
         """The rows of a committed part."""
-        table = read_parquet(run, relative, run.verified(relative), pq.read_table)
-        self.require(run, run.listed(relative), table.schema, table.num_rows)
+        path, entry = run.verified_entry(relative)
+        return self._table(run, entry, path)
+
+    def read_listed(self, run: RunDir, entries: Iterable[FileEntry]) -> Iterator[pa.Table]:
+        """The rows of committed parts that were looked up together: a manifest of thousands is long to read."""
+        for entry in entries:
+            yield self._table(run, entry, run.verify(entry))
+
+    def _table(self, run: RunDir, entry: FileEntry, path: Path) -> pa.Table:
+        table = read_parquet(run, entry.path, path, whole_table)
+        self.require(run, entry, table.schema, table.num_rows)
         return table
 
     def require_version(self, schema: pa.Schema, what: str) -> None:
@@ -64,12 +73,19 @@ class PartKind:
             raise run.damaged(entry.path, f"has {rows} rows, its manifest lists {entry.rows}")
 
 
+def whole_table(path: Path) -> pa.Table:
+    """Read all columns; their names too, which may be no text."""
+    table = pq.read_table(path)
+    _ = table.schema.names
+    return table
+
+
 def read_parquet(run: RunDir, relative: str, path: Path, read: Callable[[Path], Found]) -> Found:
     """Read something of a Parquet file of a run; refused where it is none, but for a FileNotFoundError."""
     try:
         return read(path)
     except FileNotFoundError:
         raise
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         reason = str(error).strip().splitlines()[-1].rstrip(".")
         raise run.damaged(relative, f"cannot be read as Parquet ({reason})") from None

@@ -79,6 +79,8 @@ CONTENT = frozenset(
 """What a run has at its top."""
 SETTLED_NS = 2 * 10**9
 """A file whose last change is younger may change again without another time stamp: it is not remembered."""
+LONGEST_NAME = 255
+"""Bytes of the name of a file or folder."""
 RECORDED_PACKAGES = ("rocktokens", "torch", "transformers", "accelerate", "peft", "pyarrow", "duckdb", "numpy")
 
 
@@ -212,10 +214,14 @@ class RunDir:
 
     def verified(self, relative: str) -> Path:
         """The path of a file of the run, once its bytes are as the manifest says; refused where it is not listed."""
+        return self.verified_entry(relative)[0]
+
+    def verified_entry(self, relative: str) -> tuple[Path, FileEntry]:
+        """As ``verified``, with what the manifest lists of the file."""
         entry = self.listed(relative)
         while True:
             try:
-                return self.verify(entry)
+                return self.verify(entry), entry
             except RunDirError:
                 before, entry = entry, self.listed(relative)
                 if entry == before:  # else it was replaced between the two looks
@@ -488,8 +494,19 @@ def _manifest_problem(manifest: dict[str, Any]) -> str:
             return f"lists {path!r} with rows {entry['rows']!r} and SHA-256 {entry['sha256']!r}"
         if path.startswith("/") or ".." in path.split("/"):
             return f"lists {path!r}, which is outside the run"
+        if not _is_name(path):
+            return f"lists {path!r}, which cannot be the name of a file"
     wrong = (name for name, kind in FACTS.items() if name in manifest and type(manifest[name]) is not kind)
     return next((f"has {name} = {manifest[name]!r}, which is no {FACTS[name].__name__}" for name in wrong), "")
+
+
+def _is_name(path: str) -> bool:
+    """Whether a file system can have a file of this name."""
+    try:
+        encoded = os.fsencode(path)
+    except UnicodeEncodeError:
+        return False
+    return bool(encoded) and b"\0" not in encoded and max(map(len, encoded.split(b"/"))) <= LONGEST_NAME
 
 
 def _identity(path: Path) -> tuple[int, ...] | None:
@@ -566,15 +583,21 @@ def _kept(
     try:
         yield
     except BaseException:
-        with suppress(FileNotFoundError, RunDirError):
+        with suppress(RunDirError):  # where it is not known what is listed, both stay
             if listed_now() == listed:  # else the new content is listed, and only what came after has failed
-                if listed is not None:
-                    former.replace(target)
-                elif is_first:
-                    target.unlink()
+                _put_back(former, target, listed is not None, is_first)
+            former.unlink(missing_ok=True)  # a replacement by another name of the same file leaves both
         raise
-    finally:
-        former.unlink(missing_ok=True)  # a replacement by another name of the same file leaves both
+    former.unlink(missing_ok=True)
+
+
+def _put_back(former: Path, target: Path, is_listed: bool, is_first: bool) -> None:
+    """Have a file as it is listed again; where even that fails, its content stays beside it, for readers to find."""
+    if is_listed:
+        with suppress(FileNotFoundError):
+            former.replace(target)
+    elif is_first:
+        target.unlink(missing_ok=True)
 
 
 def derive_seed(seed: int, *labels: str | int) -> int:

@@ -6,6 +6,7 @@ V vocabulary, D student width, E teacher width, K top-k.
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -494,6 +495,7 @@ def write_record(path: str | Path, record: dict[str, Any], indent: int | None = 
     Path(path).write_text(text + "\n", encoding="utf-8")
 
 
+_NOT_FINITE = re.compile("NaN|Infinity")
 Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
 """Turns the content of a file of an older schema into that of the current one."""
 
@@ -527,13 +529,23 @@ def as_record(cls: type[R], content: Any) -> R:
     """Read plain values as nested records; a ValueError names the first field that is missing, unknown or mistyped."""
     from pydantic import TypeAdapter, ValidationError
 
-    # Half of a surrogate pair is valid JSON, but not valid text.
-    text = json.dumps(content, ensure_ascii=False).encode("utf-8", "replace")
+    text = json.dumps(content, ensure_ascii=False)
     try:
-        return TypeAdapter(cls).validate_json(text)
+        # Half of a surrogate pair is valid JSON, but not valid text.
+        record = TypeAdapter(cls).validate_json(text.encode("utf-8", "replace"))
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg'].lower()}") from None
+    if _NOT_FINITE.search(text) and not _is_finite(content):
+        raise ValueError("it has a number that is not finite")  # where any value may stand
+    return record
+
+
+def _is_finite(content: Any) -> bool:
+    """Return whether all numbers in plain values are finite."""
+    if isinstance(content, dict | list):
+        return all(map(_is_finite, content.values() if isinstance(content, dict) else content))
+    return not isinstance(content, float) or math.isfinite(content)
 
 
 def read_record(

@@ -164,6 +164,16 @@ def test_other_analysis_settings_need_no_training(whole: Path, tmp_path: Path):
     assert snapshot(study / "arms") == snapshot(whole / "arms")
 
 
+def test_a_log_that_is_no_text_does_not_stop_the_plan(whole: Path, tmp_path: Path):
+    study = shutil.copytree(whole, tmp_path / "moved")
+    log = study / "arms" / RUNS[0] / "logs.jsonl"
+    log.write_bytes(b"\xff\xfe" + log.read_bytes())
+    record = succeed(
+        "study", whole.parent / "whole.toml", "--plan", "--json", *changed(f"study.directory={study}")
+    ).record
+    assert [run["steps_left"] for run in record["runs"]] == [0] * 4
+
+
 def test_the_plan_lists_runs_and_writes_nothing(whole: Path, folder: Path):
     config = folder / "whole.toml"
     before = snapshot(whole)

@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 from rocktokens.errors import RocktokensError
 from rocktokens.integrity import verify_run
 from rocktokens.rollouts.store import read_rollouts, write_rollouts
-from rocktokens.run_dir import RunDir
+from rocktokens.run_dir import FileEntry, RunDir
 from rocktokens.traces.store import TraceStore
 from rocktokens.types import RockSet
 
@@ -264,3 +264,42 @@ def test_a_file_that_the_disk_does_not_give(copy: Path):
 
 def test_what_is_no_run(tmp_path: Path):
     assert rocktokens("verify", tmp_path).stderr.startswith(f"rocktokens: {tmp_path} is not a run directory")
+
+
+@pytest.mark.parametrize("content", [None, "{}", '{"evaluations": []}'], ids=["gone", "empty", "another file"])
+def test_a_run_within_without_its_manifest(copy: Path, searched: Path, content: str | None):
+    manifest = shutil.copytree(searched, copy / "study/arms/a") / "manifest.json"
+    manifest.unlink()
+    if content is not None:
+        manifest.write_text(content, encoding="utf-8")
+    result = verify_run(copy)
+    [found] = result.problems
+    assert found.path == "study/arms/a/manifest.json" and str(manifest) in found.sentence
+    assert result.notes == ()
+
+
+# Beside a command that writes
+
+
+@pytest.mark.parametrize("change", ["dropped", "replaced"])
+@pytest.mark.parametrize("name", [PART, "rocks.json"])
+def test_a_file_that_is_dropped_or_replaced_meanwhile_is_no_problem(
+    copy: Path, monkeypatch: pytest.MonkeyPatch, name: str, change: str
+):
+    """Between the look at the manifest and the look at the file."""
+    run, files, content = RunDir(copy), RunDir.files, (copy / name).read_bytes()
+    changed_already = False
+
+    def files_then_change(self: RunDir, prefix: str = "") -> list[FileEntry]:
+        nonlocal changed_already
+        found = files(self, prefix)
+        if not prefix and not changed_already:
+            changed_already = True
+            rows = run.listed(name).rows
+            run.drop([name])
+            if change == "replaced":
+                run.commit(name, lambda path: path.write_bytes(content), rows=rows)
+        return found
+
+    monkeypatch.setattr(RunDir, "files", files_then_change)
+    assert verify_run(copy).problems == () and changed_already

@@ -102,3 +102,12 @@ def test_each_medium_has_its_own_escape():
     assert for_terminal("[b]\x1b").plain == "[b]\\u001b"
     assert for_html('<a href="x">\u202e') == "&lt;a href=&quot;x&quot;&gt;\\u202e"
     assert (for_csv("=1"), for_csv(-1.5)) == ("'=1", -1.5) and math.isnan(for_csv(math.nan))
+
+
+def test_titles_of_columns_neither_act_nor_are_markup():
+    titles = ["[bold]x[/bold]", "a\x1b[2Jb", "\u202eright"]
+    table = Table.of("odd", [Column(title, text) for title in titles], ["cell"])
+    buffer = io.StringIO()
+    Console(file=buffer, width=120, color_system=None).print(table.to_rich(120))
+    head = buffer.getvalue().splitlines()[0]
+    assert head.isprintable() and "[bold]x[/bold]" in head and "a\\u001b[2Jb" in head and "\\u202eright" in head

@@ -1,5 +1,6 @@
 """Token text made visible: nothing a token holds can act on the terminal or the page, and nothing of it is hidden."""
 
+import json
 import re
 import unicodedata
 
@@ -7,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rocktokens.display.text import MARKS_LEGEND, MAX_LENGTH, legible, printable, visible
+from rocktokens.display.text import MARKS_LEGEND, MAX_LENGTH, for_json, legible, printable, visible
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=60)
 """Every code point, lone surrogates too."""
@@ -89,3 +90,10 @@ def test_long_legible_text_is_cut_and_says_so():
     assert legible("x" * 10_000_000, max_length=50) == "x" * 49 + "…"
     assert legible("\x00\x00", max_length=8) == "\\u0000…"
     assert (legible(""), legible("\u0301a"), legible("e\u0301 \u0301")) == ("", "◌\u0301a", "e\u0301 \u0301")
+
+
+@given(ANY_TEXT)
+@example("\x9b5m\u202e\x7f\U000e0041\ud800")
+def test_json_for_a_terminal_holds_the_same_value_and_acts_on_nothing(text: str):
+    shown = for_json(json.dumps({"text": text}, ensure_ascii=False))
+    assert json.loads(shown) == {"text": text} and shown.isprintable() and shown.encode("utf-8")

@@ -19,7 +19,15 @@ from transformers import (
 )
 
 from rocktokens.errors import RocktokensError
-from rocktokens.models.head import LMHead, hidden_states, lm_head, verify_head
+from rocktokens.models import head
+from rocktokens.models.head import (
+    LMHead,
+    hidden_states,
+    lm_head,
+    require_known_head,
+    require_steady,
+    verify_head,
+)
 
 V = 53
 SIZES = {
@@ -141,3 +149,55 @@ def test_cutting_a_head_keeps_its_first_logits():
     h = torch.randn(5, 4)
     torch.testing.assert_close(head.cut(6).logits(h), head.logits(h)[:, :6])
     assert head.cut(9) is head
+
+
+# Models that are tried before they are used
+
+
+def test_a_model_that_raises_is_refused_in_one_sentence(monkeypatch):
+    model = build("llama")
+    monkeypatch.setattr(head, "_known", set())
+    monkeypatch.setattr(model.model, "forward", lambda **_: [0][len(SIZES)])
+    with pytest.raises(
+        RocktokensError, match=r"^LlamaForCausalLM cannot be used here \(IndexError: list index out"
+    ) as no:
+        require_known_head(model)
+    assert len(str(no.value).splitlines()) == 1
+
+
+def test_an_architecture_is_tried_once_whatever_its_weights(monkeypatch):
+    monkeypatch.setattr(head, "_known", set())
+    forwards = []
+    for name in ("llama", "llama", "llama_tied"):
+        model = build(name)
+        model.register_forward_hook(lambda *_, name=name: forwards.append(name))
+        require_known_head(model)
+    assert forwards == ["llama"] * 2 + ["llama_tied"] * 2
+
+
+def test_a_head_that_is_not_known_is_refused_and_nan_is_left_to_who_meets_it(monkeypatch):
+    monkeypatch.setattr(head, "_known", set())
+    model = build("llama")
+    with torch.no_grad():
+        model.lm_head.weight[0, 0] = torch.nan
+    require_known_head(model)
+    odd = build("llama")
+    odd.register_forward_hook(lambda _module, _inputs, outputs: outputs.__setitem__("logits", 2 * outputs.logits))
+    with pytest.raises(RocktokensError, match="computes logits in a way that is not known"):
+        require_known_head(odd)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_model_that_trains_as_it_writes_is_steady_and_stays_as_it_was(training):
+    model = build("llama").train(training)
+    before = torch.get_rng_state()
+    require_steady(model)
+    assert all(module.training == training for module in model.modules())
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_model_that_draws_while_it_trains_is_refused():
+    model = build("llama")
+    model.model.layers[0].mlp = torch.nn.Sequential(model.model.layers[0].mlp, torch.nn.Dropout(0.5))
+    with pytest.raises(RocktokensError, match="LlamaForCausalLM computes other states while it trains than when it"):
+        require_steady(model)

@@ -195,6 +195,7 @@ DEEP = "[" * 200_000
         (lambda folder: rewrite(folder / "config.json", num_attention_heads=0), "ZeroDivisionError: "),
         (lambda folder: rewrite(folder / "config.json", hidden_act="odd"), "KeyError: 'odd'"),
         (lambda folder: rewrite(folder / "config.json", dtype="odd"), "has no attribute 'odd'"),
+        (lambda folder: rewrite(folder / "config.json", pad_token_id=999_999), "AssertionError: Padding_idx must be"),
         (lambda folder: (folder / "generation_config.json").write_text("[]"), "TypeError: "),
         (lambda folder: (folder / "tokenizer_config.json").write_text("[]"), "AttributeError: "),
         (lambda folder: (folder / "tokenizer_config.json").write_text(DEEP), "RecursionError: "),
@@ -240,6 +241,16 @@ def test_tokens_that_were_added_to_a_tokenizer_may_have_no_embedding(saved):
         ('{"base_model_name_or_path": 3}', "base_model_name_or_path is 3, which is no name"),
         ('{"base_model_name_or_path": "HERE"}', "is an adapter of itself"),
         ('{"base_model_name_or_path": "BASE", "peft_type": "LORA", "r": "x"}', "TypeError: "),
+        (
+            '{"base_model_name_or_path": "BASE", "peft_type": "LORA", "megatron_config": {}}',
+            "it is no LoRA adapter of a",
+        ),
+        (
+            '{"base_model_name_or_path": "BASE", "peft_type": "LORA", "target_modules": ["q_proj"], "r": 2, '
+            '"modules_to_save": ["["]}',
+            "unterminated character set",
+        ),
+        ('{"base_model_name_or_path": "BASE", "peft_type": "IA3"}', "it is no LoRA adapter of a transformers model"),
     ],
 )
 def test_an_adapter_whose_config_is_odd_is_one_sentence(saved, tmp_path, content, problem):
@@ -251,3 +262,22 @@ def test_an_adapter_whose_config_is_odd_is_one_sentence(saved, tmp_path, content
     with pytest.raises(RocktokensError) as refused:
         load_model(str(adapter), device="cpu")
     assert problem in str(refused.value) and len(str(refused.value).splitlines()) == 1
+
+
+def test_an_adapter_imports_no_module_that_its_config_names(saved, tmp_path, monkeypatch):
+    """As PEFT does with what a config for Megatron names."""
+    (folder, _), adapter = saved, tmp_path / "adapter"
+    adapter.mkdir()
+    (tmp_path / "planted.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    (adapter / "adapter_model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+    config = {
+        "base_model_name_or_path": str(folder),
+        "peft_type": "LORA",
+        "target_modules": ["q_proj"],
+        "megatron_config": {"a": 1},
+        "megatron_core": "planted",
+    }
+    (adapter / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
+    with pytest.raises(RocktokensError, match="it is no LoRA adapter of a transformers model"):
+        load_model(str(adapter), device="cpu")

@@ -251,3 +251,10 @@ def test_long_curves_are_thinned_to_their_ends(path: Path, tmp_path: Path):
     gaps = np.diff(curve.steps)
     assert (len(curve.steps), curve.steps[0], curve.steps[-1]) == (MAX_POINTS, 0, 7000)
     assert curve.values == curve.steps and gaps.max() - gaps.min() <= 1
+
+
+def test_a_step_that_is_no_number_is_left_out(path: Path, tmp_path: Path):
+    copy = shutil.copytree(path, tmp_path / "copy")
+    (copy / "logs.jsonl").write_text('{"step": true, "kl": 1.0}\n' + log_line(1, kl=0.5), encoding="utf-8")
+    view = live(RunView.open(copy))
+    assert view.step == 1 and [curve.steps for curve in view.curves] == [(1,)]

@@ -462,3 +462,11 @@ def test_damage_that_was_listed_is_a_sentence_on_every_page(damage: str, tmp_pat
     assert {response.status_code for response in responses} <= {200, 404}
     refused = [response for response in responses if response.status_code == 404]
     assert refused and all(problem in require_sentence(response, 404) for response in refused)
+
+
+def test_a_refusal_that_names_a_run_holds_no_markup(tmp_path: Path):
+    path = make_run(tmp_path / "<img src=x onerror=window.executed=1>")
+    client = TestClient(make_app(Shelf([path]), TOKEN), base_url=ORIGIN)
+    refused = client.get(f"/{TOKEN}/api/runs/0/knockouts/7")
+    assert refused.status_code == 404 and "<" not in refused.text
+    assert str(path) in refused.json()["error"] and refused.headers["content-type"] == "application/json"

@@ -483,3 +483,51 @@ def test_reading_needs_no_torch(tmp_path):
         "assert not {'torch', 'transformers'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, env=os.environ)
+
+
+# A store that stays open while another command writes
+
+
+@pytest.mark.parametrize("change", ["replaced", "dropped"])
+def test_a_part_that_changes_after_it_was_read_is_refused_in_one_sentence(tmp_path, change):
+    write(tmp_path, sample_table(20, seed=1))
+    rows = TraceStore(tmp_path, threads=1).table(0)
+    assert rows.count().to_pyarrow().as_py() == 20
+    run = RunDir(tmp_path)
+    [part] = [entry.path for entry in run.files("traces/")]
+    if change == "dropped":
+        run.drop([part])
+    else:
+        other = tmp_path / "other"
+        write(other, sample_table(20, seed=2))
+        content = next(other.glob("traces/*/*.parquet")).read_bytes()
+        run.commit(part, lambda path: path.write_bytes(content), rows=20)
+    with pytest.raises(RunDirError, match="was replaced or removed by another command after this one opened the run"):
+        rows.count().to_pyarrow()
+
+
+def test_another_name_of_a_part_is_no_change(tmp_path):
+    """As a writer makes one to keep the content that it is about to replace."""
+    write(tmp_path, sample_table(20, seed=1))
+    rows = TraceStore(tmp_path, threads=1).table(0)
+    [part] = tmp_path.glob("traces/*/*.parquet")
+    os.link(part, tmp_path / "kept")
+    assert rows.count().to_pyarrow().as_py() == 20
+
+
+def test_a_footer_that_only_the_engine_stumbles_over_is_one_sentence(tmp_path, monkeypatch):
+    write(tmp_path, sample_table(20, seed=1))
+    store = TraceStore(tmp_path, threads=1)
+    monkeypatch.setattr(store, "_fitting_schema", lambda part, path: sample_table(1, seed=1).schema)
+    [part] = tmp_path.glob("traces/*/*.parquet")
+    content = part.read_bytes()
+    RunDir(tmp_path).commit(
+        part.relative_to(tmp_path).as_posix(),
+        lambda path: path.write_bytes(content[:-40] + b"\xff" * 28 + content[-12:]),
+        20,
+    )
+    store = TraceStore(tmp_path, threads=1)
+    monkeypatch.setattr(store, "_fitting_schema", lambda part, path: sample_table(1, seed=1).schema)
+    with pytest.raises(RunDirError, match="cannot be read") as refused:
+        store.table(0).to_pyarrow()
+    assert len(str(refused.value).splitlines()) == 1

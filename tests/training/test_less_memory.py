@@ -123,7 +123,7 @@ def test_updates_too_small_for_bfloat16_are_not_lost():
 
 
 def make_accelerator_on_cpu():
-    config = SimpleNamespace(device="cpu")
+    config = SimpleNamespace(device="cpu", teacher_device=None)
     training = TrainingSection()
     run = SimpleNamespace(directory="unused")
     return make_accelerator(SimpleNamespace(models=config, training=training, run=run))  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from rocktokens.config import checkpoint_label, run_checkpoint_names
-from rocktokens.display.text import for_terminal, printable
+from rocktokens.display.text import for_json, for_terminal, printable
 from rocktokens.run_dir import RunDir
 
 ConfigPath = Annotated[
@@ -47,8 +47,8 @@ notes = InertConsole(stderr=True, emoji=False)
 
 
 def print_json(record: dict[str, Any]) -> None:
-    """Print the result as one JSON object on standard output."""
-    typer.echo(json.dumps(record, ensure_ascii=False, allow_nan=False))
+    """Print the result as one JSON object on standard output, which may be a terminal."""
+    typer.echo(for_json(json.dumps(record, ensure_ascii=False, allow_nan=False)))
 
 
 def print_checkpoint_names(run: RunDir) -> None:

@@ -124,6 +124,7 @@ class Table:
     def to_rich(self, width: int | None = None) -> "RichTable":
         """Render for a terminal of this width, without a frame; the notes are the caller's to print."""
         from rich.box import SIMPLE_HEAD
+        from rich.markup import escape
         from rich.table import Table as RichTable
 
         title = for_terminal(self.title, "italic") if self.title else None
@@ -131,7 +132,8 @@ class Table:
         shown = [at for at, room in enumerate(self.rooms) if width is None or room <= width]
         for at in shown:
             is_number = self.is_numeric(at)
-            table.add_column(self.titles[at], justify="right" if is_number else "left", no_wrap=is_number)
+            justify = "right" if is_number else "left"
+            table.add_column(escape(printable(self.titles[at])), justify=justify, no_wrap=is_number)
         for row in self.rows:
             table.add_row(*(for_terminal(row[at].text, STYLES.get(row[at].text, "")) for at in shown))
         return table

@@ -11,11 +11,13 @@ Media, each with characters of its own that act:
 
 3. ``for_terminal``: a Rich text, so that nothing is read as markup.
 4. ``for_html``: escaped for an element or a quoted attribute. (Pages are made by Jinja, which escapes by itself.)
-5. ``for_csv``: no spreadsheet evaluates it. Text that begins like a formula (= + - @, in full width too, after spaces
+5. ``for_json``: the same value, with what cannot be printed as escapes of JSON.
+6. ``for_csv``: no spreadsheet evaluates it. Text that begins like a formula (= + - @, in full width too, after spaces
    or not; tab, carriage return) gets a leading apostrophe (https://owasp.org/www-community/attacks/CSV_Injection), and
    so does every place where a spreadsheet that separates by semicolons or tabs would see a cell begin like one.
 """
 
+import json
 import re
 import unicodedata
 from bisect import bisect_right
@@ -67,6 +69,11 @@ def for_terminal(text: str, style: str = "") -> "Text":
 def for_html(text: str) -> str:
     """Escape text for an HTML element or a quoted attribute."""
     return escape(printable(text))
+
+
+def for_json(text: str) -> str:
+    """Return JSON of the same value in which every character can be printed."""
+    return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
 
 
 def for_csv(value: Any) -> Any:

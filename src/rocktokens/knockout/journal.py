@@ -87,8 +87,8 @@ class RunJournal(Journal):
         parts = run.files(f"{self._folder}/part-")
         self._n_parts = len(parts)
         self._new: list[tuple[Key, Decoded]] = []
-        for entry in parts:
-            self.finished.update(_entries(DECODED.read(run, entry.path)))
+        for table in DECODED.read_listed(run, parts):
+            self.finished.update(_entries(table))
         self._new_tokens, self._tokens = 0, sum(len(own.token_ids) for own in self.finished.values())
 
     def free(self) -> list[Rollout] | None:

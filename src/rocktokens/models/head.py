@@ -3,13 +3,16 @@
 1. ``hidden_states`` runs the trunk: h, what the head receives.
 2. ``lm_head`` reads the head: z = cap · tanh(scale · (W h + b) / cap), the last two steps only where a model has them
    (Gemma caps, Cohere multiplies, Granite divides).
-3. ``verify_head`` checks on a few tokens that 1 and 2 reproduce the model's own logits.
+3. ``verify_head`` checks on a few tokens that 1 and 2 reproduce the model's own logits, ``require_steady`` that they do
+   so while the model trains. What a model raises instead is a sentence (``refusing_strangers``).
 
 Logits are float32 at least. On a GPU, operands of half width stay so and only the sum is float32; elsewhere they are
 widened first. Either way no logit is ever rounded to half width, unlike the ones ``model(...)`` returns.
 """
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Self, cast
 
@@ -19,6 +22,11 @@ from transformers import PreTrainedModel
 from rocktokens.errors import RocktokensError
 from rocktokens.models.distant import DistantModel
 from rocktokens.models.shards import gathered
+
+PROBE_TOKENS, STEADY_TOKENS = 8, 24
+"""Of the texts that models are tried on."""
+_known: set[tuple[type, str]] = set()
+"""Classes and configs whose heads were verified in this process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +139,63 @@ def trunk(lm: PreTrainedModel) -> Any:
 def causal_lm(model: Any) -> PreTrainedModel:
     """The transformers model inside a PEFT wrapper (adapters stay active in its layers), or the model itself."""
     return cast(PreTrainedModel, model.get_base_model() if hasattr(model, "get_base_model") else model)
+
+
+@contextmanager
+def refusing_strangers(model: Any) -> Iterator[None]:
+    """Refuse a model that raises where others compute: of an architecture that is not known, or of sizes that clash."""
+    try:
+        yield
+    except (RocktokensError, OSError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # whatever its author raises
+        said = next(iter(str(error).strip().splitlines()), "")
+        raise RocktokensError(
+            f"{type(causal_lm(model)).__name__} cannot be used here ({type(error).__name__}: {said}): use a model of "
+            "another architecture"
+        ) from error
+
+
+def require_known_head(model: Any) -> None:
+    """Refuse a model whose logits are not those of its head, or that computes none; NaN is refused where it matters.
+
+    A process tries every architecture once, whatever its weights. A model whose layers run elsewhere is tried there.
+    """
+    if isinstance(model, DistantModel):
+        return
+    lm = causal_lm(model)
+    architecture = (type(lm), lm.config.to_json_string())
+    if architecture in _known:
+        return
+    ids = [token % lm_head(model).width for token in range(1, 1 + PROBE_TOKENS)]
+    with refusing_strangers(model), torch.inference_mode():
+        if model(input_ids=torch.tensor([ids], device=model.device), use_cache=False).logits.isfinite().all():
+            verify_head(model, ids)
+            _known.add(architecture)
+
+
+@torch.inference_mode()
+def require_steady(model: Any) -> None:
+    """Refuse a model that computes other states while it trains than when it writes, as some routers of experts do."""
+    ids_RL = torch.arange(1, 1 + STEADY_TOKENS, device=model.device)[None] % lm_head(model).width
+    modes = {module: module.training for module in model.modules()}
+    devices = [model.device] if model.device.type == "cuda" else []
+    # Layers that checkpoint their gradients warn that there are none.
+    with refusing_strangers(model), torch.random.fork_rng(devices), warnings.catch_warnings(action="ignore"):
+        try:
+            model.eval()
+            written_LD = hidden_states(model, ids_RL)[0]
+            model.train()
+            trained = [hidden_states(model, ids_RL)[0] for _ in range(2)]
+        finally:
+            for module, training in modes.items():
+                module.training = training
+    difference = max((own_LD - written_LD).abs().max().item() for own_LD in trained)
+    if difference > 1e-3 * max(1.0, written_LD.abs().max().item()):
+        raise RocktokensError(
+            f"{type(causal_lm(model)).__name__} computes other states while it trains than when it writes (they differ "
+            f"by {difference:.3g}), so that its loss is of another student: use a student of another architecture"
+        )
 
 
 @torch.inference_mode()

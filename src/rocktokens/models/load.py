@@ -29,7 +29,10 @@ from rocktokens.run_dir import require_as_listed
 PEBBLES: dict[str, Literal["student", "teacher"]] = {"pebbles-student": "student", "pebbles-teacher": "teacher"}
 EMBEDDED = (*PEBBLES, smollm2.MODEL_ID)
 _FILES = (OSError, ValueError, SafetensorError)
-_CONTENT = (TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, RuntimeError, StrictDataclassError)
+_CONTENT = (
+    *(TypeError, LookupError, AttributeError, ArithmeticError, AssertionError, RecursionError, RuntimeError),
+    *(ImportError, re.error, StrictDataclassError),
+)
 CANNOT_LOAD = (*_FILES, *_CONTENT)
 """What transformers and PEFT raise over files that are missing, damaged or of something else, and over what they say:
 a config with a text in the place of a number, or nested without end."""
@@ -226,9 +229,13 @@ def base_of(adapter: Path) -> str | None:
 
 def _named_base(adapter: Path) -> str | None:
     try:
-        base = parse_json((adapter / "adapter_config.json").read_bytes()).get("base_model_name_or_path")
+        config = parse_json((adapter / "adapter_config.json").read_bytes())
+        base = config.get("base_model_name_or_path")
     except (OSError, ValueError, AttributeError) as error:
         raise _damaged_adapter(adapter, error) from error
+    if config.get("peft_type", "LORA") != "LORA" or config.get("megatron_config") is not None:
+        # PEFT imports whatever module a config for Megatron names.
+        raise _damaged_adapter(adapter, ValueError("it is no LoRA adapter of a transformers model"))
     if base is not None and not isinstance(base, str):
         raise _damaged_adapter(adapter, ValueError(f"base_model_name_or_path is {base!r}, which is no name"))
     return base

@@ -27,7 +27,7 @@ from rocktokens.classes import TokenClasses
 from rocktokens.config import Config, checkpoint_label, checkpoint_names, checkpoint_steps, traced_students
 from rocktokens.errors import ConfigError, NonFiniteLossError, RunDirError, TokenizerMismatchError
 from rocktokens.models.fingerprints import same_tokenizer, vocabulary_sha256
-from rocktokens.models.head import lm_head
+from rocktokens.models.head import lm_head, require_known_head
 from rocktokens.models.load import LoadedModel, load_model, load_tokenizer
 from rocktokens.progress import SILENT, Advance, Progress
 from rocktokens.replay.checkpoint_swap import Students
@@ -142,6 +142,7 @@ def replay(config: Config, *, restart: bool = False, progress: Progress = SILENT
                 require_as_listed(checkpoint.model)
             teacher = load_teacher(config, config.models.device)
         require_vocabulary(run, teacher)
+        require_known_head(teacher.model)
         require_noted(teacher.model, run, config)
         for name in config.trace.checkpoints:
             _require_tokenizer(name, teacher)

@@ -18,12 +18,13 @@ import torch
 
 from rocktokens.config import Config
 from rocktokens.errors import ConfigError, RocktokensError
-from rocktokens.models.head import lm_head
+from rocktokens.models.head import lm_head, refusing_strangers
 from rocktokens.models.load import LoadedModel
 from rocktokens.models.shards import gathered
 from rocktokens.rollouts.decoding import DecodingSettings, Ended, StreamRequest
 from rocktokens.rollouts.generate import generate_batches, require_hidden_padding
 from rocktokens.rollouts.noise import stream_key
+from rocktokens.rollouts.probe import require_scored_as_sampled
 from rocktokens.rollouts.rows import DecodingRows
 from rocktokens.rollouts.slots import fits
 from rocktokens.rollouts.stream import Stream, stream_rows
@@ -348,9 +349,11 @@ def make_sampler(
     }
     if config.rollouts.engine == "transformers":
         if not fits(student.model):
-            with evaluation_mode(student.model), torch.inference_mode():
+            with evaluation_mode(student.model), torch.inference_mode(), refusing_strangers(student.model):
                 require_hidden_padding(student.model, student.pad_id)
-        return TransformersSampler(**of_student)
+        sampler = TransformersSampler(**of_student)
+        require_scored_as_sampled(sampler)
+        return sampler
     try:
         from rocktokens.rollouts.vllm import make_vllm_sampler
     except ModuleNotFoundError as error:

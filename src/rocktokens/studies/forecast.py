@@ -39,7 +39,7 @@ class RunForecast:
     def of(cls, job: Job) -> "RunForecast":
         """Read off what the job has left on the disk."""
         steps = job.config.training.max_steps
-        made = len(job.run.logs.read_text(encoding="utf-8").splitlines()) if job.run.logs.exists() else 0
+        made = len(job.run.logs.read_bytes().splitlines()) if job.run.logs.exists() else 0
         evaluated = sum(evaluation(job, step) is not None for step in job.evaluated)
         return cls(
             arm=job.arm,

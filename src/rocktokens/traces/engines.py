@@ -16,7 +16,8 @@ import shutil
 import tempfile
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +27,15 @@ import pyarrow as pa
 from ibis.backends.duckdb import Backend
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
-from rocktokens.errors import RocktokensError
+from rocktokens.errors import RocktokensError, RunDirError
 
 ENGINES = ("duckdb", "spark")
 REMOTE = "sc://"
 """How the address of a Spark Connect server begins."""
 DEFAULT_MEMORY = "768MiB"
 LEAST_MEMORY = 16 << 20
+OF_FILES = (duckdb.IOException, duckdb.InvalidInputException, duckdb.SerializationException)
+"""What DuckDB raises over content that it cannot read; what it has no name for is ``duckdb.Error`` itself."""
 ReadParquet = Callable[[Sequence[Path]], ir.Table]
 NameUnreadable = Callable[[Sequence[Path]], None]
 """Refuses the first of some files that cannot be read."""
@@ -75,23 +78,57 @@ def _open_spark(engine: str, threads: int | None, memory: ByteSize) -> ReadParqu
 
 
 class _BoundedDuckDB(Backend):
-    """DuckDB whose refusal to go beyond its memory is a sentence about ``memory``, and that names damaged files."""
+    """DuckDB whose refusal to go beyond its memory is a sentence about ``memory``, and that names damaged files.
+
+    A file that is replaced or removed after it was first read is refused: a result would be of two states of a run.
+    """
 
     memory: ByteSize
-    paths: list[Path]
-    """Every file it was asked to read."""
+    read: dict[Path, tuple[int, ...] | None]
+    """Every file it was asked to read, as it was then."""
     name_unreadable: NameUnreadable
 
     def to_pyarrow(self, expr: ir.Expr, /, **options: Any) -> pa.Table | pa.ChunkedArray | pa.Scalar:
+        with self.naming_files():
+            found = super().to_pyarrow(expr, **options)
+        self.require_unchanged()
+        return found
+
+    @contextmanager
+    def naming_files(self) -> Iterator[None]:
+        """Turn what DuckDB says of memory and of files into sentences."""
         try:
-            return super().to_pyarrow(expr, **options)
+            yield
         except duckdb.OutOfMemoryException:
             raise RocktokensError(
                 f"memory = {self.memory.human_readable()} is too little for this query: give more, or fewer threads"
             ) from None
-        except duckdb.Error:
-            self.name_unreadable(self.paths)
+        except duckdb.Error as error:
+            self.require_unchanged()
+            self.name_unreadable(list(self.read))
+            if isinstance(error, OF_FILES) or type(error) is duckdb.Error:
+                said = str(error).partition("\n")[0]
+                folder = next(iter(self.read)).parent
+                raise RunDirError(f"a part in {folder} cannot be read ({said}): restore it from a copy") from None
             raise
+
+    def require_unchanged(self) -> None:
+        """Refuse a file that is no longer the one that was read."""
+        for path, before in self.read.items():
+            if _identity(path) != before:
+                raise RunDirError(
+                    f"{path} was replaced or removed by another command after this one opened the run: start this one "
+                    "again"
+                )
+
+
+def _identity(path: Path) -> tuple[int, ...] | None:
+    """What tells a file from one that takes its place; None where there is none. A further link to it is no change."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 def _open_duckdb(threads: int | None, memory: ByteSize, name_unreadable: NameUnreadable) -> ReadParquet:
@@ -103,14 +140,15 @@ def _open_duckdb(threads: int | None, memory: ByteSize, name_unreadable: NameUnr
         **({} if threads is None else {"threads": threads}),
     )
     weakref.finalize(connection, shutil.rmtree, spill, ignore_errors=True)
-    connection.memory, connection.paths, connection.name_unreadable = memory, [], name_unreadable
+    connection.memory, connection.read, connection.name_unreadable = memory, {}, name_unreadable
     connection.reconnect()
 
     def read_parquet(paths: Sequence[Path]) -> ir.Table:
         # DuckDB reads every path as a pattern; a character class of one is that character.
-        connection.paths.extend(paths)
+        connection.read.update({path: _identity(path) for path in paths})
         names = [re.sub(r"[*?\[]", r"[\g<0>]", str(path)) for path in paths]
-        # The folder name "checkpoint=N" is ours to read.
-        return connection.read_parquet(names, hive_partitioning=False, union_by_name=True)
+        with connection.naming_files():
+            # The folder name "checkpoint=N" is ours to read.
+            return connection.read_parquet(names, hive_partitioning=False, union_by_name=True)
 
     return read_parquet

@@ -26,7 +26,7 @@ from rocktokens.display.strip import Piece, strip_html
 from rocktokens.display.table import Column, Table, number
 from rocktokens.display.text import visible
 from rocktokens.errors import RocktokensError, RunDirError, TokenizerMismatchError
-from rocktokens.parts import read_parquet
+from rocktokens.parts import read_parquet, whole_table
 from rocktokens.run_dir import MAKERS, FileEntry, RunDir
 from rocktokens.traces.engines import DEFAULT_MEMORY, open_engine
 from rocktokens.traces.schema import classes_of, require_readable
@@ -247,12 +247,19 @@ class TraceStore:
 
     def _fitting_schema(self, part: FileEntry, path: Path) -> pa.Schema:
         """The schema of a part; refuses one of another version, or with other rows than listed."""
-        footer = read_parquet(self.run, part.path, path, pq.read_metadata)
-        schema = footer.schema.to_arrow_schema()
+        schema, rows = read_parquet(self.run, part.path, path, _footer)
         require_readable(schema, path)
-        if footer.num_rows != part.rows:
-            raise self.run.damaged(part.path, f"has {footer.num_rows} rows, its manifest lists {part.rows}")
+        if rows != part.rows:
+            raise self.run.damaged(part.path, f"has {rows} rows, its manifest lists {part.rows}")
         return schema
+
+
+def _footer(path: Path) -> tuple[pa.Schema, int]:
+    """Read schema and rows; the names of columns too, which may be no text."""
+    footer = pq.read_metadata(path)
+    schema = footer.schema.to_arrow_schema()
+    _ = schema.names
+    return schema, footer.num_rows
 
 
 def _name_unreadable(run: RunDir, paths: Sequence[Path]) -> None:
@@ -260,4 +267,4 @@ def _name_unreadable(run: RunDir, paths: Sequence[Path]) -> None:
     for path in paths:
         is_own = path.is_relative_to(run.path)  # else a copy of what a writer replaces
         relative = path.relative_to(run.path).as_posix() if is_own else f"traces/{path.name}"
-        read_parquet(run, relative, path, pq.read_table)
+        read_parquet(run, relative, path, whole_table)

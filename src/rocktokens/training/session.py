@@ -21,7 +21,7 @@ from rocktokens.config import Config
 from rocktokens.errors import ConfigError
 from rocktokens.models.distant import DistantModel
 from rocktokens.models.fingerprints import same_tokenizer, vocabulary_sha256
-from rocktokens.models.head import lm_head
+from rocktokens.models.head import lm_head, require_known_head, require_steady
 from rocktokens.models.load import resolve_device
 from rocktokens.policies import WeightPolicy, policy_from_section
 from rocktokens.rollouts.encode import require_rendered
@@ -98,6 +98,13 @@ def make_accelerator(config: Config) -> Accelerator:
     return accelerator
 
 
+def _require_known(student: Any, teacher: Any, is_steady: bool) -> None:
+    """Refuse models that compute in a way that is not known here; a student with dropout of this run is not steady."""
+    require_known_head(teacher)
+    if is_steady:
+        require_steady(student)
+
+
 def global_batch(config: Config, num_processes: int) -> int:
     """Rollouts of one update over all processes."""
     training = config.training
@@ -126,6 +133,8 @@ def make_session(
     require_rendered(student.tokenizer, first, config.rollouts.chat_template)
     teacher = load_teacher(config, place)
     same_tokenizer(student.tokenizer, teacher.tokenizer)
+    if torch.device(place).type == accelerator.device.type:  # else they may be too large to try where they are
+        _require_known(student.model, teacher.model, is_steady=not config.lora.lora_dropout)
     teacher.model.requires_grad_(False)
     sha256 = vocabulary_sha256(student.tokenizer.get_vocab())
     seed = derive_seed(config.run.seed, "policy")

@@ -13,10 +13,11 @@ import secrets
 from collections.abc import Collection
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import JSONResponse
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rocktokens.report.csp import NOTHING_RUNS
+from rocktokens.report.views.run_view import to_json
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 METHODS = ("GET", "HEAD")
@@ -69,7 +70,7 @@ class Guard:
         answer = self._refusal(scope) or self.app
         await answer(scope, receive, send_with_headers)
 
-    def _refusal(self, scope: Scope) -> JSONResponse | None:
+    def _refusal(self, scope: Scope) -> Response | None:
         headers = Headers(scope=scope)
         hosts, origins = headers.getlist("host"), headers.getlist("origin")
         if len(hosts) != 1 or _name(hosts[0]) not in self._hosts:
@@ -92,6 +93,6 @@ def _name(host: str) -> str | None:
     return (match["address"] or match["name"]).lower()
 
 
-def refused(status: int, sentence: str, headers: dict[str, str] | None = None) -> JSONResponse:
+def refused(status: int, sentence: str, headers: dict[str, str] | None = None) -> Response:
     """Answer with one sentence as JSON."""
-    return JSONResponse({"error": sentence}, status_code=status, headers=headers)
+    return Response(to_json({"error": sentence}), status, headers, media_type="application/json")

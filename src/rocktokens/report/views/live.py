@@ -59,7 +59,7 @@ class LiveView:
 
 def live(run: RunView) -> LiveView:
     """Show what the log says now."""
-    log = [line for line in run.logs if isinstance(line.get("step"), int)]
+    log = [line for line in run.logs if type(line.get("step")) is int]
     kept = np.unique(np.linspace(0, len(log) - 1, min(len(log), MAX_POINTS)).round().astype(int)) if log else []
     numbers = [{name: value for name, value in log[place].items() if _is_number(value)} for place in kept]
     steps = tuple(line["step"] for line in numbers)
