@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch.overrides import TorchFunctionMode
 from transformers import AutoModelForCausalLM
 
 from rocktokens.config import Config, parse_config
@@ -109,6 +110,32 @@ def test_a_batch_goes_to_another_device_whole():
 
     assert all(own.device.type == "meta" for own in tensors(moved)) and moved.row.longest == batch.row.longest
     assert [own.shape for own in tensors(moved)] == [own.shape for own in tensors(batch)]
+
+
+class Copies(TorchFunctionMode):
+    """Notes of every ``Tensor.to`` whether the host goes on before the copy is there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hurried: list[bool] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.to:
+            self.hurried.append(bool((kwargs or {}).get("non_blocking")))
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_host_waits_for_what_it_reads(teacher: LoadedModel):
+    """Torch pins what a GPU sends without blocking, and the host may read it before it has come."""
+    batch, model = collate(make_rollouts(), pad_id=0, device="cpu"), PlacedModel(teacher.model, torch.device("cpu"))
+    with Copies() as to_gpu:
+        batch.to("meta")
+    with Copies() as to_host:
+        batch.to("cpu")
+    assert all(to_gpu.hurried) and len(to_gpu.hurried) == len(to_host.hurried) and not any(to_host.hurried)
+    with torch.no_grad(), Copies() as states:
+        model.states(batch)
+    assert states.hurried and not any(states.hurried)
 
 
 @pytest.mark.parametrize("tied", [True, False])
