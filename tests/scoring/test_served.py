@@ -209,15 +209,16 @@ def test_states_of_length_one_are_refused(url: str, fake: FakeVllm):
     assert '"use_activation": false' in refused(url)
 
 
-def test_half_width_that_is_sent_as_whole_is_refused(url: str, fake: FakeVllm):
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+def test_half_width_that_is_sent_as_whole_is_refused(url: str, fake: FakeVllm, half: torch.dtype):
     def rounded(own: FakeVllm, path: str, said: dict[str, Any]) -> Reply | None:
         if path != "/pooling":
             return None
         h_LE = own.model.base_model(input_ids=torch.tensor([said["input"]])).last_hidden_state[0]
-        return pooled(h_LE.detach().bfloat16().float(), said["embed_dtype"])
+        return pooled(h_LE.detach().to(half).float(), said["embed_dtype"])
 
     fake.faults.append(rounded)
-    assert "computes in bfloat16, but teacher.dtype is 'float32'" in refused(url)
+    assert f"computes in {str(half)[6:]}, but teacher.dtype is 'float32'" in refused(url)
     load_teacher(config_of(url, "teacher.dtype=bfloat16"), "cpu")
 
 
