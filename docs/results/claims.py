@@ -68,7 +68,7 @@ def run_claims(run: RunDir) -> Iterator[Claim]:
 def study_claims(result: StudyResult) -> list[Claim]:
     """Judge what freezing did, where the study has such an arm."""
     pairs = {own.kind: own for own in result.comparisons if (own.first, own.second) == (FROZEN, result.baseline)}
-    return [free(pairs["equal_steps"], result), faster(pairs["steps_to_accuracy"])] if pairs else []
+    return [free(pairs["equal_steps"], result), faster(pairs.get("steps_to_accuracy"), result)] if pairs else []
 
 
 def side(interval: Interval | None, threshold: float) -> ClaimVerdict:
@@ -154,11 +154,15 @@ def free(own: Comparison, result: StudyResult) -> Claim:
     return Claim("free", "leaving rocks out of the loss costs nothing", because, verdict)
 
 
-def faster(own: Comparison) -> Claim:
+def faster(own: Comparison | None, result: StudyResult) -> Claim:
     """Does freezing speed training up?"""
     claim = "leaving rocks out speeds training up"
+    if own is None:
+        return Claim("faster", claim, f"{result.baseline} gains nothing: there is no accuracy to reach", INCONCLUSIVE)
     if own.difference is None:
-        return Claim("faster", claim, f"no run without them reaches {percent(own.at)}", CONTRADICTED)
+        is_lost = own.never[1] == len(result.arm(own.second).runs)
+        because = f"no run of {own.second if is_lost else own.first} reaches {percent(own.at)}"
+        return Claim("faster", claim, because, INCONCLUSIVE if is_lost else CONTRADICTED)
     verdicts: dict[str, ClaimVerdict] = {"worse": CONTRADICTED, "better": SUPPORTED}
     because = f"{with_interval(own.difference, own.interval, '{:+.0f}'.format)} steps to {percent(own.at)}"
     return Claim("faster", claim, because, verdicts.get(own.verdict, INCONCLUSIVE))
