@@ -13,9 +13,9 @@ docs/results/smollm2-claims.csv. Each claim is an inequality that was written he
     free       students trained without the rocks end no worse than others        the study's verdict at equal steps
     faster     they need fewer steps to an accuracy                             the study's verdict on steps to it
 
-Supported: the whole interval lies on the side of the claim. Contradicted: on the other side. Inconclusive: neither, or
-the numbers do not exist. All but the choice of rocks is measured on prompts that did not choose them. Claims are judged
-one by one at 5 %.
+Supported: the whole interval lies on the side of the claim. Contradicted: on the other side; of bans, where most rocks
+change the accuracy, since an undecided ban speaks for neither. Inconclusive: neither, or the numbers do not exist. All
+but the choice of rocks is measured on prompts that did not choose them. Claims are judged one by one at 5 %.
 """
 
 import argparse
@@ -93,7 +93,7 @@ def stay(rocks: RockSet) -> Claim:
     """Did rocks keep their loss while the rest lost it?"""
     summary, intervals = rocks.summary, rocks.summary["intervals"]
     own, rest = intervals.get("kl_change_rocks"), intervals.get("kl_change_rest")
-    claim = "rocks stay where they are while other tokens are learned"
+    claim = "the kl of rocks falls by less than that of other tokens"
     if own is None or rest is None:
         return Claim("stay", claim, "there are no two checkpoints to compare", INCONCLUSIVE)
     verdict = SUPPORTED if own[0] > rest[1] else CONTRADICTED if own[1] < rest[0] else INCONCLUSIVE
@@ -122,7 +122,7 @@ def neutral(sweep: KnockoutSweep) -> Claim:
         f"smallest loss detectable: {100 * sweep.detectable.single:.1f} points, "
         f"{100 * sweep.detectable.corrected:.1f} corrected"
     )
-    return Claim("neutral", "banning almost any single rock changes nothing", because, verdict)
+    return Claim("neutral", "banning a single rock changes nothing, for most rocks", because, verdict)
 
 
 def structure(rocks: RockSet) -> Claim:
