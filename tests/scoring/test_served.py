@@ -193,6 +193,10 @@ def test_nobody_there_is_one_sentence():
     assert "does not answer" in refused("http://127.0.0.1:9", "teacher.timeout=0.2")
 
 
+def test_what_is_no_address_is_one_sentence():
+    assert refused("http://127.0.0.1:port").startswith("teacher.url = 'http://127.0.0.1:port' is no address (")
+
+
 def test_an_answer_that_drips_is_given_up(url: str, fake: FakeVllm):
     fake.drips = True
     assert "does not answer" in refused(url, "teacher.timeout=0.3")
