@@ -11,18 +11,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from accelerate import Accelerator
 from safetensors.torch import save_file
 from torch.overrides import TorchFunctionMode
 from transformers import AutoModelForCausalLM
 
 from rocktokens.config import Config, parse_config
-from rocktokens.errors import RocktokensError
+from rocktokens.errors import ConfigError, RocktokensError
 from rocktokens.models.head import lm_head, verify_head
 from rocktokens.models.load import LoadedModel, load_model, load_spread
 from rocktokens.models.plain_weights import plain_weights
 from rocktokens.scoring.batch import RolloutBatch, collate, response_states
 from rocktokens.scoring.score import score_rollouts
 from rocktokens.scoring.teachers import PlacedModel, is_spread, load_teacher, placed
+from rocktokens.training.session import make_accelerator
 from rocktokens.types import Rollout
 
 FILE, PT = "model.safetensors", {"format": "pt"}
@@ -162,6 +164,12 @@ def test_where_there_is_one_device_the_model_itself_is_the_teacher(teacher: Load
         assert not isinstance(load_teacher(placed_config(place), "cpu").model, PlacedModel)
     if not torch.cuda.is_available():  # "spread" over the CPU alone
         assert not isinstance(load_teacher(placed_config("spread"), "cpu").model, PlacedModel)
+
+
+def test_several_processes_cannot_place_a_teacher(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Accelerator, "num_processes", 2)
+    with pytest.raises(ConfigError, match=r"'cpu', but 2 processes .*: leave it out and set training.shard = true, or"):
+        make_accelerator(placed_config("cpu"))
 
 
 def test_places_that_are_not_there_are_refused(tmp_path: Path):
