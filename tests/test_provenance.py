@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rocktokens import provenance
-from rocktokens.provenance import TOOK, Meter
+from rocktokens.provenance import TOOK, Meter, metered
 from rocktokens.run_dir import RunDir
 
 ASK = "import runpy; print(runpy.run_path({path!r})['source_commit']())"
@@ -65,6 +65,17 @@ def test_a_run_keeps_what_each_stage_took(tmp_path: Path):
     assert took["find"].keys() == {"seconds", "finished", "commit"}
     assert took["find"]["finished"] >= took["report"]["finished"]
     assert took["find"]["commit"] == provenance.source_commit()
+
+
+def test_a_stage_with_nothing_left_to_do_keeps_what_it_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    run, now = RunDir(tmp_path), iter([0.0, 3600.0, 4000.0, 5000.0, 5060.0])
+    monkeypatch.setattr(provenance.time, "perf_counter", lambda: next(now))
+    for content in ("first", "first", "second"):
+        with metered(run, "distill"):
+            run.commit_text("model", content)
+        if content == "first":
+            assert run.manifest()[TOOK]["distill"]["seconds"] == 3600.0
+    assert run.manifest()[TOOK]["distill"]["seconds"] == 60.0
 
 
 def test_a_meter_counts_from_when_it_is_made(monkeypatch: pytest.MonkeyPatch):

@@ -3,7 +3,8 @@
 1. The commit is that of the checkout the package lies in, with ``+changes`` where its sources differ from it; else the
    one pip installed it from; else ``ROCKTOKENS_COMMIT``, for an image that was built without the history.
 2. A ``Meter`` counts seconds and the most memory that torch held on the GPU since it was made. ``rocktokens run`` keeps
-   them for each stage, a study for each of its runs and for itself, under ``took``.
+   them for each stage, a study for each of its runs and for itself, under ``took``. They are those of the last call
+   that made something: of a stage that was interrupted, not what came before.
 """
 
 import json
@@ -11,6 +12,8 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cache
 from importlib import metadata
@@ -53,6 +56,16 @@ class Meter:
             cost |= {"gpu": cuda.get_device_name(), "peak_allocated": cuda.max_memory_allocated()}
             cost |= {"peak_reserved": cuda.max_memory_reserved()}
         return cost | {"finished": datetime.now(UTC).isoformat(timespec="seconds"), "commit": source_commit()}
+
+
+@contextmanager
+def metered(run: HasManifest, stage: str) -> Iterator[None]:
+    """Keep what a stage takes that may have nothing left to do, and then leaves what is known of it as it is."""
+    meter, before = Meter(), run.manifest()["files"]
+    yield
+    now = run.manifest()
+    if now["files"] != before or stage not in now.get(TOOK, {}):
+        meter.keep(run, stage)
 
 
 @cache

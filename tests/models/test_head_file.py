@@ -1,5 +1,6 @@
 """The LM head read from its file alone: that of the loaded model, whatever the family."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -83,3 +84,14 @@ def test_what_is_missing_is_named(tmp_path: Path):
         read_head("smollm2-135m-instruct", torch.float32)
     with pytest.raises(RocktokensError, match="cannot be read"):
         read_head(str(tmp_path / "nowhere"), torch.float32)
+
+
+def test_a_norm_in_a_file_that_cannot_be_read_is_one_sentence(tmp_path: Path):
+    make_model("llama", tmp_path / "whole").save_pretrained(tmp_path, max_shard_size="4KB")
+    files = json.loads((tmp_path / "model.safetensors.index.json").read_text())["weight_map"]
+    path = tmp_path / files["model.norm.weight"]
+    assert path.name != files["lm_head.weight"]
+    for damage in (lambda: path.write_bytes(b"no tensors"), path.unlink):
+        damage()
+        with pytest.raises(RocktokensError, match=r"cannot be read .*head and the final norm are enough"):
+            read_head(str(tmp_path), torch.float32)

@@ -193,6 +193,10 @@ def test_nobody_there_is_one_sentence():
     assert "does not answer" in refused("http://127.0.0.1:9", "teacher.timeout=0.2")
 
 
+def test_what_is_no_address_is_one_sentence():
+    assert refused("http://127.0.0.1:port").startswith("teacher.url = 'http://127.0.0.1:port' is no address (")
+
+
 def test_an_answer_that_drips_is_given_up(url: str, fake: FakeVllm):
     fake.drips = True
     assert "does not answer" in refused(url, "teacher.timeout=0.3")
@@ -209,15 +213,16 @@ def test_states_of_length_one_are_refused(url: str, fake: FakeVllm):
     assert '"use_activation": false' in refused(url)
 
 
-def test_half_width_that_is_sent_as_whole_is_refused(url: str, fake: FakeVllm):
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+def test_half_width_that_is_sent_as_whole_is_refused(url: str, fake: FakeVllm, half: torch.dtype):
     def rounded(own: FakeVllm, path: str, said: dict[str, Any]) -> Reply | None:
         if path != "/pooling":
             return None
         h_LE = own.model.base_model(input_ids=torch.tensor([said["input"]])).last_hidden_state[0]
-        return pooled(h_LE.detach().bfloat16().float(), said["embed_dtype"])
+        return pooled(h_LE.detach().to(half).float(), said["embed_dtype"])
 
     fake.faults.append(rounded)
-    assert "computes in bfloat16, but teacher.dtype is 'float32'" in refused(url)
+    assert f"computes in {str(half)[6:]}, but teacher.dtype is 'float32'" in refused(url)
     load_teacher(config_of(url, "teacher.dtype=bfloat16"), "cpu")
 
 

@@ -11,17 +11,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from accelerate import Accelerator
 from safetensors.torch import save_file
+from torch.overrides import TorchFunctionMode
 from transformers import AutoModelForCausalLM
 
 from rocktokens.config import Config, parse_config
-from rocktokens.errors import RocktokensError
+from rocktokens.errors import ConfigError, RocktokensError
 from rocktokens.models.head import lm_head, verify_head
 from rocktokens.models.load import LoadedModel, load_model, load_spread
 from rocktokens.models.plain_weights import plain_weights
 from rocktokens.scoring.batch import RolloutBatch, collate, response_states
 from rocktokens.scoring.score import score_rollouts
 from rocktokens.scoring.teachers import PlacedModel, is_spread, load_teacher, placed
+from rocktokens.training.session import make_accelerator
 from rocktokens.types import Rollout
 
 FILE, PT = "model.safetensors", {"format": "pt"}
@@ -111,6 +114,32 @@ def test_a_batch_goes_to_another_device_whole():
     assert [own.shape for own in tensors(moved)] == [own.shape for own in tensors(batch)]
 
 
+class Copies(TorchFunctionMode):
+    """Notes of every ``Tensor.to`` whether the host goes on before the copy is there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hurried: list[bool] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.to:
+            self.hurried.append(bool((kwargs or {}).get("non_blocking")))
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_host_waits_for_what_it_reads(teacher: LoadedModel):
+    """Torch pins what a GPU sends without blocking, and the host may read it before it has come."""
+    batch, model = collate(make_rollouts(), pad_id=0, device="cpu"), PlacedModel(teacher.model, torch.device("cpu"))
+    with Copies() as to_gpu:
+        batch.to("meta")
+    with Copies() as to_host:
+        batch.to("cpu")
+    assert all(to_gpu.hurried) and len(to_gpu.hurried) == len(to_host.hurried) and not any(to_host.hurried)
+    with torch.no_grad(), Copies() as states:
+        model.states(batch)
+    assert states.hurried and not any(states.hurried)
+
+
 @pytest.mark.parametrize("tied", [True, False])
 def test_layers_on_the_disk_are_brought_in(student: LoadedModel, teacher: LoadedModel, tmp_path: Path, tied: bool):
     inner = over_two_places(teacher, tmp_path, "cpu", "disk", tied=tied)
@@ -135,6 +164,12 @@ def test_where_there_is_one_device_the_model_itself_is_the_teacher(teacher: Load
         assert not isinstance(load_teacher(placed_config(place), "cpu").model, PlacedModel)
     if not torch.cuda.is_available():  # "spread" over the CPU alone
         assert not isinstance(load_teacher(placed_config("spread"), "cpu").model, PlacedModel)
+
+
+def test_several_processes_cannot_place_a_teacher(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Accelerator, "num_processes", 2)
+    with pytest.raises(ConfigError, match=r"'cpu', but 2 processes .*: leave it out and set training.shard = true, or"):
+        make_accelerator(placed_config("cpu"))
 
 
 def test_places_that_are_not_there_are_refused(tmp_path: Path):

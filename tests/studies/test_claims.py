@@ -8,7 +8,7 @@ import pytest
 from docs_scripts import docs_script
 from knockout_records import make_sweep
 from rocktokens.knockout.records import Ban, BanChanges, Knockout
-from rocktokens.studies.records import Arm, CollapsedRuns, Comparison, StudyResult
+from rocktokens.studies.records import Arm, CollapsedRuns, Comparison, RunAccuracy, StudyResult
 
 claims = docs_script("claims")
 UNCHANGED = BanChanges(0, 0, None, None, None, None, [], [], [])
@@ -62,7 +62,8 @@ STEPS = Comparison(
 
 def study(**changes: Any) -> StudyResult:
     """A study of two arms, one of whose runs collapsed."""
-    arms = [Arm(name, [], [], {}, CollapsedRuns(1, 5, (0.0, 1.0))) for name in ("uniform", "rock freeze")]
+    runs = [RunAccuracy(seed, 0, [], [], [], []) for seed in range(5)]
+    arms = [Arm(name, [], runs, {}, CollapsedRuns(1, 5, (0.0, 1.0))) for name in ("uniform", "rock freeze")]
     reached = replace(STEPS, kind="steps_to_accuracy", at=0.8, **changes)
     return StudyResult("uniform", 0.05, None, 0.8, 1, [0], 500, arms, [replace(STEPS, **changes), reached])
 
@@ -85,3 +86,25 @@ def test_the_verdicts_of_a_study_decide_about_freezing(verdict: Any, free: str, 
 
 def test_a_study_without_frozen_rocks_says_nothing_of_them() -> None:
     assert claims.study_claims(study(first="tip")) == []
+
+
+@pytest.mark.parametrize(
+    ("never", "who", "verdict"),
+    [
+        ((5, 2), "rock freeze", "contradicted"),
+        ((2, 5), "uniform", "inconclusive"),
+        ((5, 5), "uniform", "inconclusive"),
+    ],
+)
+def test_an_accuracy_that_the_baseline_never_reaches_decides_nothing(never: Any, who: str, verdict: str) -> None:
+    result = study()
+    unreached = replace(result.comparisons[1], difference=None, interval=None, verdict="unreached", never=never)
+    own = claims.study_claims(replace(result, comparisons=[result.comparisons[0], unreached]))[1]
+    assert (own.because, own.verdict) == (f"no run of {who} reaches 80.0 %", verdict)
+
+
+def test_a_study_without_an_accuracy_to_reach_is_judged_without_it() -> None:
+    result = study()
+    judged = claims.study_claims(replace(result, comparisons=result.comparisons[:1]))
+    assert [own.verdict for own in judged] == ["inconclusive", "inconclusive"]
+    assert "no accuracy to reach" in judged[1].because

@@ -2,9 +2,9 @@
 
 1. The model is built on the meta device from its config: that says which tensor is the head's, tied or not.
 2. Only the file that has this tensor is opened; of a hub id that is not in the cache, only that file is downloaded.
-3. The weight of the final norm, a single vector, comes along. Every state h that leaves such a norm has
-   rms((h − b) / w) = 1, but for the epsilon of the norm, so states can be told from those of another model, or of
-   none (``FinalNorm``).
+3. The weight of the final norm, a single vector, comes along, from a second file where it lies in another. Every state
+   h that leaves such a norm has rms((h − b) / w) = 1, but for the epsilon of the norm, so states can be told from those
+   of another model, or of none (``FinalNorm``).
 """
 
 import json
@@ -71,12 +71,14 @@ def read_head(name: str, dtype: torch.dtype) -> HeadFile:
         names = {id(parameter): own for own, parameter in lm.named_parameters()}
         bias = getattr(layer, "bias", None)
         head = linear_head(*(read(names[id(own)]).to(dtype) for own in (layer.weight, bias) if own is not None))
+        norm = _final_norm(lm, names, read)
     except (*CANNOT_LOAD, KeyError) as error:
         raise RocktokensError(
             f"the LM head of models.teacher = {name!r} cannot be read ({_said(error)}): give the folder or hub id of a "
-            "model saved with save_pretrained, of which config.json, tokenizer and the file with the head are enough"
+            "model saved with save_pretrained, of which config.json, tokenizer and the files with the head and the "
+            "final norm are enough"
         ) from error
-    return HeadFile(config, _generation_config(source, lm), head, _final_norm(lm, names, read))
+    return HeadFile(config, _generation_config(source, lm), head, norm)
 
 
 def _source(name: str) -> str:

@@ -157,6 +157,13 @@ class VllmClient:
             use: what it serves.
         """
         self.url, self.timeout, self.use = url.rstrip("/"), timeout, use
+        try:
+            httpx2.URL(self.url)
+        except httpx2.InvalidURL as error:
+            raise RocktokensError(
+                f"{use.section}.url = {url!r} is no address ({legible(str(error), SAID)}): use one such as "
+                "http://127.0.0.1:8001"
+            ) from None
         self._connections = connections
         limits = httpx2.Limits(max_connections=connections, max_keepalive_connections=connections)
         self._client = httpx2.Client(timeout=timeout, limits=limits, trust_env=False)

@@ -57,13 +57,18 @@ class RolloutBatch:
 
         def moved(record: Any) -> dict[str, Any]:
             return {
-                name: value.to(device, non_blocking=True)
+                name: to_device(value, device)
                 for name in record.__slots__
                 if isinstance(value := getattr(record, name), torch.Tensor)
             }
 
-        groups = tuple(group.to(device, non_blocking=True) for group in self.groups)
+        groups = tuple(to_device(group, device) for group in self.groups)
         return replace(self, groups=groups, row=replace(self.row, **moved(self.row)), **moved(self))
+
+
+def to_device(x: torch.Tensor, device: torch.device | str) -> torch.Tensor:
+    """Move a tensor; the host waits only for what comes to itself, which it could otherwise read before it is there."""
+    return x.to(device, non_blocking=torch.device(device).type != "cpu")
 
 
 def response_states(model: Any, batch: RolloutBatch) -> torch.Tensor:

@@ -115,11 +115,14 @@ class ServedModel(DistantModel):
 
     def _require_width_of_numbers(self, h_LE: torch.Tensor) -> None:
         """Refuse states that a server computes in half width and sends as if they were whole."""
-        if h_LE.dtype == torch.float32 and torch.equal(h_LE, h_LE.bfloat16().float()):
-            raise RocktokensError(
-                f"{self.client.name} computes in bfloat16, but teacher.dtype is 'float32': start it with --dtype "
-                "float32, or set teacher.dtype = 'bfloat16', which the traces then say"
-            )
+        if h_LE.dtype != torch.float32:
+            return
+        for name in ("bfloat16", "float16"):  # vLLM's own choice for a model of float32 may be either
+            if torch.equal(h_LE, h_LE.to(DTYPES[name]).float()):
+                raise RocktokensError(
+                    f"{self.client.name} computes in {name}, but teacher.dtype is 'float32': start it with --dtype "
+                    "float32, or with --dtype bfloat16 and set teacher.dtype = 'bfloat16', which the traces then say"
+                )
 
     def _require_norm(self, h_LE: torch.Tensor) -> float | None:
         if self._norm is None:

@@ -21,7 +21,7 @@ from rocktokens.models.distant import DistantModel, linear_head
 from rocktokens.models.head import hidden_states, lm_head, require_same_logits
 from rocktokens.models.load import LoadedModel, load_model, load_spread, resolve_device
 from rocktokens.run_dir import RunDir
-from rocktokens.scoring.batch import RolloutBatch, response_states
+from rocktokens.scoring.batch import RolloutBatch, response_states, to_device
 from rocktokens.scoring.packed import packs
 
 SPREAD = "spread"
@@ -51,7 +51,7 @@ class PlacedModel(DistantModel):
         """Run the model where it is."""
         [model] = self._elsewhere
         there = batch if self._is_spread else batch.to(model.device)
-        return response_states(model, there).to(self.device, non_blocking=True)
+        return to_device(response_states(model, there), self.device)
 
     @torch.inference_mode()
     def verify(self, input_ids: Sequence[int]) -> float:

@@ -18,7 +18,7 @@ from rocktokens.display.rocks import why_none
 from rocktokens.errors import ConfigError
 from rocktokens.knockout.knockout import knockout
 from rocktokens.progress import SILENT, Progress
-from rocktokens.provenance import Meter
+from rocktokens.provenance import metered
 from rocktokens.run_dir import RunDir, derive_seed
 from rocktokens.studies.class_arms import control_classes, find_tested_classes, require_usable
 from rocktokens.studies.config import CLASSES, CONTROLS, ROCKS, TYPE_SETS, ScoutSection, StudyConfig, arms_with
@@ -75,19 +75,19 @@ def _scouted_rocks(run: RunDir, config: Config, section: ScoutSection, progress:
     from rocktokens.rocks.find import find_run, split_seed
     from rocktokens.training.loop import distill
 
-    def make(stage: str, call: Callable[[], object]) -> None:
-        meter = Meter()
-        call()
-        meter.keep(scout, stage)
-
     progress.heading("scout: distil, replay, find the rocks")
-    make("distill", lambda: distill(config, resume=True, progress=progress))
-    make("trace", lambda: replay(config, progress=progress))
-    make("find", lambda: find_run(scout, config.find, split_seed(config), progress=progress))
+    with metered(scout, "distill"):
+        distill(config, resume=True, progress=progress)
+    with metered(scout, "trace"):
+        replay(config, progress=progress)
+    with metered(scout, "find"):
+        find_run(scout, config.find, split_seed(config), progress=progress)
     if "knockout" in section.stages:
-        make("knockout", lambda: knockout(scout, config, progress=progress))
+        with metered(scout, "knockout"):
+            knockout(scout, config, progress=progress)
     if "classes" in section.stages:
-        make("classes", lambda: run.commit(run.classes.name, find_tested_classes(scout, config, progress).save))
+        with metered(scout, "classes"):
+            run.commit(run.classes.name, find_tested_classes(scout, config, progress).save)
     rocks = RockSet.load(scout.verified(scout.rocks.name))
     run.update_manifest(**{STAGES: section.stages})
     run.commit(run.rocks.name, rocks.save)

@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection
 from rocktokens.errors import RocktokensError
 from rocktokens.evaluation.records import EvaluationRecord
 from rocktokens.progress import Silent
-from rocktokens.provenance import Meter
+from rocktokens.provenance import metered
 from rocktokens.run_dir import OPTIMIZER_FILE, RunDir, derive_seed
 from rocktokens.studies.plan import Job
 
@@ -63,18 +63,17 @@ def run_job(job: Job, report: Report) -> None:
     from rocktokens.evaluation.evaluate import evaluate
     from rocktokens.training.loop import distill
 
-    meter, per_step = Meter(), job.training_work // job.config.training.max_steps
-    distill(job.config, resume=True, on_step=lambda made, _total, _record: report(made * per_step))
+    per_step = job.training_work // job.config.training.max_steps
+    with metered(job.run, "distill"):
+        distill(job.config, resume=True, on_step=lambda made, _total, _record: report(made * per_step))
     report(job.training_work)
-    meter.keep(job.run, "distill")
-    meter = Meter()
-    for index, step in enumerate(job.evaluated):
-        done = job.training_work + index * job.evaluation_work
-        model = {f"step {step}": str(job.run.checkpoint(step))}
-        counting = _Counting(lambda work, done=done: report(done + work))
-        evaluate(job.run, job.config, model, counting, seed=EVALUATION_SEED)
-        report(done + job.evaluation_work)
-    meter.keep(job.run, "evaluate")
+    with metered(job.run, "evaluate"):
+        for index, step in enumerate(job.evaluated):
+            done = job.training_work + index * job.evaluation_work
+            model = {f"step {step}": str(job.run.checkpoint(step))}
+            counting = _Counting(lambda work, done=done: report(done + work))
+            evaluate(job.run, job.config, model, counting, seed=EVALUATION_SEED)
+            report(done + job.evaluation_work)
     drop_optimizers(job.run)
 
 

@@ -92,8 +92,8 @@ def make_accelerator(config: Config) -> Accelerator:
     if config.models.teacher_device is not None and accelerator.num_processes > 1:
         raise ConfigError(
             f"models.teacher_device = {config.models.teacher_device!r}, but {accelerator.num_processes} processes were "
-            "launched, each of which would load a teacher there: set training.shard = true, or serve the teacher "
-            "(teacher.engine = 'vllm')"
+            "launched, each of which would load a teacher there: leave it out and set training.shard = true, or serve "
+            "the teacher (teacher.engine = 'vllm')"
         )
     return accelerator
 
