@@ -4,6 +4,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -82,3 +83,28 @@ def test_a_meter_counts_from_when_it_is_made(monkeypatch: pytest.MonkeyPatch):
     now = iter([100.0, 107.25])
     monkeypatch.setattr(provenance.time, "perf_counter", lambda: next(now))
     assert Meter().read()["seconds"] == pytest.approx(7.2, abs=0.051)
+
+
+class Cuda:
+    """A GPU as torch knows one."""
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def reset_peak_memory_stats(self) -> None: ...
+
+    def get_device_name(self) -> str:
+        return "a GPU"
+
+    def max_memory_allocated(self) -> int:
+        return 7
+
+    def max_memory_reserved(self) -> int:
+        return 8
+
+
+def test_memory_is_counted_where_this_process_does_the_work(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=Cuda()))
+    counted = Meter().read()
+    assert (counted["gpu"], counted["peak_allocated"], counted["peak_reserved"]) == ("a GPU", 7, 8)
+    assert Meter(by_others=True).read().keys() == {"seconds", "finished", "commit"}

@@ -127,11 +127,13 @@ def neutral(sweep: KnockoutSweep) -> Claim:
 
 def structure(rocks: RockSet) -> Claim:
     """Are rocks structure rather than content?"""
+    claim, total = "rocks are structure and discourse, not content", len(rocks.tokens)
+    if not total:
+        return Claim("structure", claim, "there are no rocks", INCONCLUSIVE)
     count = sum(token.category in STRUCTURE for token in rocks.tokens)
-    total = len(rocks.tokens)
     ends = clopper_pearson_interval(count, total, 0.05)
     because = f"{count} of {total} rocks, {with_interval(count / total, ends)}, are in {', '.join(STRUCTURE)}"
-    return Claim("structure", "rocks are structure and discourse, not content", because, side(ends, 0.5))
+    return Claim("structure", claim, because, side(ends, 0.5))
 
 
 def choice(found: FindRecord) -> Claim:

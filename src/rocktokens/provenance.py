@@ -38,11 +38,11 @@ class HasManifest(Protocol):
 
 
 class Meter:
-    """Counts from the moment it is made."""
+    """Counts from the moment it is made; no memory where other processes do the work."""
 
-    def __init__(self) -> None:
-        self._began = time.perf_counter()
-        if (cuda := _cuda()) is not None:
+    def __init__(self, *, by_others: bool = False) -> None:
+        self._began, self._by_others = time.perf_counter(), by_others
+        if (cuda := self._cuda()) is not None:
             cuda.reset_peak_memory_stats()
 
     def keep(self, run: HasManifest, stage: str) -> None:
@@ -52,10 +52,15 @@ class Meter:
     def read(self) -> dict[str, Any]:
         """Return seconds, bytes on the GPU if there is one in use, the time now, and the commit."""
         cost: dict[str, Any] = {"seconds": round(time.perf_counter() - self._began, 1)}
-        if (cuda := _cuda()) is not None:
+        if (cuda := self._cuda()) is not None:
             cost |= {"gpu": cuda.get_device_name(), "peak_allocated": cuda.max_memory_allocated()}
             cost |= {"peak_reserved": cuda.max_memory_reserved()}
         return cost | {"finished": datetime.now(UTC).isoformat(timespec="seconds"), "commit": source_commit()}
+
+    def _cuda(self) -> Any | None:
+        """Return torch's CUDA module if this process works with it; torch is not imported for this."""
+        torch = None if self._by_others else sys.modules.get("torch")
+        return torch.cuda if torch is not None and torch.cuda.is_initialized() else None
 
 
 @contextmanager
@@ -95,9 +100,3 @@ def _installed_from() -> str | None:
     except metadata.PackageNotFoundError:
         return None
     return json.loads(origin or "{}").get("vcs_info", {}).get("commit_id")
-
-
-def _cuda() -> Any | None:
-    """Return torch's CUDA module if this process uses it; torch is not imported for this."""
-    torch = sys.modules.get("torch")
-    return torch.cuda if torch is not None and torch.cuda.is_initialized() else None

@@ -49,7 +49,9 @@ FACTS: dict[str, type] = {
     "num_processes": int,
     "policy_files": dict,
     "searched": list,
+    "served_teachers": dict,
     "tokenizer_sha256": str,
+    "took": dict,
 }
 """Entries of a manifest that stages look things up in, by type; ``replay`` is a record of its own."""
 TRAINER_STATE = "trainer_state.json"

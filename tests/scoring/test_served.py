@@ -264,6 +264,16 @@ def test_a_run_knows_its_teacher_again(url: str, fake: FakeVllm, tmp_path: Path)
             note_teacher(model, run, config)
 
 
+@pytest.mark.parametrize("noted", [[0.5], "text", {"a": 1}, [[0.5, 1.0]], [None]])
+def test_damaged_notes_of_a_teacher_are_refused_in_a_sentence(url: str, tmp_path: Path, noted: object):
+    run, config = RunDir(tmp_path / "run"), config_of(url)
+    model = load_teacher(config, "cpu").model
+    with run.lock():
+        run.update_manifest(**{SERVED: {"pebbles-teacher float32": noted}})
+        with pytest.raises(RocktokensError, match=r"manifest\.json has served_teachers that are no log-probabilities"):
+            note_teacher(model, run, config)
+
+
 def test_another_name_is_allowed_where_the_config_says_so(url: str, fake: FakeVllm):
     fake.name = "mine"
     assert "teacher.model" in refused(url)

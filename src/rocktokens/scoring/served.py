@@ -163,7 +163,13 @@ class ServedModel(DistantModel):
         noted = run.manifest().get(SERVED, {}) if run.exists() else {}
         if before := noted.get(_noted_as(run, config)):
             assert self._first is not None
-            self._require_close(torch.tensor(before), self._first, f"what the run {run.path} used before")
+            try:
+                noted_T = torch.tensor(before, dtype=self._first.dtype)
+            except (TypeError, ValueError):
+                noted_T = torch.empty(0)
+            if noted_T.shape != self._first.shape:
+                raise run.damaged("manifest.json", f"has {SERVED} that are no log-probabilities of the fixed text")
+            self._require_close(noted_T, self._first, f"what the run {run.path} used before")
 
     def note(self, run: RunDir, config: Config) -> None:
         """Note in the manifest what the canary is, unless that is noted; needs the run's lock."""

@@ -63,7 +63,7 @@ def run_study(study: StudyConfig | str | Path, progress: Progress = SILENT, draw
         if left:
             require_policies(jobs, student_vocabulary(config), student_tokenizer(config))
         run.commit_text("study.toml", dump_study(config))
-        meter = Meter()
+        meter = Meter(by_others=True)
         _finish_jobs(config, left, len(jobs), progress)
         if left:
             meter.keep(run, "arms")
