@@ -66,7 +66,7 @@ def open_spark(threads: int | None, memory: ByteSize) -> ReadParquet:
     connection = _ArrowSpark(session)
     connection.reconnect()
 
-    def read_parquet(paths: Sequence[Path]) -> ir.Table:
+    def read_parquet(paths: Sequence[Path], _are_alike: bool) -> ir.Table:
         view = gen_name("trace")
         files = [f"file://{path.absolute()}" for path in paths]  # whatever the cluster's default file system is
         session.read.options(**_READ_OPTIONS).parquet(*files).createOrReplaceTempView(view)
