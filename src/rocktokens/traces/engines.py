@@ -36,7 +36,8 @@ DEFAULT_MEMORY = "768MiB"
 LEAST_MEMORY = 16 << 20
 OF_FILES = (duckdb.IOException, duckdb.InvalidInputException, duckdb.SerializationException)
 """What DuckDB raises over content that it cannot read; what it has no name for is ``duckdb.Error`` itself."""
-ReadParquet = Callable[[Sequence[Path]], ir.Table]
+ReadParquet = Callable[[Sequence[Path], bool], ir.Table]
+"""Reads files as one table; whether they all have the same columns."""
 NameUnreadable = Callable[[Sequence[Path]], None]
 """Refuses the first of some files that cannot be read."""
 
@@ -142,13 +143,14 @@ def _open_duckdb(threads: int | None, memory: ByteSize, name_unreadable: NameUnr
     weakref.finalize(connection, shutil.rmtree, spill, ignore_errors=True)
     connection.memory, connection.read, connection.name_unreadable = memory, {}, name_unreadable
     connection.reconnect()
+    connection.raw_sql("SET parquet_metadata_cache = true")  # a thousand footers take longer than most queries
 
-    def read_parquet(paths: Sequence[Path]) -> ir.Table:
+    def read_parquet(paths: Sequence[Path], are_alike: bool) -> ir.Table:
         # DuckDB reads every path as a pattern; a character class of one is that character.
         connection.read.update({path: _identity(path) for path in paths})
         names = [re.sub(r"[*?\[]", r"[\g<0>]", str(path)) for path in paths]
         with connection.naming_files():
             # The folder name "checkpoint=N" is ours to read.
-            return connection.read_parquet(names, hive_partitioning=False, union_by_name=True)
+            return connection.read_parquet(names, hive_partitioning=False, union_by_name=not are_alike)
 
     return read_parquet

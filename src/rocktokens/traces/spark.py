@@ -98,7 +98,7 @@ def _read_by(session: SparkSession, *, is_remote: bool = False) -> ReadParquet:
     connection.is_remote = is_remote
     connection.reconnect()
 
-    def read_parquet(paths: Sequence[Path]) -> ir.Table:
+    def read_parquet(paths: Sequence[Path], _are_alike: bool) -> ir.Table:
         view = gen_name("trace")
         files = [f"file://{path.absolute()}" for path in paths]  # whatever the cluster's default file system is
         session.read.options(**_READ_OPTIONS).parquet(*files).createOrReplaceTempView(view)

@@ -193,7 +193,8 @@ class TraceStore:
             paths = self.run.verify_all(parts, self._threads)
             schemas = [self._fitting_schema(part, path) for part, path in zip(parts, paths, strict=True)]
             self._classes[folder] = set(map(classes_of, schemas))
-            self._tables[folder] = self._read_parquet(paths)
+            are_alike = len({tuple(schema.names) for schema in schemas}) == 1
+            self._tables[folder] = self._read_parquet(paths, are_alike)
         return self._tables[folder]
 
     def classes_sha256(self, checkpoint: int | None = None) -> str | None:
