@@ -37,7 +37,7 @@ from rocktokens.rollouts.encode import encode_prompt
 from rocktokens.run_dir import derive_seed, file_sha256, package_versions
 from rocktokens.scoring.batch import collate, response_states
 from rocktokens.tasks.jsonl import load_jsonl
-from rocktokens.training.checkpoint import OPTIMIZER_FILE, optimizer_state, restore_optimizer
+from rocktokens.training.checkpoint import OPTIMIZER_FILE, optimizer_tensors, restore_optimizer
 from rocktokens.training.optim import make_optimizer, make_scheduler
 from rocktokens.types import Prompt, Rollout
 
@@ -231,7 +231,8 @@ def save_unfinished(
     temporary.mkdir(parents=True)
     weights = {name: parameter.detach().cpu().contiguous() for name, parameter in model.named_parameters()}
     save_file(weights, temporary / "weights.safetensors")
-    save_file(optimizer_state(model, optimizer), temporary / OPTIMIZER_FILE)
+    state_of = {name: tensor.detach().cpu().contiguous() for name, tensor in optimizer_tensors(model, optimizer)}
+    save_file(state_of, temporary / OPTIMIZER_FILE)
     state = {"record": record, "step": step, "losses": losses}
     (temporary / "state.json").write_text(json.dumps(state) + "\n", encoding="utf-8")
     temporary.replace(target)

@@ -9,6 +9,8 @@ from warm_process import start_script
 PROGRAM = """
 import sys
 
+for name in [own for own in sys.modules if own.startswith("rocktokens.cli.")]:
+    del sys.modules[name]  # the server that forked this process may have imported them
 sys.modules["rocktokens.cli"] = None  # workers import this file too, so it is out of their reach as well
 
 from rocktokens import run_study

@@ -29,7 +29,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Mount, Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from rocktokens.errors import RocktokensError
+from rocktokens.errors import RocktokensError, RunDirError
 from rocktokens.report.explorer.answers import ROUTES, Answers
 from rocktokens.report.explorer.page import page, policy
 from rocktokens.report.explorer.security import CSP, LOOPBACK, NO_FRAMES, Guard, refused
@@ -135,10 +135,10 @@ def _endpoint(answers: Answers, shelf: Shelf, route: str) -> Callable[[Request],
 
 
 def _answer(answers: Answers, shelf: Shelf, route: str, said: dict[str, str]) -> str:
-    """Answer a route; where files went away meanwhile, from the run as it is now, which names what is damaged."""
+    """Answer a route; where files went away or changed, from the run as it is now, which names what is damaged."""
     try:
         return answers.ask(route, **said)
-    except UNREADABLE:
+    except (RunDirError, *UNREADABLE):
         if "run" in said:
             shelf.put_away(int(said["run"]))
         return answers.ask(route, **said)
