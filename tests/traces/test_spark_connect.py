@@ -97,5 +97,5 @@ def test_without_the_client_the_extra_is_named(monkeypatch: pytest.MonkeyPatch):
         def close(self) -> None: ...
 
     monkeypatch.setattr("socket.create_connection", lambda *_, **__: Answered())
-    with pytest.raises(RocktokensError, match=r"needs the client of Spark Connect .*pip install 'rocktokens\[spark\]'"):
+    with pytest.raises(RocktokensError, match=r"needs the client of Spark Connect.*pip install 'rocktokens\[spark\]'"):
         open_engine("sc://somewhere", None, "1GiB")

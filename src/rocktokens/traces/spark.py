@@ -84,9 +84,10 @@ def open_remote_spark(url: str) -> ReadParquet:
             f"engine = {url!r} cannot be reached ({str(error).lower()}): start a Spark Connect server there, or give "
             "another address"
         ) from None
-    except PySparkImportError as error:
+    except (PySparkImportError, SystemExit) as error:  # without its client, pyspark ends a program without a file
+        why = "" if isinstance(error, SystemExit) else f" ({error})"
         raise RocktokensError(
-            f"engine = {url!r} needs the client of Spark Connect ({error}): pip install 'rocktokens[spark]'"
+            f"engine = {url!r} needs the client of Spark Connect{why}: pip install 'rocktokens[spark]'"
         ) from None
     return _read_by(session, is_remote=True)
 
