@@ -229,7 +229,7 @@ def _verdict(milliseconds: float, at_most: float) -> str:
 
 
 def write_run(path: Path, n_tokens: int, n_parts: int | None = None) -> str:
-    """Write a run with about so many response tokens, in about so many trace parts; what was written, in words."""
+    """Write a run with about this many response tokens and trace parts; what was written, in words."""
     run, tokenizer = RunDir(path), Tokenizer.from_file(str(pebbles.directory("student") / "tokenizer.json"))
     rollouts = _rollouts(tokenizer, n_tokens)
     size = ROLLOUTS_PER_PART if n_parts is None else max(1, len(rollouts) * len(CHECKPOINTS) // n_parts)

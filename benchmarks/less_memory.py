@@ -31,7 +31,7 @@ from rocktokens.types import Rollout, TokenScores
 TOP = 20
 """Types with the largest sums of kl that are compared."""
 PROBE_STEPS = 4
-"""The rollouts of so many last steps of the float32 run are the probe."""
+"""The rollouts of this many last steps of the float32 run are the probe."""
 HALF, EIGHT = {"models.student_dtype": "bfloat16"}, {"training.optim": "adamw_8bit"}
 SETTINGS: dict[str, dict[str, object]] = {
     "float32": {},

@@ -1,4 +1,4 @@
-"""Damage every kind of file of a run, and see that nobody measures it: ``verify`` names it, and who reads it refuses.
+"""Damage every kind of file of a run, and see that no command measures it: ``verify`` names it, readers refuse it.
 
 1. A run and a study are made, with a file of every kind (``attacked_run``).
 2. A case copies them (by hard links; the damaged file is a new one) and damages one file: a bit, a stretch of zeros or

@@ -587,7 +587,7 @@ def require_alike(one: RunDir, two: RunDir) -> None:
 
 
 def require_parts_of_each_rank(run: RunDir) -> None:
-    """Every process wrote its own rows, in parts of at most so many, and left nothing else."""
+    """Every process wrote its own rows, in parts of at most that many rows, and left nothing else."""
     entries = run.files("traces/training/")
     rows = [pq.read_table(run.path / entry.path)["rollout_id"].to_numpy() % 8 // 4 for entry in entries]
     assert [len(set(ranks)) for ranks in rows] == [1] * len(entries) and {int(ranks[0]) for ranks in rows} == {0, 1}
