@@ -14,8 +14,9 @@ docs/results/smollm2-claims.csv. Each claim is an inequality that was written he
     faster     they need fewer steps to an accuracy                             the study's verdict on steps to it
 
 Supported: the whole interval lies on the side of the claim. Contradicted: on the other side; of bans, where most rocks
-change the accuracy, since an undecided ban speaks for neither. Inconclusive: neither, or the numbers do not exist. All
-but the choice of rocks is measured on prompts that did not choose them. Claims are judged one by one at 5 %.
+change the accuracy, since an undecided ban speaks for neither; of the share of types, which is counted and has no
+interval, where it is a tenth or more. Inconclusive: neither, or the numbers do not exist. All but the choice of rocks
+is measured on prompts that did not choose them. Claims are judged one by one at 5 %.
 """
 
 import argparse
@@ -24,6 +25,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rocktokens.display.numbers import interval, percent, points, with_interval
+from rocktokens.errors import RocktokensError
 from rocktokens.gradients.records import CONTRADICTED, INCONCLUSIVE, SUPPORTED, Claim, ClaimVerdict, GradientsRecord
 from rocktokens.inference.proportions import clopper_pearson_interval
 from rocktokens.knockout.records import KnockoutSweep
@@ -44,9 +46,12 @@ def main() -> None:
     parser.add_argument("--study", type=Path, help="folder of a finished study of the same pair")
     parser.add_argument("--name", help="of the CSV file to write")
     given = parser.parse_args()
-    claims = [*run_claims(given.run)]
-    if given.study is not None:
-        claims += study_claims(StudyResult.load(given.study / "study.json"))
+    try:
+        claims = [*run_claims(given.run)]
+        if given.study is not None:
+            claims += study_claims(StudyResult.load(given.study / "study.json"))
+    except (RocktokensError, OSError) as error:
+        parser.error(str(error))
     for own in claims:
         print(f"{own.name:10} {own.verdict:12} {own.claim}: {own.because}")
     if given.name:

@@ -10,6 +10,7 @@ import argparse
 from pathlib import Path
 
 from rocktokens.config.policies import files_of
+from rocktokens.errors import RocktokensError
 from rocktokens.studies.config import StudyConfig, load_study
 from rocktokens.studies.records import StudyResult
 
@@ -19,7 +20,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("study", type=Path, help="folder of a finished study")
     folder = parser.parse_args().study
-    result, study = StudyResult.load(folder / "study.json"), load_study(folder / "study.toml")
+    try:
+        result, study = StudyResult.load(folder / "study.json"), load_study(folder / "study.toml")
+    except (RocktokensError, OSError) as error:
+        parser.error(str(error))
     print_ranking(result)
     print(f"\nbest: {best_arm(result, study)}")
 
