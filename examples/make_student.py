@@ -200,7 +200,7 @@ def main() -> None:
     source: dict[str, Any] = {"model": identity(arguments.model), "layers": kept}
     print(f"{len(kept)} of {count} layers kept", flush=True)
     if arguments.teacher is None:
-        return save_finished(student, arguments.out, source)
+        return save_finished(student, arguments.out, source, arguments.dtype)
     heal(student, arguments, source)
 
 

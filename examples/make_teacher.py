@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from options import at_least, between, new_folder, run_main
+from options import at_least, between, new_folder, one_of, run_main
 from safetensors.torch import load_file, save_file
 from ticker import ticker
 from torch.utils.checkpoint import checkpoint
@@ -45,6 +45,7 @@ TEMPLATE = "{prompt}\nThink step by step and end with '#### ' and the answer."
 CALCULATOR = re.compile(r"<<[^<>]*>>")
 MADE = "made.json"
 """What a finished model says about how it was made."""
+DTYPES = ("float32", "bfloat16")
 LOGITS_AT_ONCE = 4096
 READ_LOSS_EVERY = 20
 """Steps that a GPU may be ahead of the host."""
@@ -60,6 +61,8 @@ class Settings:
     learning_rate: float = 2e-4
     warmup_share: float = 0.03
     seed: int = 0
+    dtype: str = "float32"
+    """Of the finished weights; they are trained in float32."""
 
 
 def read_prompts(path: Path, template: str, limit: int | None = None) -> list[Prompt]:
@@ -138,7 +141,8 @@ def fine_tune(
                 save_unfinished(unfinished, record, step + 1, losses, model, optimizer)
             advance(1, f"loss {np.mean(losses[-20:]):.4f}" if losses else "")
     result = {**record, "loss_first": float(np.mean(losses[:20])), "loss_last": float(np.mean(losses[-20:]))}
-    save_finished(loaded, out, {**result, "versions": package_versions(("rocktokens", "torch", "transformers"))})
+    versions = package_versions(("rocktokens", "torch", "transformers"))
+    save_finished(loaded, out, {**result, "versions": versions}, settings.dtype)
     return result
 
 
@@ -241,9 +245,9 @@ def save_unfinished(
             shutil.rmtree(older)
 
 
-def save_finished(loaded: LoadedModel, out: Path, record: dict[str, Any]) -> None:
+def save_finished(loaded: LoadedModel, out: Path, record: dict[str, Any], dtype: str) -> None:
     """Write model, tokenizer and, last of all, the record that says it is whole."""
-    loaded.model.eval().save_pretrained(out)
+    loaded.model.eval().to(getattr(torch, dtype)).save_pretrained(out)
     loaded.tokenizer.save_pretrained(out)
     (out / MADE).write_text(json.dumps(record, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     shutil.rmtree(out / ".unfinished", ignore_errors=True)
@@ -271,6 +275,7 @@ def add_training_options(parser: argparse.ArgumentParser, defaults: Settings) ->
         "learning_rate": between("--learning-rate", 0),
         "warmup_share": between("--warmup-share", 0, 1, with_low=True),
         "seed": at_least("--seed", 0),
+        "dtype": one_of("--dtype", DTYPES),
     }
     for name, default in asdict(defaults).items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=readers[name], default=default)

@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rocktokens.errors import RocktokensError
@@ -31,6 +31,17 @@ def between(option: str, low: float, high: float = math.inf, *, with_low: bool =
             return value
         range_words = f"{'from' if with_low else 'above'} {low:g}" + (f" to {high:g}" if high < math.inf else "")
         raise RocktokensError(f"{option} is {text!r}: give a number {range_words}")
+
+    return read
+
+
+def one_of(option: str, choices: Sequence[str]) -> Callable[[str], str]:
+    """Make the reader of a word that must be one of these."""
+
+    def read(text: str) -> str:
+        if text in choices:
+            return text
+        raise RocktokensError(f"{option} is {text!r}: give {' or '.join(choices)}")
 
     return read
 

@@ -123,6 +123,7 @@ def test_a_killed_call_resumes_to_the_same_bytes(problems, tmp_path, monkeypatch
         (["--save-steps", "0"], "--save-steps is '0': give a whole number from 1 on"),
         (["--limit", "0"], "--limit is '0': give a whole number from 1 on"),
         (["--seed", "-1"], "--seed is '-1': give a whole number from 0 on"),
+        (["--dtype", "int8"], "--dtype is 'int8': give float32 or bfloat16"),
     ],
 )
 def test_bad_input_is_one_sentence_and_leaves_nothing(problems, tmp_path, monkeypatch, options, sentence):
@@ -150,3 +151,13 @@ def test_fine_tuning_lowers_the_loss_and_another_seed_gives_other_weights(proble
     assert json.loads((tmp_path / "b" / "made.json").read_text())["examples"] == 8
     weights = [load_file(tmp_path / name / "model.safetensors")["model.norm.weight"] for name in ("a", "b")]
     assert not torch.equal(*weights)
+
+
+def test_weights_are_trained_in_float32_and_rounded_when_they_are_saved(problems, tmp_path, monkeypatch):
+    run(monkeypatch, problems, tmp_path / "wide")
+    run(monkeypatch, problems, tmp_path / "half", "--dtype", "bfloat16")
+    wide, half = (load_file(tmp_path / name / "model.safetensors") for name in ("wide", "half"))
+    assert {name: tensor.bfloat16().tolist() for name, tensor in wide.items()} == {
+        name: tensor.tolist() for name, tensor in half.items()
+    }
+    assert {tensor.dtype for tensor in half.values()} == {torch.bfloat16}
