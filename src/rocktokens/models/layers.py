@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from rocktokens.models.head import causal_lm
-from rocktokens.scoring.fused import has_triton
+from rocktokens.models.kernels import has_triton
 
 HALF = (torch.bfloat16, torch.float16)
 ROTARY = "apply_rotary_pos_emb"
@@ -75,7 +75,7 @@ def normed(x: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Tensor:
 
     D is ``MAX_WIDTH`` at most; the weight has the dtype of x, which is copied first unless its rows are evenly spaced.
     """
-    from rocktokens.scoring import layer_kernels
+    from rocktokens.models import layer_kernels
 
     x_RD = x.reshape(-1, x.shape[-1])
     x_RD = x_RD if x_RD.stride(1) == 1 else x_RD.contiguous()
@@ -100,7 +100,7 @@ def rotated(
 
     N tokens of H and G heads lie in any order in memory, but each head's d numbers side by side; all have one dtype.
     """
-    from rocktokens.scoring import layer_kernels
+    from rocktokens.models import layer_kernels
 
     q_out_1HNd, k_out_1GNd = torch.empty_like(q_1HNd), torch.empty_like(k_1GNd)
     n_tokens, width = q_1HNd.shape[2:]
@@ -130,7 +130,7 @@ def rotated(
 
 def gated(x: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
     """The product u silu(x) of two contiguous tensors of one shape and one half-width dtype."""
-    from rocktokens.scoring import layer_kernels
+    from rocktokens.models import layer_kernels
 
     out = torch.empty_like(x)
     if x.numel():

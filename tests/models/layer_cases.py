@@ -28,8 +28,8 @@ from transformers.models.glm import modeling_glm
 from transformers.models.llama import modeling_llama
 from transformers.models.qwen3 import modeling_qwen3
 
-from rocktokens.scoring import layer_kernels, layers
-from rocktokens.scoring.layers import gated, normed, quick_layers, rotated
+from rocktokens.models import layer_kernels, layers
+from rocktokens.models.layers import gated, normed, quick_layers, rotated
 
 DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
 HALVES = (torch.bfloat16, torch.float16)
