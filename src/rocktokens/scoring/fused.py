@@ -58,10 +58,11 @@ Gradients = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
 def takes(h_s_TD: torch.Tensor, student: LMHead, h_t_TE: torch.Tensor, teacher: LMHead) -> bool:
     """Whether the functions here apply: everything on CUDA, nothing wider than float32, and Triton installed."""
     pairs = (h_s_TD, student.weight_VD), (h_t_TE, teacher.weight_VD)
-    return has_triton() and all(
+    are_taken = all(
         h.is_cuda and weight.is_cuda and torch.promote_types(h.dtype, weight.dtype) in OPERAND_DTYPES
         for h, weight in pairs
     )
+    return are_taken and has_triton()
 
 
 @torch.no_grad()
