@@ -15,7 +15,7 @@
    on a quarter of the rollouts under one checkpoint, and multiplied (the loading by checkpoints alone).
 
 5. ``--layers`` measures something else: ours with and without the kernels of norms, rotations and gates
-   (``scoring/layers.py``), in turns, at the largest number of checkpoints.
+   (``models/layers.py``), in turns, at the largest number of checkpoints.
 
 The weight files are on the disk and in the page cache: else writing them out would hold up the traces. ``python
 benchmarks/replay.py`` needs CUDA and should take less than three minutes on an H200; ``--tiny`` runs all of it

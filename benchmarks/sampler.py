@@ -10,20 +10,30 @@
 Weights are random: what is timed does not depend on them. The floor is the time to read the weights once a step, and
 the keys and values of every row, at the bandwidth of a large copy on the same machine. Sides alternate; the first turn
 of each, which captures graphs, is printed apart. ``python benchmarks/sampler.py`` takes about two minutes on an H200.
+
+``--shape qwen2.5-1.5b`` takes Qwen2.5-1.5B's shape instead, prompts of 80 to 160 tokens and answers of 300, and
+``--rows`` another number of rows. ``--kernels`` only counts the GPU kernels of one decoding step, launched one by one:
+with the quick layers of ``models/layers.py`` and the cache's kernel, without these layers, and without both.
 """
 
 import argparse
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig
+from torch.profiler import ProfilerActivity, profile
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 from transformers.utils import logging as transformers_logging
 
 from printing import machine, print_table
+from rocktokens.rollouts import sampler, slots
+from rocktokens.rollouts.rows import DecodingRows
 from rocktokens.rollouts.sampler import SampleRequest, TransformersSampler
 
 PAD = 0
@@ -32,12 +42,31 @@ TARGET = 3.0
 Written = list[list[int]]
 
 
-def make_model(dtype: torch.dtype, device: str, tiny: bool) -> Any:
-    """SmolLM2-135M's shape, random weights."""
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A model's, and what it is asked."""
+
+    config: type[LlamaConfig] | type[Qwen2Config]
+    sizes: tuple[int, int, int, int, int, int]
+    """Width, width between, layers, heads, key heads, vocabulary."""
+    rows: int
+    new_tokens: int
+    prompts: tuple[int, int]
+    """The shortest and the longest."""
+
+
+TINY = Shape(LlamaConfig, (64, 128, 2, 4, 2, 512), 256, 256, (64, 128))
+SHAPES = {
+    "smollm2-135m": Shape(LlamaConfig, (576, 1536, 30, 9, 3, 49152), 256, 256, (64, 128)),
+    "qwen2.5-1.5b": Shape(Qwen2Config, (1536, 8960, 28, 12, 2, 151936), 512, 300, (80, 160)),
+}
+
+
+def make_model(dtype: torch.dtype, device: str, shape: Shape) -> Any:
+    """A model of this shape with random weights."""
     torch.manual_seed(0)
-    sizes = (64, 128, 2, 4, 2, 512) if tiny else (576, 1536, 30, 9, 3, 49152)
-    hidden, between, layers, heads, key_heads, vocabulary = sizes
-    config = LlamaConfig(
+    hidden, between, layers, heads, key_heads, vocabulary = shape.sizes
+    config = shape.config(
         hidden_size=hidden,
         intermediate_size=between,
         num_hidden_layers=layers,
@@ -54,9 +83,10 @@ def make_model(dtype: torch.dtype, device: str, tiny: bool) -> Any:
     return AutoModelForCausalLM.from_config(config, dtype=dtype).to(device).eval()
 
 
-def make_requests(count: int, vocab_size: int) -> list[SampleRequest]:
-    rng = np.random.default_rng(0)
-    lengths = rng.integers(64, 129, size=count)
+def make_requests(count: int, shape: Shape) -> list[SampleRequest]:
+    rng, vocab_size = np.random.default_rng(0), shape.sizes[-1]
+    shortest, longest = shape.prompts
+    lengths = rng.integers(shortest, longest + 1, size=count)
     return [SampleRequest(f"p{i}", rng.integers(1, vocab_size, size=n).astype(np.int32)) for i, n in enumerate(lengths)]
 
 
@@ -157,6 +187,38 @@ def compare(title: str, sides: dict[str, Callable[[], Written]], rounds: int, de
     return medians
 
 
+def kernels_of_a_step(model: Any, requests: list[SampleRequest], quick: bool, writes: bool) -> int:
+    """How many kernels, copies and fills the GPU runs in one step of a full batch, without a graph."""
+    counts: list[int] = []
+
+    def counted(rows: DecodingRows, steps: int, n_rows: int, width: int) -> None:
+        for _ in range(steps):
+            with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+                rows._step(n_rows, width)
+                torch.cuda.synchronize()
+            kinds = (event.device_type for event in profiled.events() or [])
+            counts.append(sum(kind == torch.autograd.DeviceType.CUDA for kind in kinds))
+
+    with (
+        patch.object(DecodingRows, "advance", counted),
+        patch.object(sampler, "quick_layers", sampler.quick_layers if quick else lambda _: nullcontext()),
+        patch.object(slots, "has_triton", slots.has_triton if writes else lambda: False),
+    ):
+        ours(TransformersSampler(model, frozenset(), PAD, batch_size=len(requests)), requests, 8, 1.0)
+    return counts[-1]
+
+
+def print_kernels(model: Any, requests: list[SampleRequest]) -> None:
+    sides = {"quick layers and cache": (True, True), "cache": (False, True), "neither": (False, False)}
+    counts = {name: kernels_of_a_step(model, requests, *side) for name, side in sides.items()}
+    layers = model.config.num_hidden_layers
+    print("GPU kernels of one decoding step\n")
+    print_table(
+        ["by own kernels", "kernels", "per layer, all counted"],
+        [[name, f"{count:,}", f"{count / layers:.1f}"] for name, count in counts.items()],
+    )
+
+
 def agreement(found: Written, expected: Written) -> str:
     same = sum(one == other for one, other in zip(found, expected, strict=True))
     return f"{same} of {len(expected)} answers the same"
@@ -164,20 +226,28 @@ def agreement(found: Written, expected: Written) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sequences", type=int, default=256)
-    parser.add_argument("--new-tokens", type=int, default=256)
+    parser.add_argument("--shape", choices=SHAPES, default="smollm2-135m")
+    parser.add_argument("--rows", type=int, help="answers written at once; default: as many as the shape has")
+    parser.add_argument("--new-tokens", type=int)
+    parser.add_argument("--kernels", action="store_true", help="only count the GPU kernels of a step")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tiny", action="store_true", help="a tiny model on the CPU, to try the script")
     given = parser.parse_args()
+    if given.kernels and given.tiny:
+        parser.error("--kernels counts what a GPU runs: leave --tiny out")
     if not given.tiny and not torch.cuda.is_available():
         print("benchmarks/sampler.py needs a CUDA device, and there is none: --tiny tries it on the CPU")
         return
     device = "cpu" if given.tiny else "cuda"
     transformers_logging.set_verbosity_error()
     print(machine(("rocktokens", "torch", "transformers")), torch.cuda.get_device_name() if device == "cuda" else "")
-    model = make_model(torch.float32 if given.tiny else torch.bfloat16, device, given.tiny)
-    count, new_tokens, vocab_size = given.sequences, given.new_tokens, model.config.vocab_size
-    requests = make_requests(4 * count, vocab_size)
+    shape = TINY if given.tiny else SHAPES[given.shape]
+    model = make_model(torch.float32 if given.tiny else torch.bfloat16, device, shape)
+    count, new_tokens, vocab_size = given.rows or shape.rows, given.new_tokens or shape.new_tokens, shape.sizes[-1]
+    requests = make_requests(4 * count, shape)
+    if given.kernels:
+        print_kernels(model, requests[:count])
+        return
     same_length = TransformersSampler(model, frozenset(), PAD, batch_size=count)
     for name, temperature in (("temperature 1", 1.0), ("greedy", 0.0)):
         medians = compare(
@@ -206,7 +276,7 @@ def main() -> None:
         device,
     )
     for dtype in (torch.float32,) if given.tiny else (torch.float32, torch.bfloat16):
-        exact = make_model(dtype, device, given.tiny)
+        exact = make_model(dtype, device, shape)
         found = ours(TransformersSampler(exact, frozenset(), PAD, batch_size=count), requests[:count], new_tokens, 0.0)
         expected = generated(exact, requests[:count], new_tokens, 0.0, [], count)
         print(f"greedy in {str(dtype).removeprefix('torch.')}: {agreement(found, expected)}")

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from own_process import no_triton, run_cases
 from pair_oracle import example
 
+from own_process import no_triton, run_cases
 from rocktokens.models.head import LMHead
 from rocktokens.scoring import fused
 
@@ -13,13 +13,13 @@ from rocktokens.scoring import fused
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the GPU runs the same cases")
 @pytest.mark.slow
 def test_the_kernel_under_tritons_interpreter():
-    run_cases("row_cases.py", "fused_cases.py", "class_cases.py", interpreted=True)
+    run_cases("scoring/row_cases.py", "scoring/fused_cases.py", "scoring/class_cases.py", interpreted=True)
 
 
 @no_triton
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_the_kernel_on_a_gpu():
-    run_cases("row_cases.py", "fused_cases.py", "class_cases.py", interpreted=False)
+    run_cases("scoring/row_cases.py", "scoring/fused_cases.py", "scoring/class_cases.py", interpreted=False)
 
 
 def test_states_on_the_cpu_are_left_to_the_torch_path():

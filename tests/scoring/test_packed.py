@@ -23,8 +23,9 @@ from transformers import (
 
 from rocktokens.errors import RocktokensError
 from rocktokens.gradients.backward import _without_dropout
+from rocktokens.models import layers
 from rocktokens.scoring import batch as batches
-from rocktokens.scoring import hidden, layers, packed, teacher_pass
+from rocktokens.scoring import hidden, packed, teacher_pass
 from rocktokens.scoring.batch import collate, response_states
 from rocktokens.scoring.score import score_rollouts
 from rocktokens.types import Rollout

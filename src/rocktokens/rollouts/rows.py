@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from rocktokens.rollouts.decoding import NO_TOKEN, DecodingSettings, StreamRequest, alternative_ids, choose
-from rocktokens.rollouts.slots import SlotCache
+from rocktokens.rollouts.slots import SlotCache, mask_copies
 
 
 class DecodingRows:
@@ -53,7 +53,8 @@ class DecodingRows:
         self.rows_R = torch.arange(rows, device=device)
         self.state_FR = torch.zeros(6, rows, dtype=torch.long, device=device)
         self.live_R = torch.zeros(rows, dtype=torch.bool, device=device)
-        self.mask_RL = torch.full((rows, capacity), -torch.inf, dtype=model.dtype, device=device)
+        shape = rows, mask_copies(model), capacity
+        self.mask_RGL = torch.full(shape, -torch.inf, dtype=model.dtype, device=device)
         # one column more than a response has, for what an ended row is still given
         self.tokens_RT = torch.zeros(rows, settings.max_new_tokens + 1, dtype=torch.long, device=device)
         self.logprobs_RT = torch.zeros_like(self.tokens_RT, dtype=torch.float32)
@@ -99,7 +100,7 @@ class DecodingRows:
             hidden_L[slot - position : slot] = 0
         self.state_FR[:, here] = torch.tensor(fields).T.to(self.state_FR.device)
         self.live_R[here] = True
-        self.mask_RL[here] = torch.from_numpy(hidden_nL).to(self.mask_RL)
+        self.mask_RGL[here] = torch.from_numpy(hidden_nL).to(self.mask_RGL)[:, None]
         if self.banned_RV is not None:
             self.banned_RV[here] = False
             pairs = [(row, token) for row, request in zip(rows, requests, strict=True) for token in request.banned]
@@ -141,7 +142,7 @@ class DecodingRows:
         source_n, target_n = (torch.tensor(rows, device=self.rows_R.device) for rows in (sources, targets))
         self.cache.move(source_n, target_n, length)
         self.state_FR[:, target_n] = self.state_FR[:, source_n]
-        recorded = (self.live_R, self.mask_RL, self.tokens_RT, self.logprobs_RT, self.known_RT)
+        recorded = (self.live_R, self.mask_RGL, self.tokens_RT, self.logprobs_RT, self.known_RT)
         for tensor in (*recorded, self.banned_RV, self.alternatives_RA):
             if tensor is not None:
                 tensor[target_n] = tensor[source_n]
@@ -162,11 +163,12 @@ class DecodingRows:
     def _step(self, rows: int, width: int) -> None:
         rows_A, live_A = self.rows_R[:rows], self.live_R[:rows]
         last_ids_A, slots_A, positions_A, steps_A, ends_A, stream_keys_A = self.state_FR[:, :rows]
-        self.mask_RL[:rows].scatter_(1, slots_A[:, None], 0.0)
+        mask_AGL = self.mask_RGL[:rows]
+        mask_AGL.scatter_(2, slots_A[:, None, None].expand(*mask_AGL.shape[:2], 1), 0.0)
         self.cache.place(rows_A, slots_A, width)
         output = self.model(
             input_ids=last_ids_A[:, None],
-            attention_mask=self.mask_RL[:rows, None, None, :width],
+            attention_mask=mask_AGL[:, :, None, :width],
             position_ids=positions_A[:, None],
             past_key_values=self.cache,
             use_cache=True,

@@ -19,6 +19,7 @@ import torch
 from rocktokens.config import Config
 from rocktokens.errors import ConfigError, RocktokensError
 from rocktokens.models.head import lm_head, refusing_strangers
+from rocktokens.models.layers import quick_layers
 from rocktokens.models.load import LoadedModel
 from rocktokens.models.shards import gathered
 from rocktokens.rollouts.decoding import DecodingSettings, Ended, StreamRequest
@@ -231,7 +232,7 @@ class TransformersSampler:
         if not requests:
             return
         settings = self._settings(temperature, max_new_tokens)
-        with torch.no_grad(), evaluation_mode(self.model), cpu_threads(self.threads):
+        with torch.no_grad(), evaluation_mode(self.model), quick_layers(self.model), cpu_threads(self.threads):
             decode = self._stream if fits(self.model) else partial(generate_batches, self.model)
             for index, token_ids, logprobs, finished in decode(requests, settings):
                 on_done(index, Completion(token_ids, logprobs, finished))

@@ -3,6 +3,7 @@
 The cache is allocated once, ``rows`` × ``capacity`` positions per layer. A step writes one token per row, each at its
 own slot, and attends to the first ``width`` slots of every row; a mask hides those that a row has not filled. What a
 row holds can be copied out, and copied back into any row: a rollout continues from there with the very same numbers.
+On a GPU one kernel writes the keys and the values (``slot_kernels.py``).
 
 transformers calls ``update`` layer by layer and takes a four-dimensional mask as it is, which only layers of plain
 attention understand (``fits``): sliding windows, recurrent states and ALiBi are left to ``generate``.
@@ -16,12 +17,18 @@ import torch
 from transformers import AttentionInterface, DynamicCache
 from transformers.cache_utils import DynamicLayer
 
+from rocktokens.models.head import causal_lm
+from rocktokens.models.kernels import has_triton
+from rocktokens.models.layers import on_gpu, power_of_2
+
 States = list[tuple[torch.Tensor, torch.Tensor]]
 """Keys and values (heads, tokens, width) of one row, layer by layer."""
 ATTENTION = ("sdpa", "eager")
 GROUPED_ATTENTION = "rocktokens_grouped"
 OWN_BIAS = ("bloom", "mpt")
 """Models that read positions off a two-dimensional mask."""
+HEADS_AT_ONCE = 8
+"""That a program of the kernel copies."""
 
 
 def fits(model: Any) -> bool:
@@ -91,13 +98,54 @@ class SlotLayer(DynamicLayer):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write one token (A, heads, 1, width) per row at its slot; returns what the rows look at."""
         keys, values = self.buffers_for(key_states)
-        keys[self.rows_A, :, self.slots_A] = key_states[:, :, 0]
-        values[self.rows_A, :, self.slots_A] = value_states[:, :, 0]
+        if _takes(keys, key_states, value_states):
+            write_tokens(key_states, value_states, keys, values, self.rows_A, self.slots_A)
+        else:
+            keys[self.rows_A, :, self.slots_A] = key_states[:, :, 0]
+            values[self.rows_A, :, self.slots_A] = value_states[:, :, 0]
         return keys[: len(self.rows_A), :, : self.width], values[: len(self.rows_A), :, : self.width]
 
     def get_seq_length(self) -> int:
         """Slots in use."""
         return self.width
+
+
+def _takes(keys: torch.Tensor, k_AG1d: torch.Tensor, v_AG1d: torch.Tensor) -> bool:
+    """Whether the kernel is for these keys and values of one token, and a buffer for the keys."""
+    return (
+        on_gpu(keys)
+        and has_triton()
+        and k_AG1d.shape == v_AG1d.shape
+        and k_AG1d.dtype == v_AG1d.dtype == keys.dtype
+        and k_AG1d.stride(-1) == v_AG1d.stride(-1) == 1
+    )
+
+
+def write_tokens(
+    k_AG1d: torch.Tensor,
+    v_AG1d: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    rows_A: torch.Tensor,
+    slots_A: torch.Tensor,
+) -> None:
+    """Write row i of k and v, whose heads have their numbers side by side, to slot ``slots_A[i]`` of ``rows_A[i]``.
+
+    The contiguous buffers (rows, heads, capacity, width) have one shape, and all the numbers one dtype.
+    """
+    from rocktokens.rollouts import slot_kernels
+
+    n_rows, heads, _, width = k_AG1d.shape
+    sizes = {"HEADS": heads, "WIDTH": width, "AT_ONCE": min(HEADS_AT_ONCE, power_of_2(heads))}
+    kernel: Any = slot_kernels.write_tokens
+    with torch.cuda.device_of(keys):
+        kernel[(n_rows,)](
+            *(k_AG1d, k_AG1d.stride(0), k_AG1d.stride(1)),
+            *(v_AG1d, v_AG1d.stride(0), v_AG1d.stride(1)),
+            *(keys, values, *keys.stride()[:3], rows_A, slots_A),
+            **sizes,
+            BLOCK=power_of_2(width),
+        )
 
 
 def grouped_attention(
@@ -111,12 +159,20 @@ def grouped_attention(
 ) -> tuple[torch.Tensor, None]:
     """Attention, torch's own, of one new token (A, heads, 1, width) over fewer key heads, which are not copied first.
 
-    The query heads that share a key head see the same slots, so they are laid out as query positions.
+    The query heads that share a key head see the same slots, so they are laid out as query positions. Torch's kernels
+    put the heads of a position side by side, which would then have to be copied to their order. With one mask (A, G, 1,
+    slots) per key head, each key head is a row of its own with one head, and nothing is copied.
     """
+    assert attention_mask is not None
     rows, heads, _, _ = query.shape
-    shared = query.reshape(rows, key.shape[1], heads // key.shape[1], query.shape[-1])
+    copies = attention_mask.shape[1] if attention_mask.shape[1] == key.shape[1] else 1
+    layout = rows * copies, key.shape[1] // copies
     attended = torch.nn.functional.scaled_dot_product_attention(
-        shared, key, value, attn_mask=attention_mask, scale=scaling
+        query.reshape(*layout, heads // key.shape[1], query.shape[-1]),
+        key.reshape(*layout, *key.shape[2:]),
+        value.reshape(*layout, *value.shape[2:]),
+        attn_mask=attention_mask[:, :copies].reshape(rows * copies, 1, *attention_mask.shape[2:]),
+        scale=scaling,
     )
     return attended.reshape(rows, 1, heads, value.shape[-1]), None
 
@@ -140,5 +196,16 @@ def one_token_attention(model: Any) -> AbstractContextManager[None]:
     On a CPU torch's kernel is slower over a few query positions than over one, by more than the copies cost.
     """
     config = model.config.get_text_config()
-    own = config._attn_implementation
-    return attending(config, GROUPED_ATTENTION if model.device.type == "cuda" and own == "sdpa" else own)
+    return attending(config, GROUPED_ATTENTION if _is_grouped(model) else config._attn_implementation)
+
+
+def mask_copies(model: Any) -> int:
+    """How many masks a row has in ``one_token_attention``: one per key head where query heads share these, or one."""
+    config = model.config.get_text_config()
+    key_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    attends_as_told = _is_grouped(model) and causal_lm(model).is_backend_compatible()
+    return key_heads if attends_as_told and key_heads < config.num_attention_heads else 1
+
+
+def _is_grouped(model: Any) -> bool:
+    return on_gpu(model) and model.config.get_text_config()._attn_implementation == "sdpa"

@@ -15,7 +15,6 @@ holds the checks and the public functions.
 
 import math
 from collections.abc import Iterator
-from functools import cache
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, cast
 
@@ -26,6 +25,7 @@ from torch.autograd.function import once_differentiable
 from rocktokens.config import Divergence
 from rocktokens.errors import RocktokensError
 from rocktokens.models.head import LMHead
+from rocktokens.models.kernels import has_triton
 from rocktokens.types import STANDARD_COLUMNS
 
 if TYPE_CHECKING:
@@ -58,10 +58,11 @@ Gradients = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
 def takes(h_s_TD: torch.Tensor, student: LMHead, h_t_TE: torch.Tensor, teacher: LMHead) -> bool:
     """Whether the functions here apply: everything on CUDA, nothing wider than float32, and Triton installed."""
     pairs = (h_s_TD, student.weight_VD), (h_t_TE, teacher.weight_VD)
-    return has_triton() and all(
+    are_taken = all(
         h.is_cuda and weight.is_cuda and torch.promote_types(h.dtype, weight.dtype) in OPERAND_DTYPES
         for h, weight in pairs
     )
+    return are_taken and has_triton()
 
 
 @torch.no_grad()
@@ -428,13 +429,3 @@ def sent(array: np.ndarray | torch.Tensor, device: torch.device | str) -> torch.
     tensor = torch.as_tensor(array)
     is_leaving_host = torch.device(device).type == "cuda" and not tensor.is_cuda
     return (tensor.pin_memory() if is_leaving_host else tensor).to(device, non_blocking=True)
-
-
-@cache
-def has_triton() -> bool:
-    """Whether kernels can be compiled here."""
-    try:
-        from rocktokens.scoring import row_kernels  # noqa: F401
-    except ImportError:
-        return False
-    return True

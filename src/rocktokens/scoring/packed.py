@@ -4,7 +4,7 @@
 2. Torch's variable-length flash attention keeps the sequences apart: it is told where each begins, and no mask is made.
    transformers finds it under ``PACKED`` (https://huggingface.co/docs/transformers/attention_interface) and hands it
    the arguments that the model was called with. The model's own attention is back when the call ends.
-3. Without gradient, norms, rotary embeddings and gates run by one kernel each (``layers.py``).
+3. Without gradient, norms, rotary embeddings and gates run by one kernel each (``models/layers.py``).
 4. ``packs`` says for which models: plain attention everywhere, in bfloat16 or float16 on a GPU, of a head width that
    the kernel has. All others are padded.
 
@@ -24,8 +24,8 @@ from transformers import AttentionInterface
 from rocktokens.errors import RocktokensError
 from rocktokens.models.distant import DistantModel
 from rocktokens.models.head import causal_lm, hidden_states
+from rocktokens.models.layers import HALF, quick_layers
 from rocktokens.rollouts.slots import attending, fits
-from rocktokens.scoring.layers import HALF, quick_layers
 
 try:
     from torch.nn.attention import varlen

@@ -4,8 +4,6 @@ On a GPU or, with TRITON_INTERPRET=1, on the CPU. The same bits are asked for; o
 another order, and a gate, whose exponential may differ in the last bit, are now and then rounded to the neighbour.
 """
 
-import os
-
 import pytest
 import torch
 from transformers import (
@@ -28,10 +26,10 @@ from transformers.models.glm import modeling_glm
 from transformers.models.llama import modeling_llama
 from transformers.models.qwen3 import modeling_qwen3
 
-from rocktokens.scoring import layer_kernels, layers
-from rocktokens.scoring.layers import gated, normed, quick_layers, rotated
+from kernel_device import DEVICE, INTERPRETED, round_to_bfloat16
+from rocktokens.models import layer_kernels, layers
+from rocktokens.models.layers import gated, normed, quick_layers, rotated
 
-DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
 HALVES = (torch.bfloat16, torch.float16)
 DTYPES = (*HALVES, torch.float32)
 V = 41
@@ -50,21 +48,10 @@ TINY = {
 
 @pytest.fixture(autouse=True)
 def as_on_a_gpu(monkeypatch):
-    """Run kernels on the CPU too, and let its interpreter round to bfloat16, where it cuts digits off."""
-    if DEVICE == "cuda":
-        return
-    from triton import language as tl
-    from triton.runtime import interpreter
-
-    convert = interpreter._convert_float
-
-    def rounding(data, source, target, mode):
-        if (source, target) != (tl.float32, tl.bfloat16):
-            return convert(data, source, target, mode)
-        return torch.from_numpy(data.copy()).to(torch.bfloat16).view(torch.uint16).numpy()
-
-    monkeypatch.setattr(interpreter, "_convert_float", rounding)
-    monkeypatch.setattr(layers, "on_gpu", lambda _: True)
+    """Run kernels on the CPU too."""
+    if INTERPRETED:
+        round_to_bfloat16(monkeypatch)
+        monkeypatch.setattr(layers, "on_gpu", lambda _: True)
 
 
 def randn(*shape, dtype=torch.bfloat16, seed=0):
@@ -175,6 +162,35 @@ def test_a_rotation_has_the_bits_of_that_of_transformers(heads, width, dtype):
     found, wanted = rotated(q, k, cos, sin), modeling_llama.apply_rotary_pos_emb(q, k, cos, sin)
     for x, ours, theirs in zip((q, k), found, wanted, strict=True):
         assert torch.equal(ours, theirs) and ours.stride() == x.stride()
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize(("rows", "length"), [(5, 1), (3, 4)])
+@pytest.mark.parametrize(("heads", "width"), [((9, 3), 64), ((4, 1), 80)])
+def test_a_rotation_of_several_rows_has_the_bits_of_that_of_transformers(heads, width, rows, length, dtype):
+    """One new token of each, all projections side by side, or whole prompts."""
+    q, k, _ = randn(rows, length, sum(heads) + 1, width, dtype=dtype).transpose(1, 2).split([*heads, 1], dim=1)
+    cos, sin = (angle.view(rows, length, width) for angle in angles(rows * length, width, dtype))
+    wanted = modeling_llama.apply_rotary_pos_emb(q, k, cos, sin)
+    found = rotated(q, k, cos, sin)
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(found, wanted, strict=True))
+    rotary = layers._QuickRotary(modeling_llama.apply_rotary_pos_emb)
+    with torch.no_grad():
+        assert layers._takes_rotary(q, k, cos, sin)
+        contiguous = rotary(q.contiguous(), k.contiguous(), cos, sin)
+        assert layers._takes_rotary(q.contiguous(), k.contiguous(), cos, sin) == (length == 1)
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(contiguous, wanted, strict=True))
+
+
+def test_a_function_that_differs_for_several_rows_only_is_not_replaced(monkeypatch):
+    monkeypatch.setattr(layers, "_trials", {})
+
+    def first_angles(q, k, cos, sin):
+        return modeling_llama.apply_rotary_pos_emb(q, k, cos[:1], sin[:1])
+
+    model = llama()
+    assert layers._passes_as_rotary(modeling_llama.apply_rotary_pos_emb, model)
+    assert not layers._passes_as_rotary(first_angles, model)
 
 
 def test_a_rotation_of_heads_that_lie_elsewhere():
@@ -544,7 +560,8 @@ def test_calls_of_another_kind_go_to_what_was_replaced(calls):
         ((*tokens_first, cos, sin, 2), {}),
         ((*two[:2], cos, sin), {}),
         ((two[0], k, cos, sin), {}),
-        (tuple(two), {}),
+        (tuple(two), {}),  # rows whose tokens do not follow on each other
+        ((*two[:2], cos.expand(2, -1, -1), sin.expand(2, -1, -1)), {}),
         ((q, k, cos.float(), sin.float()), {}),
         ((q, k, cos[:, :1], sin[:, :1]), {}),
         ((q.mT.contiguous().mT, k, cos, sin), {}),

@@ -1,8 +1,8 @@
 """Norms, rotary embeddings and gates of a model by one kernel each, for forwards without gradient.
 
 transformers computes an RMS norm in seven kernels, a rotary embedding in eight and the gate of an MLP in two, which is
-most of the time a packed replay spends outside its matrix products. ``quick_layers`` puts the kernels of
-``layer_kernels.py`` in their place:
+most of the time a packed replay spends outside its matrix products, and most of the kernels of a decoding step.
+``quick_layers`` puts the kernels of ``layer_kernels.py`` in their place:
 
 1. A class of norms or of MLPs with its settings, or the ``apply_rotary_pos_emb`` of a model's Python module, is tried
    once on random numbers: only what the kernel reproduces, roundings included, is replaced. Gemma's 1 + weight, norms
@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from rocktokens.models.head import causal_lm
-from rocktokens.scoring.fused import has_triton
+from rocktokens.models.kernels import has_triton
 
 HALF = (torch.bfloat16, torch.float16)
 ROTARY = "apply_rotary_pos_emb"
@@ -75,13 +75,13 @@ def normed(x: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Tensor:
 
     D is ``MAX_WIDTH`` at most; the weight has the dtype of x, which is copied first unless its rows are evenly spaced.
     """
-    from rocktokens.scoring import layer_kernels
+    from rocktokens.models import layer_kernels
 
     x_RD = x.reshape(-1, x.shape[-1])
     x_RD = x_RD if x_RD.stride(1) == 1 else x_RD.contiguous()
     n_rows, width = x_RD.shape
     out_RD = torch.empty((n_rows, width), dtype=x.dtype, device=x.device)
-    block = _power_of_2(width)
+    block = power_of_2(width)
     rows = max(1, AT_ONCE // block)
     sizes = {"WIDTH": width, "ROWS": rows, "BLOCK": block, "num_warps": _warps(rows * block)}
     if n_rows:
@@ -94,43 +94,44 @@ def normed(x: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def rotated(
-    q_1HNd: torch.Tensor, k_1GNd: torch.Tensor, cos_1Nd: torch.Tensor, sin_1Nd: torch.Tensor
+    q_BHLd: torch.Tensor, k_BGLd: torch.Tensor, cos_BLd: torch.Tensor, sin_BLd: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The rotary embedding of Llama, in which the first half of a head turns with the second; strides are kept.
+    """The rotary embedding of Llama, in which the first half of a head turns with the second.
 
-    N tokens of H and G heads lie in any order in memory, but each head's d numbers side by side; all have one dtype.
+    The B · L tokens lie at even distances (``_distance``), the numbers of a head side by side; all have one dtype. The
+    results lie in memory as a projection's do, heads of a token side by side.
     """
-    from rocktokens.scoring import layer_kernels
+    from rocktokens.models import layer_kernels
 
-    q_out_1HNd, k_out_1GNd = torch.empty_like(q_1HNd), torch.empty_like(k_1GNd)
-    n_tokens, width = q_1HNd.shape[2:]
-    block = _power_of_2(width // 2)
-    at_once = [min(_power_of_2(x.shape[1]), max(1, AT_ONCE // block)) for x in (q_1HNd, k_1GNd)]
-    if n_tokens:
+    q_out_BHLd, k_out_BGLd = (x.new_empty(x.transpose(1, 2).shape).transpose(1, 2) for x in (q_BHLd, k_BGLd))
+    rows, _, length, width = q_BHLd.shape
+    block = power_of_2(width // 2)
+    at_once = [min(power_of_2(x.shape[1]), max(1, AT_ONCE // block)) for x in (q_BHLd, k_BGLd)]
+    if rows * length:
         rotate: Any = layer_kernels.rotate
-        with torch.cuda.device_of(q_1HNd):
-            rotate[(n_tokens,)](
-                *_strided(q_1HNd),
-                *_strided(q_out_1HNd),
-                *_strided(k_1GNd),
-                *_strided(k_out_1GNd),
-                *(cos_1Nd, cos_1Nd.stride(1)),
-                *(sin_1Nd, sin_1Nd.stride(1)),
-                Q_HEADS=q_1HNd.shape[1],
+        with torch.cuda.device_of(q_BHLd):
+            rotate[(rows * length,)](
+                *_strided(q_BHLd),
+                *_strided(q_out_BHLd),
+                *_strided(k_BGLd),
+                *_strided(k_out_BGLd),
+                *(cos_BLd, _distance(cos_BLd)),
+                *(sin_BLd, _distance(sin_BLd)),
+                Q_HEADS=q_BHLd.shape[1],
                 Q_AT_ONCE=at_once[0],
-                K_HEADS=k_1GNd.shape[1],
+                K_HEADS=k_BGLd.shape[1],
                 K_AT_ONCE=at_once[1],
                 HALF=width // 2,
                 BLOCK=block,
                 num_warps=_warps(max(at_once) * block),
                 enable_fp_fusion=False,
             )
-    return q_out_1HNd, k_out_1GNd
+    return q_out_BHLd, k_out_BGLd
 
 
 def gated(x: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
     """The product u silu(x) of two contiguous tensors of one shape and one half-width dtype."""
-    from rocktokens.scoring import layer_kernels
+    from rocktokens.models import layer_kernels
 
     out = torch.empty_like(x)
     if x.numel():
@@ -140,12 +141,20 @@ def gated(x: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def _strided(x_1HNd: torch.Tensor) -> tuple[torch.Tensor, int, int]:
+def _strided(x_BHLd: torch.Tensor) -> tuple[torch.Tensor, int, int | None]:
     """The heads, and how far apart heads and tokens are."""
-    return x_1HNd, x_1HNd.stride(1), x_1HNd.stride(2)
+    return x_BHLd, x_BHLd.stride(1), _distance(x_BHLd)
 
 
-def _power_of_2(n: int) -> int:
+def _distance(x: torch.Tensor) -> int | None:
+    """How far apart the tokens of (B, …, L, d) are, row after row; None where that differs from token to token."""
+    rows, length = x.shape[0], x.shape[-2]
+    if length == 1:
+        return x.stride(0)
+    return x.stride(-2) if rows == 1 or x.stride(0) == length * x.stride(-2) else None
+
+
+def power_of_2(n: int) -> int:
     """The smallest that is n or more."""
     return 1 << (n - 1).bit_length()
 
@@ -229,15 +238,14 @@ class _QuickRotary:
 
 
 def _takes_rotary(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> bool:
-    """Whether the kernel is for this call: one row of tokens, and angles for the whole width of a head."""
+    """Whether the kernel is for this call: tokens at even distances, and angles for the whole width of each's heads."""
     return (
         _take(q, k, cos, sin)
         and (q.ndim, k.ndim, cos.ndim) == (4, 4, 3)
-        and cos.shape == sin.shape == (1, *q.shape[2:])
-        and k.shape == (1, k.shape[1], *q.shape[2:])
-        and len(q) == 1
+        and cos.shape == sin.shape == (len(q), *q.shape[2:])
+        and k.shape == (len(q), k.shape[1], *q.shape[2:])
         and q.shape[-1] % 2 == 0
-        and all(x.stride(-1) == 1 for x in (q, k, cos, sin))
+        and all(x.stride(-1) == 1 and _distance(x) is not None for x in (q, k, cos, sin))
     )
 
 
@@ -311,11 +319,16 @@ def _passes_as_rotary(function: Any, lm: Any) -> bool:
 
 
 def _try_rotary(function: Callable[..., Any], lm: Any) -> bool:
-    """Compare on random heads and angles, whose two halves differ as those of no model do."""
+    """Compare on random heads and angles, whose two halves differ as those of no model do, in one row and in more."""
     draw = _draws(lm.device, lm.dtype)
-    q, k, cos, sin = draw(1, 4, 8, 64), draw(1, 2, 8, 64), draw(1, 8, 64), draw(1, 8, 64)
-    theirs = _or_none(lambda: function(q, k, cos, sin))
-    return isinstance(theirs, tuple) and len(theirs) == 2 and _same(rotated(q, k, cos, sin), theirs)
+
+    def agree(rows: int, length: int) -> bool:
+        q, k = (draw(rows, length, heads, 64).transpose(1, 2) for heads in (4, 2))
+        cos, sin = draw(rows, length, 64), draw(rows, length, 64)
+        theirs = _or_none(lambda: function(q, k, cos, sin))
+        return isinstance(theirs, tuple) and len(theirs) == 2 and _same(rotated(q, k, cos, sin), theirs)
+
+    return agree(1, 8) and agree(8, 1) and agree(2, 4)
 
 
 def _tried(key: Hashable, trial: Callable[[], bool]) -> bool:

@@ -2,23 +2,23 @@
 
 import pytest
 import torch
-from own_process import no_triton, run_cases
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from rocktokens.scoring.layers import quick_layers
+from own_process import no_triton, run_cases
+from rocktokens.models.layers import quick_layers
 
 
 @no_triton
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the GPU runs the same cases")
 @pytest.mark.slow
 def test_the_kernels_under_tritons_interpreter():
-    run_cases("layer_cases.py", interpreted=True)
+    run_cases("models/layer_cases.py", interpreted=True)
 
 
 @no_triton
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_the_kernels_on_a_gpu():
-    run_cases("layer_cases.py", interpreted=False)
+    run_cases("models/layer_cases.py", interpreted=False)
 
 
 @torch.no_grad()

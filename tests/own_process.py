@@ -12,7 +12,7 @@ no_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reaso
 
 
 def run_cases(*names: str, interpreted: bool) -> None:
-    """Let pytest run files of this folder; they are not imported here, where there may be no Triton."""
+    """Let pytest run files of this folder's folders; they are not imported here, where there may be no Triton."""
     here = Path(__file__).parent
     plugins = ["no:cacheprovider", *(["quick_interpreter"] if interpreted else [])]
     options = ["--durations=0", *(f"-p{plugin}" for plugin in plugins)]

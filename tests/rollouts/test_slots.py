@@ -1,0 +1,86 @@
+"""Attention over slots on a GPU, as far as it can be seen on a CPU."""
+
+import numpy as np
+import pytest
+import torch
+from tiny_sampling import EOS_IDS, PAD, make_llama, make_requests, same_completion
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from rocktokens.rollouts import slots
+from rocktokens.rollouts.sampler import TransformersSampler
+from rocktokens.rollouts.slots import grouped_attention, mask_copies
+
+
+class Operators(TorchDispatchMode):
+    """Notes what is called."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.add(function.overloadpacket.__name__)
+        return function(*args, **(kwargs or {}))
+
+
+def on_a_gpu(query, key, value, *, attn_mask, scale):
+    """The shapes and strides of torch's memory-efficient attention, which is what takes a mask there."""
+    assert all(stride % 8 == 0 for stride in attn_mask.stride()[:-1])  # or it would be copied to a padded one
+    mask = attn_mask.expand(*query.shape[:3], key.shape[2])
+    return torch.ops.aten._scaled_dot_product_efficient_attention(query, key, value, mask, False, scale=scale)[0]
+
+
+@pytest.mark.parametrize(("heads", "key_heads"), [(9, 3), (12, 2), (4, 4), (4, 1)])
+def test_one_mask_per_key_head_saves_the_copy_of_what_was_attended_to(monkeypatch, heads, key_heads):
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", on_a_gpu)
+    rows, capacity, width, settings = 8, 384, 320, {"dtype": torch.bfloat16, "device": "meta"}
+    query = torch.empty(rows, 1, heads, 64, **settings).transpose(1, 2)
+    key, value = (torch.empty(16, key_heads, capacity, 64, **settings)[:rows, :, :width] for _ in range(2))
+
+    def operators(copies):
+        mask = torch.empty(16, copies, capacity, **settings)[:rows, :, None, :width]
+        with Operators() as seen:
+            attended, _ = grouped_attention(torch.nn.Identity(), query, key, value, mask)
+        assert attended.shape == (rows, 1, heads, 64)
+        return seen.names
+
+    shares_keys = 1 < key_heads < heads
+    assert ("clone" in operators(1)) == shares_keys
+    assert operators(key_heads) <= {"view", "alias", "expand", "slice", "_scaled_dot_product_efficient_attention"}
+
+
+@pytest.mark.parametrize("key_heads", [1, 2, 4])
+def test_grouped_attention_writes_what_that_of_transformers_writes(monkeypatch, key_heads):
+    """In float32, where only sums are rounded otherwise."""
+    model, requests = make_llama(num_key_value_heads=key_heads), make_requests(9)
+
+    def sampled():
+        sampler = TransformersSampler(model, EOS_IDS, PAD, batch_size=8)
+        return sampler.sample(requests, temperature=1.0, max_new_tokens=30, seed=7)
+
+    wanted, called = sampled(), []
+    assert mask_copies(model) == 1
+    monkeypatch.setattr(slots, "on_gpu", lambda _: True)
+    monkeypatch.setattr(slots, "has_triton", lambda: False)
+    monkeypatch.setitem(
+        slots.AttentionInterface._global_mapping,
+        slots.GROUPED_ATTENTION,
+        lambda module, *states, **named: called.append(1) or grouped_attention(module, *states, **named),
+    )
+    assert mask_copies(model) == (2 if key_heads == 2 else 1)
+    found = sampled()
+    assert called and len({len(completion.token_ids) for completion in found}) > 2
+    assert all(same_completion(ours, theirs) for ours, theirs in zip(found, wanted, strict=True))
+
+
+def test_layers_with_other_key_heads_than_the_config_says_take_the_first_mask():
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(4, heads, n, 8, generator=generator) for heads, n in ((6, 1), (3, 16), (3, 16)))
+    hidden = torch.where(torch.rand(4, 1, 1, 16, generator=generator) < 0.5, 0.0, -torch.inf)
+    hidden[..., 0] = 0
+    wanted = torch.nn.functional.scaled_dot_product_attention(
+        query, *(states.repeat_interleave(2, dim=1) for states in (key, value)), attn_mask=hidden
+    )
+    for copies in (1, 2, 3):
+        found, _ = grouped_attention(torch.nn.Identity(), query, key, value, hidden.repeat(1, copies, 1, 1))
+        assert np.allclose(found.transpose(1, 2), wanted, atol=1e-6)
