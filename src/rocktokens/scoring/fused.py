@@ -15,7 +15,6 @@ holds the checks and the public functions.
 
 import math
 from collections.abc import Iterator
-from functools import cache
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, cast
 
@@ -26,6 +25,7 @@ from torch.autograd.function import once_differentiable
 from rocktokens.config import Divergence
 from rocktokens.errors import RocktokensError
 from rocktokens.models.head import LMHead
+from rocktokens.models.kernels import has_triton
 from rocktokens.types import STANDARD_COLUMNS
 
 if TYPE_CHECKING:
@@ -428,13 +428,3 @@ def sent(array: np.ndarray | torch.Tensor, device: torch.device | str) -> torch.
     tensor = torch.as_tensor(array)
     is_leaving_host = torch.device(device).type == "cuda" and not tensor.is_cuda
     return (tensor.pin_memory() if is_leaving_host else tensor).to(device, non_blocking=True)
-
-
-@cache
-def has_triton() -> bool:
-    """Whether kernels can be compiled here."""
-    try:
-        from rocktokens.scoring import row_kernels  # noqa: F401
-    except ImportError:
-        return False
-    return True
