@@ -14,6 +14,8 @@ import numpy as np
 import torch
 
 from rocktokens.errors import NonFiniteLossError
+from rocktokens.models.kernels import has_triton
+from rocktokens.rollouts.choosing import choose_by_kernel
 from rocktokens.rollouts.noise import gumbel_noise
 
 WIDTH_BLOCK = 16
@@ -89,14 +91,20 @@ def choose(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Choose the next id of every row; with its log-probability before any ban, NaN where no id has a finite score.
 
+    On a GPU a kernel does it (``choosing``), if there is Triton; what follows here is the reference.
+
     Args:
-        logits_RV: float32, raw.
+        logits_RV: raw, of any floating dtype; computed with in float32.
         banned_RV: what each row may not write; None where no row has a ban.
         alternatives_RA: from ``alternative_ids``; None where every ban acts everywhere.
         stream_keys_R: of each row's noise.
         positions_R: the response positions that are chosen.
         temperature: 0 for the most probable id.
     """
+    if logits_RV.is_cuda and has_triton():
+        arrays = (logits_RV, banned_RV, alternatives_RA, stream_keys_R, positions_R)
+        return choose_by_kernel(*arrays, temperature, math.log(LIKELY))
+    logits_RV = logits_RV.float()
     totals_R = logits_RV.logsumexp(dim=1)
     if banned_RV is not None and alternatives_RA is not None:
         banned_RV = banned_RV & _acts(logits_RV, totals_R, alternatives_RA)[:, None]
