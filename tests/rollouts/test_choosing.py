@@ -39,3 +39,15 @@ def test_narrow_logits_are_computed_with_in_float32(dtype):
     wide = decoding.choose(logits_RV.float(), None, None, keys_R, keys_R, 1.0)
     assert narrow[1].dtype == torch.float32
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(narrow, wide, strict=True))
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+@pytest.mark.parametrize("at_once", [1, 97, 3 * 97])
+def test_scores_have_the_same_bits_however_many_rows_are_taken_at_once(at_once, temperature, monkeypatch):
+    logits_RV = 3 * torch.randn(16, 97, generator=torch.Generator().manual_seed(0))
+    arrays = (logits_RV, torch.arange(16) << 50, torch.arange(16))
+    whole = decoding._draw(*arrays, temperature)
+    monkeypatch.setattr(decoding, "CACHED_SCORES", at_once)
+    parts = decoding._draw(*arrays, temperature)
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(parts, whole, strict=True))
+    assert not torch.equal(whole[0], decoding._draw(*arrays[:2], arrays[2] + 1, temperature)[0])
