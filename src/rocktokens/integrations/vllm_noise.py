@@ -75,7 +75,7 @@ class RockNoise(LogitsProcessor):
     def _choose(self, logits: torch.Tensor, places: list[int], temperature: float) -> None:
         device, rows = logits.device, [self._rows[place] for place in places]
         places_R = torch.tensor(places, device=device)
-        logits_RV = logits[places_R].float()
+        logits_RV = logits[places_R]
         banned_RV = torch.zeros_like(logits_RV, dtype=torch.bool)
         for place, row in enumerate(rows):
             banned_RV[place, list(row.wanted.banned)] = True

@@ -1,13 +1,14 @@
-"""Whether Triton's kernels can run."""
+"""Whether Triton kernels can run here."""
 
 from functools import cache
+from importlib import import_module
 
 
 @cache
 def has_triton() -> bool:
     """Whether kernels can be compiled here."""
     try:
-        import triton  # noqa: F401
+        import_module("triton.language")
     except ImportError:
         return False
     return True

@@ -14,6 +14,8 @@ import numpy as np
 import torch
 
 from rocktokens.errors import NonFiniteLossError
+from rocktokens.models.kernels import has_triton
+from rocktokens.rollouts.choosing import choose_by_kernel
 from rocktokens.rollouts.noise import gumbel_noise
 
 WIDTH_BLOCK = 16
@@ -22,6 +24,8 @@ NOTHING = np.empty(0, np.int32)
 NO_TOKEN = -1
 LIKELY = 0.05
 """The least probability, at temperature 1 and before any ban, that an alternative is likely with."""
+CACHED_SCORES = 1 << 18
+"""Scores that a CPU computes at once: 2 MiB of each array that leads to them."""
 Ended = tuple[int, np.ndarray, np.ndarray, bool]
 """Index of a request, its token ids (int32) and their log-probabilities (float32), and whether it finished."""
 
@@ -89,24 +93,45 @@ def choose(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Choose the next id of every row; with its log-probability before any ban, NaN where no id has a finite score.
 
+    On a GPU a kernel does it (``choosing``), if there is Triton; what follows here is the reference.
+
     Args:
-        logits_RV: float32, raw.
+        logits_RV: raw, of any floating dtype; computed with in float32.
         banned_RV: what each row may not write; None where no row has a ban.
         alternatives_RA: from ``alternative_ids``; None where every ban acts everywhere.
         stream_keys_R: of each row's noise.
         positions_R: the response positions that are chosen.
         temperature: 0 for the most probable id.
     """
+    if logits_RV.is_cuda and has_triton():
+        arrays = (logits_RV, banned_RV, alternatives_RA, stream_keys_R, positions_R)
+        return choose_by_kernel(*arrays, temperature, math.log(LIKELY))
+    logits_RV = logits_RV.float()
     totals_R = logits_RV.logsumexp(dim=1)
     if banned_RV is not None and alternatives_RA is not None:
         banned_RV = banned_RV & _acts(logits_RV, totals_R, alternatives_RA)[:, None]
     allowed_RV = logits_RV if banned_RV is None else logits_RV.masked_fill(banned_RV, -torch.inf)
     if temperature > 0:
-        noise_RV = gumbel_noise(stream_keys_R, positions_R, logits_RV.shape[1])
-        allowed_RV = noise_RV.add_(allowed_RV, alpha=1 / temperature)
-    best_R, chosen_R = allowed_RV.max(dim=1)
+        best_R, chosen_R = _draw(allowed_RV, stream_keys_R, positions_R, temperature)
+    else:
+        best_R, chosen_R = allowed_RV.max(dim=1)
     logprobs_R = logits_RV.gather(1, chosen_R[:, None])[:, 0] - totals_R
     return chosen_R, logprobs_R.masked_fill(~best_R.isfinite(), torch.nan)
+
+
+def _draw(
+    allowed_RV: torch.Tensor, stream_keys_R: torch.Tensor, positions_R: torch.Tensor, temperature: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return each row's best score with noise, and its id; a CPU takes as many rows at once as stay in its caches."""
+    rows, width = allowed_RV.shape
+    at_once = rows if allowed_RV.is_cuda else max(1, CACHED_SCORES // width)
+    split = [array.split(at_once) for array in (allowed_RV, stream_keys_R, positions_R)]
+    parts = []
+    for allowed_rV, stream_keys_r, positions_r in zip(*split, strict=True):
+        noise_rV = gumbel_noise(stream_keys_r, positions_r, width)
+        parts.append(noise_rV.add_(allowed_rV, alpha=1 / temperature).max(dim=1))
+    bests, chosen = zip(*parts, strict=True)
+    return torch.cat(bests), torch.cat(chosen)
 
 
 def _acts(logits_RV: torch.Tensor, totals_R: torch.Tensor, alternatives_RA: torch.Tensor) -> torch.Tensor:

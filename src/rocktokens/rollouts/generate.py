@@ -133,7 +133,7 @@ class _ChooseToken(LogitsProcessor):
         return self.starts_R + (input_ids_RL.shape[1] - self.width)
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
-        logits_RV = scores[:, : self.settings.vocab_size].float()
+        logits_RV = scores[:, : self.settings.vocab_size]
         positions_R = self.positions(input_ids)
         chosen_R, logprobs_R = choose(
             logits_RV,

@@ -174,7 +174,7 @@ class DecodingRows:
             use_cache=True,
             logits_to_keep=1,
         )
-        logits_AV = output.logits[:, -1, : self.settings.vocab_size].float()
+        logits_AV = output.logits[:, -1, : self.settings.vocab_size]
         banned_AV = None if self.banned_RV is None else self.banned_RV[:rows]
         alternatives_AA = None if self.alternatives_RA is None else self.alternatives_RA[:rows]
         chosen_A, logprobs_A = choose(
