@@ -12,15 +12,16 @@ the keys and values of every row, at the bandwidth of a large copy on the same m
 of each, which captures graphs, is printed apart. ``python benchmarks/sampler.py`` takes about two minutes on an H200.
 
 ``--shape qwen2.5-1.5b`` takes Qwen2.5-1.5B's shape instead, prompts of 80 to 160 tokens and answers of 300, and
-``--rows`` another number of rows. ``--kernels`` only counts the GPU kernels of one decoding step, launched one by one:
-with the quick layers of ``models/layers.py`` and the cache's kernel, without these layers, and without both.
+``--rows`` another number of rows. ``--kernels`` asks instead what kernels of ours are worth: it counts the GPU kernels
+of one decoding step, and times answers, with and without the choice of the next token (``choice_kernels.py``), the
+quick layers (``models/layers.py``) and the cache's kernel (``slot_kernels.py``).
 """
 
 import argparse
 import statistics
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
@@ -32,7 +33,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 from transformers.utils import logging as transformers_logging
 
 from printing import machine, print_table
-from rocktokens.rollouts import sampler, slots
+from rocktokens.rollouts import decoding, sampler, slots
 from rocktokens.rollouts.rows import DecodingRows
 from rocktokens.rollouts.sampler import SampleRequest, TransformersSampler
 
@@ -80,7 +81,8 @@ def make_model(dtype: torch.dtype, device: str, shape: Shape) -> Any:
         pad_token_id=PAD,
         initializer_range=0.04,
     )
-    return AutoModelForCausalLM.from_config(config, dtype=dtype).to(device).eval()
+    with torch.device(device):
+        return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
 
 
 def make_requests(count: int, shape: Shape) -> list[SampleRequest]:
@@ -171,7 +173,7 @@ def compare(title: str, sides: dict[str, Callable[[], Written]], rounds: int, de
     last = medians[list(sides)[-1]]
     print(f"{title}\n")
     print_table(
-        ["", "s", "first turn, s", "tokens", "tokens/s", "× generate"],
+        ["", "s", "first turn, s", "tokens", "tokens/s", f"× {list(sides)[-1]}"],
         [
             [
                 name,
@@ -187,7 +189,20 @@ def compare(title: str, sides: dict[str, Callable[[], Written]], rounds: int, de
     return medians
 
 
-def kernels_of_a_step(model: Any, requests: list[SampleRequest], quick: bool, writes: bool) -> int:
+@contextmanager
+def by_kernel(choice: bool, layers: bool, cache: bool) -> Iterator[None]:
+    """Leave what is not wanted by a kernel of ours to PyTorch and transformers."""
+    with ExitStack() as patches:
+        if not choice:
+            patches.enter_context(patch.object(decoding, "has_triton", lambda: False))
+        if not layers:
+            patches.enter_context(patch.object(sampler, "quick_layers", lambda _: nullcontext()))
+        if not cache:
+            patches.enter_context(patch.object(slots, "has_triton", lambda: False))
+        yield
+
+
+def kernels_of_a_step(model: Any, requests: list[SampleRequest]) -> int:
     """How many kernels, copies and fills the GPU runs in one step of a full batch, without a graph."""
     counts: list[int] = []
 
@@ -199,24 +214,38 @@ def kernels_of_a_step(model: Any, requests: list[SampleRequest], quick: bool, wr
             kinds = (event.device_type for event in profiled.events() or [])
             counts.append(sum(kind == torch.autograd.DeviceType.CUDA for kind in kinds))
 
-    with (
-        patch.object(DecodingRows, "advance", counted),
-        patch.object(sampler, "quick_layers", sampler.quick_layers if quick else lambda _: nullcontext()),
-        patch.object(slots, "has_triton", slots.has_triton if writes else lambda: False),
-    ):
+    with patch.object(DecodingRows, "advance", counted):
         ours(TransformersSampler(model, frozenset(), PAD, batch_size=len(requests)), requests, 8, 1.0)
     return counts[-1]
 
 
-def print_kernels(model: Any, requests: list[SampleRequest]) -> None:
-    sides = {"quick layers and cache": (True, True), "cache": (False, True), "neither": (False, False)}
-    counts = {name: kernels_of_a_step(model, requests, *side) for name, side in sides.items()}
+def compare_kernels(model: Any, requests: list[SampleRequest], new_tokens: int, rounds: int) -> None:
+    """Count a step's kernels, and time whole answers, with more and more of it by kernels of ours."""
+    sides = {
+        "choice, layers, cache": (True, True, True),
+        "layers, cache": (False, True, True),
+        "cache": (False, False, True),
+        "none": (False, False, False),
+    }
+    counts: dict[str, int] = {}
+    works: dict[str, Callable[[], Written]] = {}
+    for name, side in sides.items():
+        with by_kernel(*side):
+            counts[name] = kernels_of_a_step(model, requests)
+        own = TransformersSampler(model, frozenset(), PAD, batch_size=len(requests))
+
+        def work(own: TransformersSampler = own, side: tuple[bool, bool, bool] = side) -> Written:
+            with by_kernel(*side):
+                return ours(own, requests, new_tokens, 1.0)
+
+        works[name] = work
+    print(f"GPU kernels of one decoding step of {len(requests)} rows\n")
     layers = model.config.num_hidden_layers
-    print("GPU kernels of one decoding step\n")
-    print_table(
-        ["by own kernels", "kernels", "per layer, all counted"],
-        [[name, f"{count:,}", f"{count / layers:.1f}"] for name, count in counts.items()],
-    )
+    rows = [[name, f"{count:,}", f"{count / layers:.1f}"] for name, count in counts.items()]
+    print_table(["by kernels of ours", "kernels", "per layer, all counted"], rows)
+    medians = compare(f"{len(requests)} answers of {new_tokens} tokens, temperature 1", works, rounds, "cuda")
+    floor = floor_seconds(model, requests, [new_tokens] * len(requests), len(requests))
+    print(f"floor {floor:.3f} s: all by kernels of ours is {next(iter(medians.values())) / floor:.1f} × that\n")
 
 
 def agreement(found: Written, expected: Written) -> str:
@@ -229,12 +258,12 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, default="smollm2-135m")
     parser.add_argument("--rows", type=int, help="answers written at once; default: as many as the shape has")
     parser.add_argument("--new-tokens", type=int)
-    parser.add_argument("--kernels", action="store_true", help="only count the GPU kernels of a step")
+    parser.add_argument("--kernels", action="store_true", help="what kernels of ours are worth")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tiny", action="store_true", help="a tiny model on the CPU, to try the script")
     given = parser.parse_args()
     if given.kernels and given.tiny:
-        parser.error("--kernels counts what a GPU runs: leave --tiny out")
+        parser.error("--kernels measures what a GPU runs: leave --tiny out")
     if not given.tiny and not torch.cuda.is_available():
         print("benchmarks/sampler.py needs a CUDA device, and there is none: --tiny tries it on the CPU")
         return
@@ -246,7 +275,7 @@ def main() -> None:
     count, new_tokens, vocab_size = given.rows or shape.rows, given.new_tokens or shape.new_tokens, shape.sizes[-1]
     requests = make_requests(4 * count, shape)
     if given.kernels:
-        print_kernels(model, requests[:count])
+        compare_kernels(model, requests[:count], new_tokens, given.rounds)
         return
     same_length = TransformersSampler(model, frozenset(), PAD, batch_size=count)
     for name, temperature in (("temperature 1", 1.0), ("greedy", 0.0)):
