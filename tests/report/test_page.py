@@ -12,6 +12,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import altair
 import pytest
 from explorer_run import LENGTH, make_run
 from report_run import TEXTS, make_report_run
@@ -19,8 +20,9 @@ from report_run import TEXTS, make_report_run
 from rocktokens.display.text import MARKS_LEGEND, visible
 from rocktokens.errors import RocktokensError
 from rocktokens.report.build import build_report
+from rocktokens.report.charts.save import chart_bytes
 from rocktokens.report.page.facts import RESULT_FILES
-from rocktokens.report.page.parts import STRIPS, file_name, with_room
+from rocktokens.report.page.parts import OFTEN, STRIPS, file_name, with_room, with_shared_marks
 from rocktokens.report.page.render import report_html, unbroken
 from rocktokens.report.page.tiles import NAMED_ROCKS
 from rocktokens.report.views.run_view import RunView
@@ -272,6 +274,42 @@ def test_figures_are_written_as_pdf_with_their_data(tmp_path: Path, path: Path):
 def test_names_become_file_names_and_numbers_stay_together():
     assert [file_name(name) for name in ("demo", "../../x y", "<&>", ".")] == ["demo", "x-y", "run", "run"]
     assert unbroken("a 1.5 % [−1.0, +2.0] of b, 3") == "a 1.5\xa0%\xa0[−1.0,\xa0+2.0] of b, 3"
+
+
+MARK = re.compile(r'<path transform="translate\(([\d.]+),([\d.]+)\)" ([^<>]*)/>')
+USE = re.compile(r'<use href="#(\w+)" x="([\d.]+)" y="([\d.]+)"/>')
+
+
+def test_marks_that_differ_in_their_place_alone_are_drawn_once_where_they_were():
+    points = [{"x": x, "y": x * x % 7, "who": "ab"[x % 3 == 0]} for x in range(60)]
+    chart = (
+        altair.Chart(altair.Data(values=points))
+        .mark_point()
+        .encode(x="x:Q", y="y:Q", color="who:N")
+        .configure(aria=False)
+    )
+    svg = chart_bytes(chart, "svg").decode()
+    shared = with_shared_marks(svg)
+    drawn = dict(re.findall(r'<path id="(\w+)" ([^<>]*)/>', shared))
+    again = [(*map(float, place), drawn[own]) for own, *place in USE.findall(shared)]
+    before = [(float(x), float(y), look) for x, y, look in MARK.findall(svg) if look in drawn.values()]
+    assert len(again) == len(before) == 60
+    assert len({look for *_, look in before}) == 2
+    for (x, y, look), (x_again, y_again, look_again) in zip(before, again, strict=True):
+        assert look == look_again
+        assert abs(x - x_again) + abs(y - y_again) <= 0.1
+    assert len(shared) < len(svg) / 1.5
+
+
+def test_few_marks_are_left_as_they_are():
+    chart = (
+        altair.Chart(altair.Data(values=[{"x": x} for x in range(OFTEN - 1)]))
+        .mark_point()
+        .encode(x="x:Q")
+        .configure(aria=False)
+    )
+    svg = chart_bytes(chart, "svg").decode()
+    assert with_shared_marks(svg).replace("<defs></defs>", "") == svg
 
 
 def test_room_is_added_at_both_sides_and_nothing_else_changes():

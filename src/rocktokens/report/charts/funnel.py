@@ -31,7 +31,7 @@ from rocktokens.report.charts.funnel_layout import (
     place_labels,
     thin,
 )
-from rocktokens.report.charts.plots import Axis, Layer, Panel, Plot, by_group, layer
+from rocktokens.report.charts.plots import Axis, Layer, Panel, Plot, by_group, layer, rounded
 
 EQUAL_SCORE = "Grey lines: equal score (occurrences × mean kl), in nats."
 LABELS = 12
@@ -82,7 +82,7 @@ def funnel_plot(types: pd.DataFrame) -> Plot:
     records = _type_records(thin(placed))[::-1]  # first ranks first
     groups = theme.point_groups(records, "group", GROUP_LOOKS)
     lines = tuple(
-        Layer("line", None, *zip(*line, strict=True), label=(_score_name(score),))
+        Layer("line", None, *map(rounded, zip(*line, strict=True)), label=(_score_name(score),))
         for score, line in equal_scores(placed, frame).items()
     )
     named = {ROCK: LABELS}

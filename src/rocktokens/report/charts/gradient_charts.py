@@ -98,7 +98,7 @@ def gradient_charts(record: GradientsRecord, run: str) -> dict[str, Figure]:
 
 
 def type_records(record: GradientsRecord, panels: dict[str, str]) -> list[dict[str, Any]]:
-    """Make a record per type and panel: what it is, its group, and its value in vocabulary space."""
+    """Make a record per panel and type that has a value there: what it is, its group, its value in vocabulary space."""
     types, change = record.trace.types, record.logit.persistence
     known = {own[0]: own[1:] for own in zip(types.token_id, types.group, types.text, strict=True)}
     tables = [asdict(record.logit.reference.vocabulary.types), asdict(change.vocabulary.types) if change else {}]
@@ -114,7 +114,7 @@ def type_records(record: GradientsRecord, panels: dict[str, str]) -> list[dict[s
         for table in tables
         if column in table
         for token_id, value in zip(table["token_id"], table[column], strict=True)
-        if token_id in known
+        if token_id in known and value is not None
     ]
 
 
@@ -321,7 +321,7 @@ def thinned(records: Records, keys: tuple[str, ...], by: str) -> list[dict[str, 
 
 
 def _left_out(records: Records, shown: Records) -> str:
-    """Say where marks were thinned; records without a value were never marks."""
+    """Say where marks were thinned."""
     is_thinned = len(records) > len(shown) >= MOST_MARKS
     return f"Groups of more than {MOST_MARKS:,} types are thinned evenly." if is_thinned else ""
 

@@ -6,7 +6,7 @@
 3. A plot without panels has nothing to draw: the page then shows the image, which says why.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -166,5 +166,10 @@ def panels_of(records: Sequence[Mapping[str, Any]], name: str) -> dict[str, list
 
 
 def column(records: Sequence[Mapping[str, Any]], name: str) -> Column:
-    """Return a field of all records, rounded to what can be seen."""
-    return tuple(None if record[name] is None else float(f"{record[name]:.{DIGITS}g}") for record in records)
+    """Return a field of all records as it is drawn."""
+    return rounded(record[name] for record in records)
+
+
+def rounded(values: Iterable[float | None]) -> Column:
+    """Leave of numbers what can be seen."""
+    return tuple(None if value is None else float(f"{value:.{DIGITS}g}") for value in values)

@@ -2,8 +2,10 @@
 
 import base64
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rocktokens.display.numbers import listed
 from rocktokens.display.table import Table, csv_text
@@ -24,6 +26,11 @@ STRIPS, STRIP_TOKENS = 4, 1_000
 """Rollouts shown of each run, and tokens of each: a page must not grow with the length of answers."""
 ROOM = 20
 """Pixels."""
+FILE_DIGITS = 6
+"""Significant digits of the numbers in a figure's file."""
+OFTEN = 20
+"""Marks that are alike, from which on they are drawn once."""
+_MARK = re.compile(r'<path transform="translate\((-?[\d.]+),(-?[\d.]+)\)" ([^<>]*)/>')
 _SIZE = re.compile(r'width="([\d.]+)" height="([\d.]+)" viewBox="0 0 [\d.]+ [\d.]+"')
 
 
@@ -81,7 +88,7 @@ class Part:
         """What can be downloaded, by the id of the image or table."""
         stem = file_name(self.name)
         figures = {
-            image: {"stem": f"{stem}-{figure.name}", "csv": csv_text(finite(figure.records))}
+            image: {"stem": f"{stem}-{figure.name}", "csv": csv_text(map(_rounded, finite(figure.records)))}
             for image, figure in self.figures.items()
         }
         tables = [table for section in self.sections for table in (*section.tables, *section.more)]
@@ -126,12 +133,35 @@ def part_of(run: RunView, part_id: str, vocabulary: int) -> Part:
     )
 
 
+def _rounded(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave of numbers what a reader of a figure needs: the rest would be half of the bytes of a page's files."""
+    return {
+        name: float(f"{value:.{FILE_DIGITS}g}") if isinstance(value, float) else value for name, value in record.items()
+    }
+
+
 def _image(figure: Figure, image_id: str) -> Image:
     # The page says once what an image shows; a label for every mark would be most of its bytes.
     config = figure.chart.config.copy()
     config["aria"] = False
-    svg, width, height = with_room(chart_bytes(figure.chart.properties(config=config), "svg").decode())
+    svg = with_shared_marks(chart_bytes(figure.chart.properties(config=config), "svg").decode())
+    svg, width, height = with_room(svg)
     return Image(image_id, f"data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}", width, height)
+
+
+def with_shared_marks(svg: str) -> str:
+    """Draw marks that differ in nothing but their place once: thousands of points are most of a page's bytes."""
+    counts = Counter(mark[3] for mark in _MARK.finditer(svg))
+    ids = {drawn: f"m{place}" for place, (drawn, count) in enumerate(counts.items()) if count >= OFTEN}
+
+    def placed(mark: re.Match[str]) -> str:
+        if mark[3] not in ids:
+            return mark[0]
+        return f'<use href="#{ids[mark[3]]}" x="{round(float(mark[1]), 1):g}" y="{round(float(mark[2]), 1):g}"/>'
+
+    drawn_once = "".join(f'<path id="{own}" {drawn}/>' for drawn, own in ids.items())
+    head, end, body = svg.partition(">")
+    return f"{head}{end}<defs>{drawn_once}</defs>{_MARK.sub(placed, body)}"
 
 
 def with_room(svg: str) -> tuple[str, int, int]:
