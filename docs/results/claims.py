@@ -2,7 +2,8 @@
 
 ``python docs/results/claims.py runs/smollm2-renumbered --study runs/study-smollm2`` reads the records that
 ``rocktokens run`` and ``rocktokens study`` left and prints a table; ``--name smollm2`` also writes
-docs/results/smollm2-claims.csv. Each claim is an inequality that was written here before any real pair was looked at:
+docs/results/smollm2-claims.csv, and smollm2-rocks.csv with a row for every rock and its ban. Each claim is an
+inequality that was written here before any real pair was looked at:
 
     few        rocks hold more than half of the remaining kl and are less than a tenth of the used types    interval
     stay       the kl of rocks fell by less than that of the rest, on the same tokens             disjoint intervals
@@ -25,6 +26,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rocktokens.display.numbers import interval, percent, points, with_interval
+from rocktokens.display.text import for_csv, visible
 from rocktokens.errors import RocktokensError
 from rocktokens.gradients.records import CONTRADICTED, INCONCLUSIVE, SUPPORTED, Claim, ClaimVerdict, GradientsRecord
 from rocktokens.inference.proportions import clopper_pearson_interval
@@ -34,7 +36,10 @@ from rocktokens.run_dir import RunDir
 from rocktokens.studies.records import Comparison, StudyResult
 from rocktokens.types import Interval, RockSet
 
+RESULTS = Path(__file__).parent
 STRUCTURE = ("latex_math", "markdown_whitespace", "discourse", "punctuation")
+FOUND = ("rank", "token_id", "token", "category", "occurrences", "mean_kl", "score", "label", "held_out_label")
+BANNED = ("verdict", "change", "change_low", "change_high", "q", "answers_changed", "lost_in_gold")
 FROZEN = "rock freeze"
 """The arm that trains without the rocks."""
 
@@ -55,7 +60,8 @@ def main() -> None:
     for own in claims:
         print(f"{own.name:10} {own.verdict:12} {own.claim}: {own.because}")
     if given.name:
-        write_claims(claims, Path(__file__).parent / f"{given.name}-claims.csv")
+        write_claims(claims, RESULTS / f"{given.name}-claims.csv")
+        write_rocks(given.run, RESULTS / f"{given.name}-rocks.csv")
 
 
 def run_claims(run: RunDir) -> Iterator[Claim]:
@@ -188,6 +194,23 @@ def write_claims(claims: list[Claim], path: Path) -> None:
         rows = csv.writer(file, lineterminator="\n")
         rows.writerow(("name", "claim", "verdict", "because"))
         rows.writerows((own.name, own.claim, own.verdict, own.because) for own in claims)
+
+
+def write_rocks(run: RunDir, path: Path) -> None:
+    """Write one row per rock, with what its ban did: Δ of the accuracy in points, and p corrected for all bans."""
+    sweep = KnockoutSweep.load(run.verified(run.knockout.name))
+    bans = {own.ban.ids[0]: own for own in sweep.of_role("tested")}
+    with path.open("w", newline="", encoding="utf-8") as file:
+        rows = csv.writer(file, lineterminator="\n")
+        rows.writerow(FOUND + BANNED)
+        for own in RockSet.load(run.verified(run.rocks.name)).tokens:
+            what = (own.rank, own.id, visible(own.text), own.category, own.freq, f"{own.mean_kl:.4g}")
+            row = (*what, f"{own.score:.4g}", own.label, own.held_out_label)
+            if (ban := bans.get(own.id)) and ban.delta is not None and ban.interval is not None:
+                change = (round(100 * value, 1) for value in (ban.delta, *ban.interval))
+                q = None if ban.q is None else float(f"{ban.q:.2g}")
+                row = (*row, ban.verdict, *change, q, ban.changes.n_prompts, ban.lost_in_gold)
+            rows.writerow(map(for_csv, row))
 
 
 if __name__ == "__main__":
