@@ -3,7 +3,7 @@
 ``python docs/results/claims.py runs/smollm2-renumbered --study runs/study-smollm2`` reads the records that
 ``rocktokens run`` and ``rocktokens study`` left and prints a table; ``--name smollm2`` also writes
 docs/results/smollm2-claims.csv, and smollm2-rocks.csv with a row for every rock and its ban. Each claim is an
-inequality that was written here before any real pair was looked at:
+inequality that was written here before the pairs of docs/results were trained:
 
     few        rocks hold more than half of the remaining kl and are less than a tenth of the used types    interval
     stay       the kl of rocks fell by less than that of the rest, on the same tokens             disjoint intervals

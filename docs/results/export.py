@@ -3,7 +3,8 @@
 ``python docs/results/export.py runs/study-paper pebbles-paper`` reads study.json of a finished study and writes
 docs/results/pebbles-paper.csv and docs/images/pebbles-paper.png. It prints the mean accuracy of every arm at each step,
 and its difference to the baseline, paired by seed, with a 95 % interval by Student's t over seeds, each by itself. If
-the scout tested classes of tokens, it prints every ban: change in points with its interval, p, and p corrected.
+the scout tested classes of tokens, it prints every ban: change in points with its interval, p, and p corrected. If the
+study has rocks, NAME-rocks.csv lists them.
 """
 
 import argparse
@@ -13,10 +14,12 @@ from pathlib import Path
 import numpy as np
 from scipy import stats
 
+from rocktokens.display.text import for_csv, visible
 from rocktokens.knockout.class_records import ClassSweep
 from rocktokens.report.charts.save import save_chart
 from rocktokens.report.charts.study_charts import study_charts
 from rocktokens.studies.records import StudyResult
+from rocktokens.types import RockSet
 
 RESULTS = Path(__file__).parent
 
@@ -32,6 +35,8 @@ def main() -> None:
     chart = study_charts(result, arguments.study.name)["study_curves"].chart
     save_chart(chart, RESULTS.parent / "images" / f"{arguments.name}.png")
     print_steps(result)
+    if (rocks := arguments.study / "rocks.json").exists():
+        write_rocks(RockSet.load(rocks), RESULTS / f"{arguments.name}-rocks.csv")
     tests = arguments.study / "scout" / "knockout-classes.json"
     if tests.exists():
         print_bans(ClassSweep.load(tests))
@@ -49,6 +54,14 @@ def write_accuracies(result: StudyResult, path: Path) -> None:
                     (arm.name, run.seed, run.draw, step, tokens, f"{seconds:.1f}", f"{accuracy:.3f}")
                     for step, tokens, seconds, accuracy in curve
                 )
+
+
+def write_rocks(rocks: RockSet, path: Path) -> None:
+    """Write the types that arms leave out."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        rows = csv.writer(file, lineterminator="\n")
+        rows.writerow(("rank", "token_id", "token", "score"))
+        rows.writerows((own.rank, own.id, for_csv(visible(own.text)), f"{own.score:.4g}") for own in rocks.tokens)
 
 
 def print_steps(result: StudyResult) -> None:

@@ -4,19 +4,18 @@ On a GPU or, with TRITON_INTERPRET=1, on the CPU. The reference always runs on t
 """
 
 import math
-import os
 
 import pytest
 import torch
 import triton
 import triton.language as tl
 
+from kernel_device import DEVICE
 from rocktokens.rollouts import choice_kernels
 from rocktokens.rollouts.choosing import BLOCK, choose_by_kernel
 from rocktokens.rollouts.decoding import LIKELY, NO_TOKEN, choose
 from rocktokens.rollouts.noise import gumbel_noise, noise_bits, stream_key
 
-DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
 V = 2 * BLOCK + 389
 """Three blocks, the last not full, and no multiple of anything."""
 TEMPERATURES = (0.0, 0.7, 1.0, 1.7)
@@ -277,7 +276,7 @@ def test_what_the_compiler_may_not_fuse(monkeypatch):
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
-def test_a_graph_that_was_captured_chooses_anew():
+def test_a_graph_that_was_captured_chooses_again():
     """And ``choose`` on a GPU is the kernel: a graph could not capture what asks the GPU."""
     logits_RV, keys_R, positions_R = (on_device(array) for array in made(8))
     banned_RV, alternatives_RA = banned(8, V).cuda(), logits_RV.topk(2).indices

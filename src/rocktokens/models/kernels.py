@@ -1,7 +1,8 @@
-"""Whether Triton kernels can run here."""
+"""What every launch of a Triton kernel asks: whether it can run, and on which device; sizes as powers of 2."""
 
 from functools import cache
 from importlib import import_module
+from typing import Any
 
 
 @cache
@@ -12,3 +13,13 @@ def has_triton() -> bool:
     except ImportError:
         return False
     return True
+
+
+def on_gpu(x: Any) -> bool:
+    """Whether a tensor or a model is where kernels run."""
+    return x.device.type == "cuda"
+
+
+def power_of_2(n: int) -> int:
+    """The smallest that is n or more."""
+    return 1 << (n - 1).bit_length()

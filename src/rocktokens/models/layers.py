@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from rocktokens.models.head import causal_lm
-from rocktokens.models.kernels import has_triton
+from rocktokens.models.kernels import has_triton, on_gpu, power_of_2
 
 HALF = (torch.bfloat16, torch.float16)
 ROTARY = "apply_rotary_pos_emb"
@@ -63,11 +63,6 @@ def quick_layers(model: Any) -> Iterator[None]:
                     setattr(sys.modules[name], ROTARY, _QuickRotary(own))
                     replaced.callback(setattr, sys.modules[name], ROTARY, own)
         yield
-
-
-def on_gpu(x: Any) -> bool:
-    """Whether a tensor or a model is where kernels run."""
-    return x.device.type == "cuda"
 
 
 def normed(x: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Tensor:
@@ -152,11 +147,6 @@ def _distance(x: torch.Tensor) -> int | None:
     if length == 1:
         return x.stride(0)
     return x.stride(-2) if rows == 1 or x.stride(0) == length * x.stride(-2) else None
-
-
-def power_of_2(n: int) -> int:
-    """The smallest that is n or more."""
-    return 1 << (n - 1).bit_length()
 
 
 def _warps(numbers: int) -> int:

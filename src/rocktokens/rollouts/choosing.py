@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from rocktokens.models.kernels import power_of_2
+
 BLOCK, NUM_WARPS = 2048, 8
 """Columns that a program reads, and the warps it has. Few enough that a batch of few rows still fills the GPU."""
 
@@ -50,8 +52,8 @@ def choose_by_kernel(
             logits_RV,
             logits_RV.stride(0),
             *banned,
-            stream_keys_R,
-            positions_R,
+            stream_keys_R.contiguous(),
+            positions_R.contiguous(),
             *kept,
             width,
             INVERSE_TEMPERATURE=1 / temperature if temperature > 0 else None,
@@ -70,14 +72,9 @@ def choose_by_kernel(
             chosen_R,
             logprobs_R,
             log_likely,
-            BLOCKS=_power_of_2(blocks),
-            ALTERNATIVES=_power_of_2(max(1, n_alternatives)),
+            BLOCKS=power_of_2(blocks),
+            ALTERNATIVES=power_of_2(max(1, n_alternatives)),
             num_warps=1,
             enable_fp_fusion=False,
         )
     return chosen_R, logprobs_R
-
-
-def _power_of_2(count: int) -> int:
-    """The least that is not below ``count``."""
-    return 1 << (count - 1).bit_length()

@@ -4,7 +4,7 @@
    a rollout; records it and its log-probability; and moves the row on by one. A row that has ended stays where it is,
    and what it is still fed is ignored.
 2. None of this waits for the device. ``look`` does: it says which rows are still live, and how far each has come.
-3. On a GPU a step is a thousand small kernels, and launching them would take longer than running them. So the step of
+3. On a GPU a step is hundreds of small kernels, and launching them would take longer than running them. So the step of
    each shape (rows, slots attended to) is captured once as a CUDA graph and replayed. All it touches stays in place:
    the rows are kept from call to call, and new weights are copied into the model's parameters. A model whose forward
    waits for the GPU (some mixtures of experts, some rotary positions) cannot be captured, and runs without a graph.

@@ -18,8 +18,7 @@ from transformers import AttentionInterface, DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from rocktokens.models.head import causal_lm
-from rocktokens.models.kernels import has_triton
-from rocktokens.models.layers import on_gpu, power_of_2
+from rocktokens.models.kernels import has_triton, on_gpu, power_of_2
 
 States = list[tuple[torch.Tensor, torch.Tensor]]
 """Keys and values (heads, tokens, width) of one row, layer by layer."""

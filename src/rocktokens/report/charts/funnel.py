@@ -82,7 +82,7 @@ def funnel_plot(types: pd.DataFrame) -> Plot:
     records = _type_records(thin(placed))[::-1]  # first ranks first
     groups = theme.point_groups(records, "group", GROUP_LOOKS)
     lines = tuple(
-        Layer("line", None, *map(rounded, zip(*line, strict=True)), label=(_score_name(score),))
+        Layer("line", None, rounded(x for x, _ in line), rounded(y for _, y in line), label=(_score_name(score),))
         for score, line in equal_scores(placed, frame).items()
     )
     named = {ROCK: LABELS}

@@ -136,7 +136,8 @@ def part_of(run: RunView, part_id: str, vocabulary: int) -> Part:
 def _rounded(record: Mapping[str, Any]) -> dict[str, Any]:
     """Leave of numbers what a reader of a figure needs: the rest would be half of the bytes of a page's files."""
     return {
-        name: float(f"{value:.{FILE_DIGITS}g}") if isinstance(value, float) else value for name, value in record.items()
+        name: float(f"{value:.{FILE_DIGITS}g}") if isinstance(value, float) and not value.is_integer() else value
+        for name, value in record.items()
     }
 
 
@@ -159,9 +160,12 @@ def with_shared_marks(svg: str) -> str:
             return mark[0]
         return f'<use href="#{ids[mark[3]]}" x="{round(float(mark[1]), 1):g}" y="{round(float(mark[2]), 1):g}"/>'
 
+    head = _SIZE.search(svg)
+    if head is None or not ids:
+        return svg
     drawn_once = "".join(f'<path id="{own}" {drawn}/>' for drawn, own in ids.items())
-    head, end, body = svg.partition(">")
-    return f"{head}{end}<defs>{drawn_once}</defs>{_MARK.sub(placed, body)}"
+    behind = svg.index(">", head.end()) + 1
+    return f"{svg[:behind]}<defs>{drawn_once}</defs>{_MARK.sub(placed, svg[behind:])}"
 
 
 def with_room(svg: str) -> tuple[str, int, int]:
