@@ -45,7 +45,7 @@ def test_kl_is_a_lower_bound_and_ranks_the_same_types(server: Server, tmp_path: 
     tables = [own.table(step).order_by(["rollout_id", "position"]).to_pyarrow() for own in stores]
     whole, tailed = (table.column("kl").to_numpy().astype(float) for table in tables)
     assert len(whole) > 2_000 and (tailed <= whole + 0.05).all() and np.median(whole - tailed) >= 0
-    assert 0.9 < tailed.sum() / whole.sum() <= 1.0
+    assert 0.5 < tailed.sum() / whole.sum() < 1, "of a student that is not trained a third is missing"
     logps = [table.column("logp_teacher").to_numpy() for table in tables]
     np.testing.assert_allclose(logps[1], logps[0], rtol=0, atol=1e-3)
     tops = [table.column("teacher_top").to_pylist() for table in tables]
