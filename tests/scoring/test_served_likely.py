@@ -14,8 +14,7 @@ import torch
 from fake_vllm import FakeVllm, Reply, serving
 from rocktokens.config import Config, parse_config
 from rocktokens.errors import ConfigError, RocktokensError
-from rocktokens.models.head import lm_head
-from rocktokens.models.likely_head import output_head
+from rocktokens.models.head import lm_head, output_head
 from rocktokens.models.load import LoadedModel, load_model
 from rocktokens.run_dir import RunDir
 from rocktokens.scoring.batch import collate, response_states

@@ -13,12 +13,11 @@ Example: K = 2, V = 10, a response token 7 of probability 0.1 where tokens 4 and
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import torch
 
-from rocktokens.models.distant import DistantModel
-from rocktokens.models.head import LMHead, lm_head
+from rocktokens.models.head import LMHead
 
 LARGEST_ID = 1 << 24
 
@@ -72,10 +71,3 @@ class LikelyHead:
 
 
 OutputHead = LMHead | LikelyHead
-
-
-def output_head(model: Any) -> OutputHead:
-    """Return the LM head of a model, or what reads the rows of one that has none."""
-    if isinstance(model, DistantModel) and model.k is not None:
-        return LikelyHead(model.config.get_text_config().vocab_size, model.k)
-    return lm_head(model)

@@ -17,8 +17,8 @@ import torch
 
 from rocktokens.config import Config, ScoringSection
 from rocktokens.display.numbers import percent
-from rocktokens.models.head import lm_head
-from rocktokens.models.likely_head import LikelyHead, OutputHead, output_head
+from rocktokens.models.head import lm_head, output_head
+from rocktokens.models.likely_head import LikelyHead, OutputHead
 from rocktokens.models.load import LoadedModel
 from rocktokens.preflight.findings import Finding, warn_if
 from rocktokens.progress import Progress

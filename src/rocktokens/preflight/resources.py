@@ -20,8 +20,7 @@ from torch import nn
 
 from rocktokens.config import Config, TrainingSection
 from rocktokens.display.numbers import byte_size, duration
-from rocktokens.models.head import hidden_states, lm_head
-from rocktokens.models.likely_head import output_head
+from rocktokens.models.head import hidden_states, lm_head, output_head
 from rocktokens.models.load import LoadedModel
 from rocktokens.preflight.findings import Finding, Level
 from rocktokens.preflight.pair_probe import PairProbe

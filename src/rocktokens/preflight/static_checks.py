@@ -18,8 +18,8 @@ from rocktokens.config import Config, evaluation_task, why_not_graded
 from rocktokens.display.numbers import listed, parameter_count
 from rocktokens.errors import RocktokensError
 from rocktokens.models.fingerprints import SAMPLES, same_tokenizer, vocabulary_sha256
-from rocktokens.models.head import lm_head, verify_head
-from rocktokens.models.likely_head import LikelyHead, output_head
+from rocktokens.models.head import lm_head, output_head, verify_head
+from rocktokens.models.likely_head import LikelyHead
 from rocktokens.models.load import LoadedModel
 from rocktokens.policies import policy_from_section
 from rocktokens.preflight.findings import Finding, or_fail, warn_if

@@ -27,8 +27,7 @@ from rocktokens.classes import TokenClasses
 from rocktokens.config import Config, checkpoint_label, checkpoint_names, checkpoint_steps, traced_students
 from rocktokens.errors import ConfigError, NonFiniteLossError, RunDirError, TokenizerMismatchError
 from rocktokens.models.fingerprints import same_tokenizer, vocabulary_sha256
-from rocktokens.models.head import require_known_head
-from rocktokens.models.likely_head import output_head
+from rocktokens.models.head import output_head, require_known_head
 from rocktokens.models.load import LoadedModel, load_model, load_tokenizer
 from rocktokens.progress import SILENT, Advance, Progress
 from rocktokens.replay.checkpoint_swap import Students

@@ -18,8 +18,7 @@ import torch
 
 from rocktokens.config import Config
 from rocktokens.errors import ConfigError, RocktokensError
-from rocktokens.models.head import refusing_strangers
-from rocktokens.models.likely_head import output_head
+from rocktokens.models.head import output_head, refusing_strangers
 from rocktokens.models.load import LoadedModel
 from rocktokens.models.shards import gathered
 from rocktokens.rollouts.decoding import DecodingSettings, Ended, StreamRequest

@@ -19,8 +19,8 @@ import torch
 from rocktokens.classes import TokenClasses
 from rocktokens.config import Divergence
 from rocktokens.errors import RocktokensError
-from rocktokens.models.head import LMHead, lm_head
-from rocktokens.models.likely_head import OutputHead, output_head
+from rocktokens.models.head import LMHead, lm_head, output_head
+from rocktokens.models.likely_head import OutputHead
 from rocktokens.scoring.batch import response_states
 from rocktokens.scoring.checks import require_ids, require_sound_scores
 from rocktokens.scoring.divergence import token_scores

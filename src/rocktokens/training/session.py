@@ -21,8 +21,7 @@ from rocktokens.config import Config
 from rocktokens.errors import ConfigError
 from rocktokens.models.distant import DistantModel
 from rocktokens.models.fingerprints import same_tokenizer, vocabulary_sha256
-from rocktokens.models.head import require_known_head, require_steady
-from rocktokens.models.likely_head import output_head
+from rocktokens.models.head import output_head, require_known_head, require_steady
 from rocktokens.models.load import resolve_device
 from rocktokens.policies import WeightPolicy, policy_from_section
 from rocktokens.rollouts.encode import require_rendered

@@ -32,8 +32,7 @@ from accelerate.utils import gather_object
 
 from rocktokens.classes import TokenClasses
 from rocktokens.errors import NonFiniteLossError, TrainingStoppedError
-from rocktokens.models.head import LMHead, lm_head
-from rocktokens.models.likely_head import output_head
+from rocktokens.models.head import LMHead, lm_head, output_head
 from rocktokens.policies import Term, WeightPolicy, term_classes
 from rocktokens.run_dir import derive_seed
 from rocktokens.scoring.batch import RolloutBatch, collate
