@@ -1,7 +1,8 @@
 """A loopback server that speaks vLLM's protocol over a model in memory, and can be told to fail.
 
-It decodes without a batch or a cache, choosing by the plug-in, whose base classes stand in for vLLM's; or it gives the
-last hidden states of sequences, as vLLM does with ``--runner pooling``.
+It decodes without a batch or a cache, choosing by the plug-in, whose base classes stand in for vLLM's, and says what it
+finds likely in the place of each token of a prompt; or it gives the last hidden states of sequences, as vLLM does with
+``--runner pooling``.
 """
 
 import copy
@@ -70,6 +71,8 @@ class FakeVllm:
         self.keeps: frozenset[str] = frozenset()
         """Weights that loading leaves as they were."""
         self.name, self.tokenizer, self.max_model_len = name, tokenizer, 128
+        self.max_logprobs = 20
+        """As many as vLLM gives unless told otherwise."""
         self.drips = False
         self._lock = threading.Lock()
 
@@ -90,13 +93,19 @@ class FakeVllm:
             if path == "/pooling":
                 return self._pool(said)
             if path == "/v1/completions":
-                return 200, json.dumps({"choices": [self._complete(said)]}).encode()
+                return self._completion(said)
             if path == "/collective_rpc":
                 weights = load_file(f"{said['kwargs']['weights_path']}/model.safetensors")
                 given = {name: own for name, own in weights.items() if name not in self.keeps}
                 problems = self.model.load_state_dict(given, strict=False)
                 assert not problems.unexpected_keys and set(problems.missing_keys) <= self.keeps
             return 200, b""
+
+    def _completion(self, said: dict[str, Any]) -> Reply:
+        if (asked := said.get("prompt_logprobs", 0)) > self.max_logprobs:
+            refusal = f"Requested prompt logprobs of {asked}, which is greater than max allowed: {self.max_logprobs}"
+            return 400, json.dumps({"error": {"message": refusal}}).encode()
+        return 200, json.dumps({"choices": [self._complete(said)]}).encode()
 
     @torch.no_grad()
     def _complete(self, said: dict[str, Any]) -> dict[str, Any]:
@@ -111,12 +120,16 @@ class FakeVllm:
             token = int(processor.apply(row).argmax())
             logprobs.append(float(logits[-1].log_softmax(0)[token]))
             written.append(token)
-            if token in said["stop_token_ids"]:
+            if token in said.get("stop_token_ids", ()):
                 break
         choice: dict[str, Any] = {"token_ids": written, "logprobs": {"token_logprobs": logprobs}}
         if "prompt_logprobs" in said:
             logp = self.model(input_ids=torch.tensor([ids])).logits[0].log_softmax(1)
-            known = [{str(own): {"logprob": float(logp[place, own])}} for place, own in enumerate(ids[1:])]
+            top = logp.topk(said["prompt_logprobs"], dim=1)
+            known = [
+                {str(id_): {"logprob": float(logp[place, id_])} for id_ in [own, *top.indices[place].tolist()]}
+                for place, own in enumerate(ids[1:])
+            ]
             choice["prompt_logprobs"] = [None, *known]
         return choice
 

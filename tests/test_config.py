@@ -292,7 +292,7 @@ def test_an_override_below_a_value_is_refused():
         (["models.student_model=a"], "did you mean models.student?"),
         (["scoring.beta=1"], "did you mean scoring.divergence?"),
         (["training.KL=1"], "did you mean scoring.divergence?"),
-        (["training.top_k=1"], "training.top_k is not a known key: did you mean trace.top_k?"),
+        (["training.top_k=1"], "training.top_k is not a known key: did you mean teacher.top_k or trace.top_k?"),
         (["find.num_prompts=1"], "evaluation.num_prompts, knockout.num_prompts or trace.num_prompts?"),
         (["run.zzzzqqqq=1"], "run.zzzzqqqq is not a known key"),
         (["run.seed=-1"], "run.seed = -1 is not valid: Input should be greater than or equal to 0"),

@@ -5,8 +5,8 @@
    to do.
 2. What is missing or stale is made by the stage's own library call: it resumes what was interrupted, and refuses what
    its command would refuse, such as a training config that changed. A run that was made longer is trained further, and
-   replayed from the start. A stage that has nothing to work on, because there are no rocks, too few prompts or no
-   answers to grade against, is skipped.
+   replayed from the start. A stage that has nothing to work on, because there are no rocks, too few prompts, no answers
+   to grade against, or a teacher that does not say enough, is skipped.
 3. The page is written again whenever something it shows may have changed.
 4. What every stage took is kept in the manifest (``provenance``).
 
@@ -123,6 +123,8 @@ def _classes(run: RunDir, config: Config, progress: Progress) -> bool:
         if classes.groups:
             progress.note("bans refuted every class: what the traces have of the choice is of earlier classes")
         return not is_linked
+    if config.teacher.is_top_k:  # whose traces cannot have the choice
+        return not is_linked
     with_classes = config.trace.model_copy(update={"classes": str(run.classes)})
     split = config.model_copy(update={"trace": with_classes})
     if is_replayed(split):
@@ -183,6 +185,8 @@ def _gradients(run: RunDir, config: Config, progress: Progress) -> bool | Skippe
     rocks = RockSet.load(run.verified(run.rocks.name))
     if not rocks.tokens or (rocks.too_few_prompts and rocks.summary["n_prompts"] < config.gradients.batches):
         return Skipped(why_none(rocks))
+    if teacher := rocks.teacher or (config.teacher.label if config.teacher.is_top_k else ""):
+        return Skipped(f"gradients need the teacher's whole distribution, and it gave {teacher}")
     with run.lock():
         is_measured = _holds(lambda: _is_measured(run, config))
         if not is_measured:

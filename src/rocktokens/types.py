@@ -34,6 +34,20 @@ ONE = 1 << 24
 """1 in fixed point: scores are summed as integers of this unit, the same for any order of the rows."""
 Interval = tuple[float, float]
 """Low and high end."""
+TAIL = " + tail"
+"""How the label of a teacher ends of which only the likeliest tokens are known: all others are one outcome."""
+
+
+def has_tail(teacher: str) -> bool:
+    """Whether the teacher of this label named its likeliest tokens alone: its kl holds for sums, not for each token."""
+    return teacher.endswith(TAIL)
+
+
+def of_teacher(teacher: str) -> str:
+    """Name a teacher of that kind behind what rests on it: " (teacher: top-20 + tail)"; nothing for any other."""
+    return f" (teacher: {teacher})" if has_tail(teacher) else ""
+
+
 Verdict = Literal["untested", "pillar", "stumbling", "neutral", "undecided"]
 Label = Literal["stuck", "residual", "moving", "moved", "unclear"]
 """Whether training still moves a type (docs/method.md, section 4.2)."""
@@ -312,6 +326,11 @@ class RockSet(Record):
         share = self.criterion["split"] if self.is_split else 0.5
         return math.ceil(round(LEAST_OF_HALF / min(share, 1 - share), 6))
 
+    @property
+    def teacher(self) -> str:
+        """How the teacher's values came where it named its likeliest tokens alone: top-20 + tail; else ""."""
+        return self.source.get("teacher", "")
+
     def require_tokenizer(self, sha256: str) -> None:
         """Refuse to be used with another vocabulary than the one the rocks were found with."""
         if self.tokenizer_sha256 and self.tokenizer_sha256 != sha256:
@@ -474,7 +493,7 @@ class ReplayRecord(Record):
     """Hash of the classes that the replay began with, "" where it began without. Its rows have their ``kl_choice``;
     those of the last checkpoint may have got that of other classes since (``TraceStore.classes_sha256``)."""
     served: str = ""
-    """How the teacher's values came from a server (``TeacherSection.values``), "" where the teacher was in memory."""
+    """How the teacher's values came from a server (``TeacherSection.label``), "" where the teacher was in memory."""
 
     @classmethod
     def of(cls, manifest: dict[str, Any], path: str | Path) -> Self | None:

@@ -107,7 +107,7 @@ def test_a_checkpoint_whose_scores_are_not_finite_is_named(
     assert {Path(path).parent.name for path in traces(run)} == {"checkpoint=0"}
 
 
-def refuse_nan(scores: TokenScores) -> None:
+def refuse_nan(scores: TokenScores, **_: object) -> None:
     if np.isnan(scores.kl).any():
         raise NonFiniteLossError("kl is NaN")
 

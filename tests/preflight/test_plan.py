@@ -171,6 +171,15 @@ def test_of_a_served_teacher_only_the_head_is_counted(tmp_path: Path, gpus: int)
     assert steps[0].gathering - steps[1].gathering == pytest.approx(sent)
 
 
+def test_of_a_teacher_that_names_tokens_nothing_is_counted(tmp_path: Path):
+    server = ("teacher.engine=vllm", "teacher.url=http://127.0.0.1:8001", "models.dtype=float32")
+    states, named = (make_config(tmp_path, LLAMA, MOE, *server, *own) for own in ((), ("teacher.values=top_k",)))
+    student, teacher = student_shape(states), teacher_shape(states)
+    head, none = (memory_items(own, student, teacher, gpus=1, is_sharded=False) for own in (states, named))
+    assert (head.teacher, none.teacher) == (4 * V * D, 0)
+    assert head.logits - none.logits == 2 * V * D, "nor is the head halved for autocast"
+
+
 def test_only_experts_are_counted_as_such(tmp_path: Path):
     """Not convolutions of a linear attention, which have three dimensions too."""
     mixed = MOE | {"model_type": "qwen3_next", "architectures": ["Qwen3NextForCausalLM"]}

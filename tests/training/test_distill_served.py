@@ -1,6 +1,8 @@
 """Whole runs of ``distill`` whose teacher is behind a server, or on a device of its own: those of one in memory."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -12,6 +14,7 @@ from tiny_pair import tiny_config
 from fake_vllm import FakeVllm, serving
 from rocktokens.config import Config
 from rocktokens.errors import ConfigError, RocktokensError
+from rocktokens.models.head import lm_head
 from rocktokens.models.load import load_model
 from rocktokens.run_dir import RunDir
 from rocktokens.scoring.served import SERVED
@@ -66,3 +69,50 @@ def test_a_run_goes_on_with_the_same_teacher_at_another_address_only(pair: Path,
         distill(over(pair, run, url, constant), resume=True)
     weights = [load_file(own / "checkpoints/step-4/model.safetensors") for own in (run, tmp_path / "whole")]
     assert all(torch.equal(own, weights[1][name]) for name, own in weights[0].items())
+
+
+def named_by(pair: Path, k: int) -> tuple[FakeVllm, tuple[str, ...]]:
+    """A server that names k tokens, and the settings that ask for them."""
+    fake = served_by(pair)
+    fake.max_logprobs = k
+    return fake, ("teacher.values=top_k", f"teacher.top_k={k}", f"trace.top_k={min(k, 8)}")
+
+
+def log_of(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in RunDir(run).logs.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("settings", [(), TIP], ids=["plain", "tip"])
+def test_all_tokens_named_train_as_a_teacher_in_memory(pair: Path, tmp_path: Path, settings: tuple[str, ...]):
+    width = lm_head(load_model(str(pair / "teacher")).model).width
+    distill(tiny_config(pair, tmp_path / "memory", "training.max_steps=2", *settings))
+    fake, named = named_by(pair, width)
+    with serving(fake) as url:
+        distill(over(pair, tmp_path / "named", url, *named, "training.max_steps=2", *settings))
+    weights = [load_file(tmp_path / name / "checkpoints/step-2/model.safetensors") for name in ("memory", "named")]
+    for name, own in weights[0].items():
+        torch.testing.assert_close(weights[1][name], own, rtol=0, atol=1e-5)
+    tables = [pq.read_table(tmp_path / name / "traces/training/part-00000.parquet") for name in ("memory", "named")]
+    assert np.abs(np.subtract(*(own.column("kl").to_numpy() for own in tables))).max() < 1e-5
+    assert tables[1].schema.metadata[TEACHER_KEY] == f"top-{width} + tail".encode()
+    assert tables[1].column("entropy_teacher").null_count == tables[1].num_rows
+    assert all(own["teacher_tail"] == own["tail_unresolved_share"] == 0 for own in log_of(tmp_path / "named"))
+    # 2 steps of 8 sequences, each asked for once, and a canary after each step and twice at first
+    assert fake.asked.count("/v1/completions") == 2 * (8 + 1) + 2
+
+
+@pytest.mark.parametrize("k", [4, 20])
+def test_few_tokens_train_on_less_and_say_so(pair: Path, tmp_path: Path, k: int):
+    fake, named = named_by(pair, k)
+    with serving(fake) as url:
+        distill(over(pair, tmp_path / "run", url, *named, "training.max_steps=2"))
+    distill(tiny_config(pair, tmp_path / "memory", "training.max_steps=2"))
+    own, whole = log_of(tmp_path / "run")[0], log_of(tmp_path / "memory")[0]
+    assert 0 < own["kl"] < whole["kl"] and own["log_ratio"] == pytest.approx(whole["log_ratio"], abs=1e-4)
+    assert 0 < own["teacher_tail"] < 1 and "entropy_teacher" not in own and "entropy_gap" not in own
+    assert own["overlap16"] == pytest.approx(whole["overlap16"]) if k >= 16 else "overlap16" not in own
+    with (
+        serving(served_by(pair)) as url,
+        pytest.raises(ConfigError, match=r"teacher\.values = 'states', but the run was started with 'top_k'"),
+    ):
+        distill(over(pair, tmp_path / "run", url, "training.max_steps=2"), resume=True)

@@ -12,7 +12,14 @@ from rocktokens.classes import TokenClasses
 from rocktokens.cli.common import output
 from rocktokens.cli.tables import heading, print_lines, print_table
 from rocktokens.display.numbers import counted, decimal, fixed, p_value, percent, signed_percent, with_interval
-from rocktokens.display.rocks import brief_rock_table, label_sentence, movement_sentence, rock_table, share_sentence
+from rocktokens.display.rocks import (
+    brief_rock_table,
+    label_sentence,
+    movement_sentence,
+    rock_table,
+    share_sentence,
+    with_teacher,
+)
 from rocktokens.display.table import Cell, Column, Table, ends, number, text, token
 from rocktokens.display.text import printable, visible
 from rocktokens.report.knockout_notes import states_sentence
@@ -89,13 +96,13 @@ def print_found(rocks: RockSet, found: FindRecord, show: int) -> None:
     output.print(curve_text([asdict(point) for point in found.cutoff.curve], found.cutoff.k))
     print_lines(*_crossing(found.cutoff))
     heading("Would other prompts, or another rule, give the same rocks?")
-    print_table(selector_table(found.selectors))
+    print_table(with_teacher(selector_table(found.selectors), rocks.teacher))
     sizes = ", ".join(f"{percent(own.fraction, 0)}: {decimal(own.jaccard, 2)}" for own in found.sample_size)
     print_lines(f"Jaccard with the rocks found on part of the prompts: {sizes}")
     heading("Which settings matter", "one changed at a time; 1.00 means the same rocks")
-    print_table(sensitivity_table(found))
+    print_table(with_teacher(sensitivity_table(found), rocks.teacher))
     heading("What they are and where they occur", f"shares of the {rocks.summary['measured_on']}")
-    print_table(category_table(found.categories))
+    print_table(with_teacher(category_table(found.categories), rocks.teacher))
     print_lines(_positions(found.positions))
     heading("Is there anything to compare them with?")
     print_lines(_controls(found.controls))
@@ -186,7 +193,7 @@ def _print_persistence(rocks: RockSet, records: Sequence[GroupChange]) -> None:
         f"{chosen} Wilcoxon: one difference per {unit}. Hard at both: share of the occurrences. Random types may "
         "be among those of high mean kl."
     )
-    return print_table(Table.of("persistence", columns, records, notes=[note]))
+    return print_table(with_teacher(Table.of("persistence", columns, records, notes=[note]), rocks.teacher))
 
 
 def _crossing(cutoff: Cutoff) -> Iterator[str]:
@@ -292,7 +299,8 @@ def print_classes(classes: TokenClasses, summaries: Sequence[ClassSummary], show
         state: Column[ClassSummary] = Column("members are", lambda own: text(state_of[own.ids]))
         strength: Column[ClassSummary] = Column("strength", lambda own: text(_strengths(own)))
         columns = [members, *([state] if was_tested(classes) else []), strength, *shares]
-        print_table(Table.of("classes", columns, summaries[:show], notes=[note]))
+        table = Table.of("classes", columns, summaries[:show], notes=[note])
+        print_table(with_teacher(table, classes.criterion.get("teacher", "")))
 
 
 def print_short_classes(classes: TokenClasses, summaries: Sequence[ClassSummary]) -> None:
@@ -300,7 +308,8 @@ def print_short_classes(classes: TokenClasses, summaries: Sequence[ClassSummary]
     output.print()
     print_lines(class_sentence(classes, summaries), width=SCREEN)
     if summaries:
-        print_table(Table.of("classes", _class_columns(SHORT_MEMBERS), summaries[:SHORT_CLASSES]), width=SCREEN)
+        table = Table.of("classes", _class_columns(SHORT_MEMBERS), summaries[:SHORT_CLASSES])
+        print_table(with_teacher(table, classes.criterion.get("teacher", "")), width=SCREEN)
 
 
 def class_sentence(classes: TokenClasses, summaries: Sequence[ClassSummary]) -> str:
@@ -363,4 +372,4 @@ def print_comparison(compared: RunComparison, show: int) -> None:
         Column("tokens B", lambda own: number(own.token_share_b, percent)),
     ]
     title = f"what moved most of {len(found.moved)} types (A: {compared.a}, B: {compared.b})"
-    print_table(Table.of("moved", columns, found.moved[:show], title))
+    print_table(with_teacher(Table.of("moved", columns, found.moved[:show], title), found.teacher))

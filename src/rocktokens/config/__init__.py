@@ -24,6 +24,7 @@ from rocktokens.config.files import parse_config as parse_config
 from rocktokens.config.files import read_toml as read_toml
 from rocktokens.config.files import run_config as run_config
 from rocktokens.config.options import TraceOptions as TraceOptions
+from rocktokens.config.partial_teacher import why_not_top_k as why_not_top_k
 from rocktokens.config.policies import PolicySection as PolicySection
 from rocktokens.config.sections import ETA as ETA
 from rocktokens.config.sections import GAMMA as GAMMA

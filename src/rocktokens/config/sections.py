@@ -9,15 +9,18 @@ from typing import Any, Literal, Self
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from rocktokens.config.base import BoolOrAuto, Divergence, Section, WholeOrAuto
+from rocktokens.config.partial_teacher import why_not_top_k
 from rocktokens.config.policies import PolicySection, UniformSection
 from rocktokens.config.tasks import TaskSection, WordmathTask
 from rocktokens.errors import ConfigError
-from rocktokens.types import Label
+from rocktokens.types import TAIL, Label
 
 GAMMA, ETA = 0.9, 0.1
 """When contexts are similar, and how many similar ones make an occurrence consistent (docs/decisions.md says why)."""
 POSITIVE = 5e-324
 """The smallest number above 0."""
+TOP_K = 20
+"""Log-probabilities that a vLLM server gives for each token of a prompt, unless it is started to give more."""
 STEP_NAME = re.compile(r"(?:step|checkpoint|global_step)[-_](\d+)$")
 """How the name of a checkpoint ends that says its step."""
 
@@ -50,11 +53,19 @@ class ModelsSection(Section):
 
 
 class TeacherSection(Section):
-    """Where the teacher's states come from."""
+    """Where the teacher's values come from."""
 
     engine: Literal["local", "vllm"] = Field(
         default="local",
-        description="local: the teacher in memory; vllm: only its LM head, states by a server (teacher.url)",
+        description="local: the teacher in memory; vllm: a server computes it (teacher.url)",
+    )
+    values: Literal["states", "top_k"] = Field(
+        default="states",
+        description="what the server sends. states: last hidden states, for the whole divergence; top_k: "
+        "log-probabilities of the likeliest tokens, for the divergence of those and one tail",
+    )
+    top_k: int = Field(
+        default=TOP_K, ge=1, description='how many, with values = "top_k"; a server gives 20 unless told otherwise'
     )
     url: str | None = Field(
         default=None, pattern=r"^https?://", description="of the vLLM server, such as http://127.0.0.1:8001"
@@ -79,10 +90,25 @@ class TeacherSection(Section):
             raise ValueError('engine = "vllm" needs the address of a server: set teacher.url = "http://127.0.0.1:8001"')
         return self
 
+    @model_validator(mode="after")
+    def _keys_of_its_values(self) -> Self:
+        if self.values == "states" and self.top_k != TOP_K:
+            raise ValueError(f'top_k = {self.top_k} is of values = "top_k", and values is "states": set or drop both')
+        if self.values == "top_k" and self.dtype != "float32":
+            raise ValueError(f'dtype = "{self.dtype}" is of states, and values = "top_k" asks for none: drop dtype')
+        return self
+
     @property
-    def values(self) -> str:
+    def is_top_k(self) -> bool:
+        """Whether of the teacher's distributions only the likeliest tokens are known."""
+        return self.engine == "vllm" and self.values == "top_k"
+
+    @property
+    def label(self) -> str:
         """How the teacher's values come, as a trace says it; nothing where the teacher is in memory."""
-        return f"states {self.dtype}" if self.engine == "vllm" else ""
+        if self.engine == "local":
+            return ""
+        return f"top-{self.top_k}{TAIL}" if self.values == "top_k" else f"states {self.dtype}"
 
 
 class RolloutsSection(Section):
@@ -356,6 +382,12 @@ class Config(Section):
             case {"models": dict(models), "trace": {"checkpoints": [str(first), *_]}}:
                 return {**record, "models": {"student": first, **models}}
         return record
+
+    @model_validator(mode="after")
+    def _teacher_says_enough(self) -> Self:
+        if self.teacher.is_top_k and (reason := why_not_top_k(self)):
+            raise ValueError(reason)
+        return self
 
 
 def evaluation_task(config: Config) -> TaskSection:

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from rocktokens.config.checkpoints import NO_NAMES, checkpoint_label
@@ -20,7 +20,7 @@ from rocktokens.display.numbers import (
 )
 from rocktokens.display.table import WIDE, WIDEST, Column, Table, ends, flat, number, text, token, verdict
 from rocktokens.display.text import visible
-from rocktokens.types import KEPT
+from rocktokens.types import KEPT, has_tail, of_teacher
 
 if TYPE_CHECKING:
     from rocktokens.types import RockSet, RockToken
@@ -101,7 +101,8 @@ def brief_rock_table(rocks: "RockSet", show: int) -> Table:
         f"{_column_note(score)}{ranked.get(rocks.criterion.get('stage', ''), '')} "
         "?: the other prompts do not give this label."
     )
-    return Table.of("rocks", columns, rocks.tokens[:show], _title(rocks, len(rocks.tokens[:show])), [note])
+    notes = [*filter(None, (teacher_sentence(rocks.teacher),)), note]
+    return Table.of("rocks", columns, rocks.tokens[:show], _title(rocks, len(rocks.tokens[:show])), notes)
 
 
 def _score_name(rocks: "RockSet") -> str:
@@ -111,7 +112,7 @@ def _score_name(rocks: "RockSet") -> str:
 def _title(rocks: "RockSet", shown: int) -> str:
     whole = counted(len(rocks.tokens), "rock")
     count = whole if shown == len(rocks.tokens) else f"The first {shown} of {whole}"
-    return f"{count} at checkpoint {rocks.criterion.get('reference')}."
+    return f"{count} at checkpoint {rocks.criterion.get('reference')}{of_teacher(rocks.teacher)}."
 
 
 def _column_note(score: str) -> str:
@@ -123,7 +124,8 @@ def _column_note(score: str) -> str:
 
 def _notes(rocks: "RockSet", score: str, both_labels: bool) -> list[str]:
     """Say what the columns are, and which prompts they were measured on."""
-    notes = [f"In: prompts the type occurs in. {_column_note(score)}"]
+    notes = [teacher_sentence(rocks.teacher)] if rocks.teacher else []
+    notes.append(f"In: prompts the type occurs in. {_column_note(score)}")
     if rocks.criterion.get("stage") == "context":
         notes.append(
             "CCR: share of the occurrences that are hard before and after training in contexts that recur; these are "
@@ -153,6 +155,21 @@ def _notes(rocks: "RockSet", score: str, both_labels: bool) -> list[str]:
     return [*notes, rule] if rule else notes
 
 
+def teacher_sentence(teacher: str) -> str:
+    """Say what kl is where the teacher named its likeliest tokens alone, and what may be said of it; else ""."""
+    if not has_tail(teacher):
+        return ""
+    return (
+        f"kl is of the teacher's {teacher}, a lower bound of the whole one: rankings hold, values of single tokens do "
+        "not, and how far loss fell may be understated."
+    )
+
+
+def with_teacher(table: Table, teacher: str) -> Table:
+    """Add to the notes of a table that its kl is of likely tokens and a tail, where the teacher has such a label."""
+    return replace(table, notes=(*table.notes, f"Teacher: {teacher}.")) if has_tail(teacher) else table
+
+
 def label_text(token: "RockToken") -> str:
     """Show a label, with a question mark where the held-out prompts say another one."""
     if token.label is None:
@@ -180,7 +197,8 @@ def share_sentence(rocks: "RockSet", named: int = 0, checkpoints: Mapping[int, s
     return (
         f"{doubt}{len(rocks.tokens):,} of {counted(summary['n_types'], 'token type')} {are} at checkpoint "
         f"{checkpoint}{list_of}. {make} up {tokens} of the tokens and {hold} {kl} of the loss that is left "
-        f"({summary['measured_on']}, {counted(summary['n_prompts'], 'prompt')}, 95 % intervals)."
+        f"({summary['measured_on']}, {counted(summary['n_prompts'], 'prompt')}, 95 % intervals"
+        f"{f'; teacher: {rocks.teacher}' if rocks.teacher else ''})."
     )
 
 
@@ -198,7 +216,8 @@ def label_sentence(rocks: "RockSet") -> str:
     said += [
         f"{count} {'is' if count == 1 else 'are'} {label} ({label_meaning(label)})" for label, count in agreed.items()
     ]
-    return f"{listed(said)[:1].upper()}{listed(said)[1:]}."
+    doubt = f"; by {rocks.teacher}, which may understate how far loss fell" if rocks.teacher else ""
+    return f"{listed(said)[:1].upper()}{listed(said)[1:]}{doubt}."
 
 
 def label_meaning(label: str) -> str:

@@ -42,7 +42,7 @@ from rocktokens.scoring.student import load_student
 from rocktokens.scoring.teachers import load_teacher, note_teacher
 from rocktokens.training.checkpoint import load_trainer_state
 from rocktokens.training.optim import make_optimizer, make_scheduler, restore_scheduler
-from rocktokens.types import RockSet
+from rocktokens.types import RockSet, has_tail
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +129,14 @@ def measure_gradients(
 def _require_measurable(run: RunDir, config: Config, held_out: HeldOut) -> None:
     """Refuse settings whose gradients would be of another loss than the rows of the trace, and too few prompts."""
     scoring, models, replay = config.scoring, config.models, held_out.store.replay
+    traced = held_out.store.teacher(held_out.sums.reference)
+    if has_tail(traced) or config.teacher.is_top_k:
+        raise RocktokensError(
+            "gradients need the teacher's whole distribution at every token, and that of "
+            f"{run.path if has_tail(traced) else 'the config'} gives "
+            f"{traced if has_tail(traced) else config.teacher.label}: trace another run with teacher.values = "
+            '"states", or with the teacher in memory'
+        )
     if replay:
         traced_with = {**replay.scoring, "teacher": replay.teacher}
         for name, given, now in (

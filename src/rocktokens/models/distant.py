@@ -1,6 +1,7 @@
 """A causal LM whose layers run elsewhere: on a server, or on other devices of this machine.
 
-1. The LM head is here, where the student is: it is all of the model that a loss multiplies with.
+1. The LM head is here, where the student is: it is all of the model that a loss multiplies with. One that only says
+   which tokens it finds likeliest has none (``likely_head.py``).
 2. The states it receives are asked for by batch (``states``) and arrive on the head's device.
 3. To everyone else it is a model with a config, a head and a device; its parameters are those that are here.
 """
@@ -14,27 +15,31 @@ from torch import nn
 
 
 class DistantModel(nn.Module, ABC):
-    """Has the head of a causal LM, and knows where to get its states from."""
+    """Has the head of a causal LM, if there is one, and knows where to get its states from."""
 
     context_length: int | None = None
     """Tokens that it sees where it runs, if that is less than its config says."""
+    k: int | None = None
+    """How many of its likeliest tokens it names, in the place of states; None where it gives states."""
 
-    def __init__(self, config: Any, generation_config: Any, head: nn.Linear) -> None:
+    def __init__(self, config: Any, generation_config: Any, head: nn.Linear | None) -> None:
         super().__init__()
         self.config, self.generation_config = config, generation_config
-        self.head = head.requires_grad_(False)
+        self.head = None if head is None else head.requires_grad_(False)
+        self._place: torch.Tensor
+        self.register_buffer("_place", torch.empty(0), persistent=False)
 
     @property
     def device(self) -> torch.device:
         """Where its head is, and its states arrive."""
-        return self.head.weight.device
+        return self._place.device if self.head is None else self.head.weight.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of its head."""
-        return self.head.weight.dtype
+        """Of its head, or of its rows."""
+        return self._place.dtype if self.head is None else self.head.weight.dtype
 
-    def get_output_embeddings(self) -> nn.Linear:
+    def get_output_embeddings(self) -> nn.Linear | None:
         """Return the LM head, as transformers' models do."""
         return self.head
 

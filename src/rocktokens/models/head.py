@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import torch
 from transformers import PreTrainedModel
@@ -22,6 +22,9 @@ from transformers import PreTrainedModel
 from rocktokens.errors import RocktokensError
 from rocktokens.models.distant import DistantModel
 from rocktokens.models.shards import gathered
+
+if TYPE_CHECKING:  # it needs this module
+    from rocktokens.models.likely_head import OutputHead
 
 PROBE_TOKENS, STEADY_TOKENS = 8, 24
 """Of the texts that models are tried on."""
@@ -113,6 +116,15 @@ def lm_head(model: Any) -> LMHead:
     scale /= getattr(config, "logits_scaling", None) or 1.0
     softcap = getattr(config, "final_logit_softcapping", None)
     return LMHead(layer.weight, getattr(layer, "bias", None), float(scale), softcap)
+
+
+def output_head(model: Any) -> "OutputHead":
+    """The LM head of a model, or what reads the rows of a teacher that has none."""
+    if isinstance(model, DistantModel) and model.k is not None:
+        from rocktokens.models.likely_head import LikelyHead
+
+        return LikelyHead(model.config.get_text_config().vocab_size, model.k)
+    return lm_head(model)
 
 
 def hidden_states(model: Any, input_ids_RL: torch.Tensor, **layout: Any) -> torch.Tensor:

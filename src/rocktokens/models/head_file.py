@@ -47,6 +47,15 @@ class FinalNorm:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelDescription:
+    """What is read of a model without any of its weights."""
+
+    config: Any
+    generation_config: Any
+    head: None = None
+
+
+@dataclass(frozen=True, slots=True)
 class HeadFile:
     """What is read of a model."""
 
@@ -81,6 +90,22 @@ def read_head(name: str, dtype: torch.dtype) -> HeadFile:
     return HeadFile(config, _generation_config(source, lm), head, norm)
 
 
+def read_description(name: str) -> ModelDescription:
+    """Read the config of a model by embedded id, directory or hub id."""
+    source = _source(name)
+    try:
+        config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+    except CANNOT_LOAD as error:
+        raise RocktokensError(
+            f"the config of models.teacher = {name!r} cannot be read ({_said(error)}): give the folder or hub id of "
+            "the model, of which config.json and tokenizer are enough"
+        ) from error
+    try:
+        return ModelDescription(config, GenerationConfig.from_pretrained(source))
+    except CANNOT_LOAD:  # many models have none
+        return ModelDescription(config, GenerationConfig.from_model_config(config))
+
+
 def _source(name: str) -> str:
     """Return the folder or hub id whose safetensors are those of the model."""
     if name in PEBBLES:
@@ -88,8 +113,8 @@ def _source(name: str) -> str:
     if name == smollm2.MODEL_ID or (Path(name) / "adapter_config.json").is_file():
         what = "has no safetensors" if name == smollm2.MODEL_ID else "is an adapter"
         raise RocktokensError(
-            f"models.teacher = {name!r} {what}, so a server's LM head cannot be read from it: save the whole model "
-            "with save_pretrained, serve that and name its folder"
+            f"models.teacher = {name!r} {what}, which cannot be read as a served teacher's: save the whole model with "
+            "save_pretrained, serve that and name its folder"
         )
     return name
 

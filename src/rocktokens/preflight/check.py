@@ -20,6 +20,7 @@ from rocktokens.preflight.pair_probe import (
     check_overlap,
     check_sampler,
     check_stop_mass,
+    check_tails,
     check_truncation,
     probe_pair,
     sample_probe,
@@ -74,11 +75,12 @@ def _check_probe(
     except RocktokensError as error:
         return [Finding("probe", "fail", "refused", str(error))]
     return [
-        check_divergence(probe, config.scoring.divergence),
+        check_divergence(probe, config.scoring.divergence, config.teacher.label if config.teacher.is_top_k else ""),
         check_overlap(probe.overlap, probe.overlap_mass),
         check_stop_mass(probe.stop_mass),
         check_truncation(rollouts, config.rollouts.max_completion_length),
         check_sampler(probe.sampler_gap),
+        *([check_tails(teacher.model.tails, config.teacher.top_k)] if config.teacher.is_top_k else []),
         check_memory(need, available_memory(student, teacher)),
         estimate_time(config, probe, seconds, len(rollouts), device),
     ]

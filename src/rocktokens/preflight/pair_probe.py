@@ -10,14 +10,15 @@
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
 
 from rocktokens.config import Config, ScoringSection
 from rocktokens.display.numbers import percent
-from rocktokens.models.head import LMHead, lm_head
+from rocktokens.models.head import lm_head, output_head
+from rocktokens.models.likely_head import LikelyHead, OutputHead
 from rocktokens.models.load import LoadedModel
 from rocktokens.preflight.findings import Finding, warn_if
 from rocktokens.progress import Progress
@@ -26,7 +27,11 @@ from rocktokens.rollouts.sampler import make_sampler
 from rocktokens.run_dir import derive_seed
 from rocktokens.scoring.batch import collate, response_states, split_by_tokens
 from rocktokens.scoring.divergence import token_scores, top_overlap
+from rocktokens.scoring.teachers import tail_sentence
 from rocktokens.types import Prompt, Rollout
+
+if TYPE_CHECKING:  # it needs an extra
+    from rocktokens.scoring.served_likely import Tails
 
 Value = TypeVar("Value")
 
@@ -51,9 +56,9 @@ class PairProbe:
     kl: float
     kl_error: float | None
     """Standard error of ``kl``, rollouts taken as the independent units; None for a single one."""
-    overlap: float
-    """Share of the student's 16 likeliest tokens that are among the teacher's 16 likeliest."""
-    overlap_mass: float
+    overlap: float | None
+    """Share of the student's 16 likeliest tokens that are among the teacher's 16; None where it names fewer."""
+    overlap_mass: float | None
     """Probability the student gives to the shared ones."""
     stop_mass: float | None
     """None when no rollout ended."""
@@ -109,8 +114,8 @@ def probe_pair(
         tokens=len(columns["kl"]),
         kl=float(columns["kl"].mean()),
         kl_error=clustered_error(columns["kl"], lengths_R),
-        overlap=float(columns["overlap"].mean()),
-        overlap_mass=float(columns["overlap_mass"].mean()),
+        overlap=_mean_or_none(columns["overlap"]),
+        overlap_mass=_mean_or_none(columns["overlap_mass"]),
         stop_mass=_mean_or_none(columns["stop_mass"]),
         sampler_gap=_mean_or_none(columns["sampler_gap"]),
         seconds_student=student_time,
@@ -129,24 +134,34 @@ def clustered_error(values_T: np.ndarray, lengths_R: np.ndarray) -> float | None
     return float(np.sqrt((residuals_R**2).sum() * count / (count - 1)) / len(values_T))
 
 
-def stop_mass(h_t_NE: torch.Tensor, head: LMHead, eos_ids: Iterable[int]) -> torch.Tensor:
-    """Return the probability (N,) of all end tokens after each state; ends beyond the head's width have none."""
+def stop_mass(h_t_NE: torch.Tensor, head: OutputHead, eos_ids: Iterable[int], written_N: torch.Tensor) -> torch.Tensor:
+    """Return the probability (N,) of all end tokens after each state; ends beyond the head's width have none.
+
+    Of a teacher that names its likeliest tokens alone, those of them that end, and the end that was written.
+    """
+    if isinstance(head, LikelyHead):
+        likely = head.read(h_t_NE)
+        is_end_NK = torch.isin(likely.ids_NK, torch.tensor(sorted(eos_ids), device=h_t_NE.device))
+        is_named_N = (likely.ids_NK == written_N.unsqueeze(-1)).any(dim=1)
+        return (likely.logp_NK.exp() * is_end_NK).sum(dim=1) + likely.written_N.exp() * ~is_named_N
     ends = torch.tensor(sorted(i for i in eos_ids if i < head.width), dtype=torch.long, device=h_t_NE.device)
     return torch.softmax(head.logits(h_t_NE), dim=-1)[:, ends].sum(dim=-1)
 
 
-def check_divergence(probe: PairProbe, divergence: str) -> Finding:
-    """Report what there is to learn; any value is in order."""
+def check_divergence(probe: PairProbe, divergence: str, teacher: str = "") -> Finding:
+    """Report what there is to learn, by the label of a teacher that does not say all; any value is in order."""
     error = "" if probe.kl_error is None else f" ± {probe.kl_error:.2f}"
-    value = (
-        f"{divergence} kl {probe.kl:.2f}{error} nats per token, over {probe.tokens:,} tokens of the untrained student"
-    )
+    named = f"{divergence} kl ({teacher})" if teacher else f"{divergence} kl"
+    value = f"{named} {probe.kl:.2f}{error} nats per token, over {probe.tokens:,} tokens of the untrained student"
     measured = {"kl": probe.kl, "kl_error": probe.kl_error, "tokens": probe.tokens}
     return Finding("divergence", "ok", value, measured=measured)
 
 
-def check_overlap(overlap: float, mass: float) -> Finding:
+def check_overlap(overlap: float | None, mass: float | None) -> Finding:
     """Check whether the teacher ranks what the student would write."""
+    if overlap is None or mass is None:
+        value = f"not known: the teacher names fewer than {OVERLAP_K} tokens (teacher.top_k)"
+        return Finding("overlap", "ok", value, measured={"overlap": None, "mass": None})
     value = f"{percent(overlap)} of the top 16 are shared, with {percent(mass)} of the student's probability"
     low = overlap < MIN_OVERLAP or mass < MIN_OVERLAP_MASS
     problem = "the teacher hardly ranks what the student writes: check the prompts' format, or tune the student to it"
@@ -164,6 +179,12 @@ def check_stop_mass(mass: float | None) -> Finding:
         "end tokens and template"
     )
     return warn_if(problem if mass < MIN_STOP_MASS else "", "stop mass", value, {"stop_mass": mass})
+
+
+def check_tails(tails: "Tails", top_k: int) -> Finding:
+    """Report what a teacher has beside the tokens that it names; any value is in order."""
+    measured = {"mass": tails.mean_mass, "unresolved": tails.unresolved_share}
+    return Finding("teacher tail", "ok", tail_sentence(tails, top_k), measured=measured)
 
 
 def check_truncation(rollouts: Sequence[Rollout], limit: int) -> Finding:
@@ -191,15 +212,17 @@ def _probe_group(
     """Measure the columns of one batch, and the seconds of both trunks and of the heads."""
     device = student.model.device
     batch = collate(rollouts, pad_id=0, device=device)
-    heads = lm_head(student.model), lm_head(teacher.model)
+    heads = lm_head(student.model), output_head(teacher.model)
     h_s_TD, student_time = _timed(device, lambda: response_states(student.model, batch))
     h_t_TE, teacher_time = _timed(device, lambda: response_states(teacher.model, batch))
     states = (h_s_TD, heads[0], h_t_TE, heads[1])
     settings = (section.divergence, section.temperature, section.tokens_per_chunk)
     scores, head_time = _timed(device, lambda: token_scores(*states, batch.token_ids_T, *settings))
-    overlap_T, mass_T = top_overlap(*states, k=OVERLAP_K, tokens_per_chunk=section.tokens_per_chunk)
+    overlap_T = mass_T = h_s_TD.new_zeros(0)
+    if not isinstance(heads[1], LikelyHead) or heads[1].k >= OVERLAP_K:
+        overlap_T, mass_T = top_overlap(*states, k=OVERLAP_K, tokens_per_chunk=section.tokens_per_chunk)
     ends = np.cumsum([len(rollout.token_ids) for rollout in rollouts]) - 1
-    ended = ends[[rollout.finished for rollout in rollouts]]
+    ended = torch.from_numpy(ends[[rollout.finished for rollout in rollouts]]).to(device)
     common = heads[1].cut(heads[0].width)
     sampled = np.concatenate([rollout.logprobs for rollout in rollouts])
     gap = np.abs(sampled - _numpy(scores.logp_student)) if section.temperature == 1 else np.zeros(0)
@@ -207,7 +230,7 @@ def _probe_group(
         "kl": _numpy(scores.kl),
         "overlap": _numpy(overlap_T),
         "overlap_mass": _numpy(mass_T),
-        "stop_mass": _numpy(stop_mass(h_t_TE[torch.from_numpy(ended).to(device)], common, teacher.eos_ids)),
+        "stop_mass": _numpy(stop_mass(h_t_TE[ended], common, teacher.eos_ids, batch.token_ids_T[ended])),
         "sampler_gap": gap,
     }
     return columns, [student_time, teacher_time, head_time]

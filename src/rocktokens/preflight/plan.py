@@ -4,7 +4,8 @@
 2. ``memory_items`` is arithmetic: what a GPU holds, item by item, in one of two layouts. *Whole*: all of it on every
    GPU. *Sharded*: student, gradients, moments and teacher are cut into equal parts (torch's ``fully_shard``); two
    layers of each model and what is outside the layers are gathered at a time; gradients are cut after every
-   micro-batch; and a replica of the student to sample from is whole. Of a served teacher every GPU has the LM head.
+   micro-batch; and a replica of the student to sample from is whole. Of a served teacher every GPU has the LM head,
+   or nothing where the server names its likeliest tokens.
 3. What is left of the usable memory holds the key-value cache of rollouts. A layout fits if that is one
    rollout or more; if anything is left, where a server writes them.
 4. ``step_time`` says how long a step would take.
@@ -163,7 +164,8 @@ def memory_items(
     is_sharded = is_sharded and gpus > 1
     parts = gpus if is_sharded else 1
     is_served = config.teacher.engine == "vllm"
-    teacher_head = teacher_width * teacher.size.width * teacher.vocabulary
+    head = 0 if config.teacher.is_top_k else teacher.size.width * teacher.vocabulary
+    teacher_head = teacher_width * head
     responses = training.per_device_train_batch_size * rollouts.max_completion_length
     tokens = responses + training.per_device_train_batch_size * rollouts.max_prompt_length
     copies = 0 if is_half else student.activations.fixed
@@ -176,7 +178,7 @@ def memory_items(
     )
     halved_heads = size.width * student.vocabulary
     if teacher_width == FLOAT32:
-        halved_heads += teacher.size.width * teacher.vocabulary
+        halved_heads += head
     return MemoryItems(
         student=FLOAT32 * size.parameters / parts if is_sharded else size.weight_bytes(is_half=is_half),
         master_copy=0 if is_sharded else size.master_bytes(is_half=is_half),
@@ -215,7 +217,7 @@ def _gpu_memory(config: Config, given: float | None) -> tuple[float, str]:
 def _assumptions(config: Config, gpu: str) -> list[str]:
     rollouts, training = config.rollouts, config.training
     length = rollouts.max_prompt_length + rollouts.max_completion_length
-    engines = {"rollouts are written": rollouts.engine, "the teacher's states are computed": config.teacher.engine}
+    engines = {"rollouts are written": rollouts.engine, "the teacher is computed": config.teacher.engine}
     return [
         f"{gpu}, of which {USABLE:.0%} are usable",
         f"a step is {counted(training.rollouts_per_step, 'rollout')} per GPU of {length:,} tokens, in micro-batches of "

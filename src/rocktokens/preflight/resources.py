@@ -20,7 +20,7 @@ from torch import nn
 
 from rocktokens.config import Config, TrainingSection
 from rocktokens.display.numbers import byte_size, duration
-from rocktokens.models.head import hidden_states, lm_head
+from rocktokens.models.head import hidden_states, lm_head, output_head
 from rocktokens.models.load import LoadedModel
 from rocktokens.preflight.findings import Finding, Level
 from rocktokens.preflight.pair_probe import PairProbe
@@ -149,7 +149,7 @@ def run_memory(
             checkpointing=training.gradient_checkpointing,
         ),
         chunk_positions=min(config.scoring.tokens_per_chunk, responses),
-        vocab_size=max(lm_head(model.model).width for model in (student, teacher)),
+        vocab_size=max(output_head(model.model).width for model in (student, teacher)),
         sampled_tokens=config.rollouts.batch_size * sequence,
         on_gpu=student.model.device.type == "cuda",
         bf16=bf16,

@@ -18,7 +18,8 @@ from rocktokens.config import Config, evaluation_task, why_not_graded
 from rocktokens.display.numbers import listed, parameter_count
 from rocktokens.errors import RocktokensError
 from rocktokens.models.fingerprints import SAMPLES, same_tokenizer, vocabulary_sha256
-from rocktokens.models.head import lm_head, verify_head
+from rocktokens.models.head import lm_head, output_head, verify_head
+from rocktokens.models.likely_head import LikelyHead
 from rocktokens.models.load import LoadedModel
 from rocktokens.policies import policy_from_section
 from rocktokens.preflight.findings import Finding, or_fail, warn_if
@@ -49,7 +50,7 @@ def check_static(
     weighs = config.policy.name != "uniform" or config.policy.protect is not None
     return [
         check_tokenizers(student.tokenizer, teacher.tokenizer),
-        check_widths(lm_head(student.model).width, lm_head(teacher.model).width, len(student.tokenizer)),
+        check_widths(lm_head(student.model).width, output_head(teacher.model).width, len(student.tokenizer)),
         check_head("student head", student),
         check_head("teacher head", teacher, config.teacher.url if config.teacher.engine == "vllm" else None),
         check_ends(student.eos_ids, teacher.eos_ids),
@@ -101,7 +102,9 @@ def check_head(name: str, loaded: LoadedModel, served: str | None = None) -> Fin
 
     def verify() -> Finding:
         difference = verify_head(loaded.model, loaded.tokenizer.encode(SAMPLES[0]))
-        if difference is None:
+        if isinstance(head := output_head(loaded.model), LikelyHead):
+            value = f"none is needed: log-probabilities of {head.k} tokens and one tail, of {served}"
+        elif difference is None:
             value = f"states of {served}; its files name no final norm that they could be compared with"
         elif served is not None:
             value = f"states of {served} are of its final norm, within {difference:.1g}"

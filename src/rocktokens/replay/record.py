@@ -38,7 +38,7 @@ def replay_settings(
         scoring=config.scoring.model_dump(mode="json", exclude={"round_logits"}),  # a replay never rounds them
         top_k=config.trace.top_k,
         classes="" if classes is None else classes.sha256,
-        served=config.teacher.values,
+        served=config.teacher.label,
     )
 
 

@@ -27,7 +27,7 @@ from rocktokens.classes import TokenClasses
 from rocktokens.config import Config, checkpoint_label, checkpoint_names, checkpoint_steps, traced_students
 from rocktokens.errors import ConfigError, NonFiniteLossError, RunDirError, TokenizerMismatchError
 from rocktokens.models.fingerprints import same_tokenizer, vocabulary_sha256
-from rocktokens.models.head import lm_head, require_known_head
+from rocktokens.models.head import output_head, require_known_head
 from rocktokens.models.load import LoadedModel, load_model, load_tokenizer
 from rocktokens.progress import SILENT, Advance, Progress
 from rocktokens.replay.checkpoint_swap import Students
@@ -45,7 +45,7 @@ from rocktokens.rollouts.store import read_rollouts, write_rollouts
 from rocktokens.run_dir import RunDir, derive_seed, require_as_listed
 from rocktokens.scoring.score import PendingScores, score_pass
 from rocktokens.scoring.teacher_pass import StatesRoom, TeacherPass
-from rocktokens.scoring.teachers import load_teacher, note_teacher, require_noted
+from rocktokens.scoring.teachers import load_teacher, note_tails, note_teacher, require_noted
 from rocktokens.scoring.top_tokens import TopTokens
 from rocktokens.tasks import make_task
 from rocktokens.tasks.base import Task
@@ -148,7 +148,7 @@ def replay(config: Config, *, restart: bool = False, progress: Progress = SILENT
             _require_tokenizer(name, teacher)
         if classes is not None:
             classes.require_tokenizer(vocabulary_sha256(teacher.tokenizer.get_vocab()))
-            classes.require_width(lm_head(teacher.model).width)
+            classes.require_width(output_head(teacher.model).width)
         students = stack.enter_context(open_students(config, teacher))
         session = ReplaySession(run, config, checkpoints, teacher, students, classes, progress)
         if is_new:
@@ -167,6 +167,7 @@ def replay(config: Config, *, restart: bool = False, progress: Progress = SILENT
         rollouts, tokens = score_probes(session)
         if classes is not None:
             _add_choice(session, classes)
+    note_tails(teacher.model, config, progress)
     steps = [checkpoint.step for checkpoint in checkpoints]
     return Replayed(str(run.path), steps, rollouts, tokens)
 
@@ -377,7 +378,7 @@ def _write_part(
             scores.wait(),
             tops=scores.wait_tops(),
             classes=session.classes,
-            served=session.config.teacher.values,
+            served=session.config.teacher.label,
         )
     with TraceWriter(session.run, checkpoint=checkpoint.step, rows_per_part=sys.maxsize) as traces:
         traces.append(table)

@@ -284,7 +284,11 @@ def runs_table(runs: Sequence["RunView"]) -> Table:
         "The runs side by side. Stuck: rocks that training never moved, on both halves of the prompts. Pillar, "
         "stumbling, neutral, undecided: verdicts on their rocks."
     )
-    return Table.of("runs", columns, records, title, (), records)
+    labels = {printable(run.name): run.teacher_label for run in runs}
+    notes = [f"{name}: teacher {label}." for name, label in labels.items() if label]
+    if len(set(labels.values())) > 1:
+        notes.append("The kl of runs with different labels cannot be compared.")
+    return Table.of("runs", columns, records, title, notes, records)
 
 
 def _run_record(run: "RunView", first: "RunView") -> dict[str, Any]:

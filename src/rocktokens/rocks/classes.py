@@ -34,7 +34,7 @@ from rocktokens.rocks.records import ChoiceShares
 from rocktokens.rocks.sums import fixed_probability, occurrences, prompts_of, resolve_checkpoints, type_sums
 from rocktokens.run_dir import RunDir
 from rocktokens.traces.store import TraceStore
-from rocktokens.types import LEAST_OF_HALF, RockSet
+from rocktokens.types import LEAST_OF_HALF, RockSet, has_tail
 
 TOPS = ("student_top", "teacher_top")
 
@@ -79,6 +79,7 @@ def find_classes(
     is_text = [not (v in ends or store.vocabulary.is_special(v)) for v in types["token_id"].to_pylist()]
     links = _mutual_links(_one_way(rows, types.filter(pa.array(is_text, pa.bool_())), share))
     parameters = {"share": share, "min_freq": min_freq, "min_prompts": min_prompts, "max_members": max_members}
+    parameters |= {"teacher": teacher} if has_tail(teacher := store.teacher(reference)) else {}
     return TokenClasses(
         (TokenClass(ids, tuple(store.token_texts(ids))) for ids in link_classes(links, max_members)),
         tokenizer_sha256=store.tokenizer_sha256,

@@ -18,11 +18,11 @@ from rocktokens.progress import SILENT, Progress
 from rocktokens.rocks.categories import store_categories
 from rocktokens.rocks.cutoff import jaccard, spearman, split_half
 from rocktokens.rocks.find import EVERYWHERE, FindOptions, find_settings, open_search, search_traces
-from rocktokens.rocks.search import SearchResult
+from rocktokens.rocks.search import SearchResult, require_comparable
 from rocktokens.rocks.sums import resolve_checkpoints
 from rocktokens.run_dir import RunDir, derive_seed
 from rocktokens.traces.store import TraceStore
-from rocktokens.types import Category
+from rocktokens.types import Category, has_tail
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +56,8 @@ class Agreement:
     only_b: list[int]
     moved: list[MovedType]
     """The types that are rocks in either, what moved most first."""
+    teacher: str = ""
+    """Of both, where it named its likeliest tokens alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,7 @@ def compare_runs(
 def compare_results(stores: tuple[TraceStore, TraceStore], results: tuple[SearchResult, SearchResult]) -> Agreement:
     """Measure how far two searches agree and what moved between them."""
     require_same_vocabulary(*(store.tokenizer_sha256 for store in stores))
+    require_comparable(results[0].teacher, results[1].teacher, "the runs")
     ids = [result.sums.selection.token_ids[result.columns] for result in results]
     scores = []
     for result in results:
@@ -118,6 +121,7 @@ def compare_results(stores: tuple[TraceStore, TraceStore], results: tuple[Search
         only_a=np.setdiff1d(ids[0], ids[1]).tolist(),
         only_b=np.setdiff1d(ids[1], ids[0]).tolist(),
         moved=_moved(stores[0], results, np.union1d(*ids)),
+        teacher=results[0].teacher if has_tail(results[0].teacher) else "",
     )
 
 

@@ -34,7 +34,7 @@ from rocktokens.rocks.sums import HELD_OUT, NOT_SPLIT, occurrences, resolve_chec
 from rocktokens.rocks.uncertainty import score_uncertainty, share_intervals
 from rocktokens.run_dir import RunDir, derive_seed
 from rocktokens.traces.store import TraceStore
-from rocktokens.types import ONE, RankedType, RockSet, RockToken
+from rocktokens.types import ONE, RankedType, RockSet, RockToken, has_tail
 from rocktokens.windows import WindowRule
 
 if TYPE_CHECKING:
@@ -213,15 +213,16 @@ def search_traces(
 def rock_set(store: TraceStore, result: SearchResult) -> RockSet:
     """Describe what a search found, with intervals, as it is written to rocks.json."""
     record = asdict(result.criterion)
+    is_partial = has_tail(result.teacher)
     record["tau_nats"] = None if record["tau_nats"] is None else list(record["tau_nats"])
     return RockSet(
         tokenizer_sha256=store.tokenizer_sha256,
         criterion=record,
-        source={"manifest_sha256": store.manifest_sha256},
+        source={"manifest_sha256": store.manifest_sha256, **({"teacher": result.teacher} if is_partial else {})},
         summary=_summary(store, result),
         tokens=_tokens(store, result),
         ranked=_ranked(store, result),
-        windows=WindowRule(result.criterion.window, result.thresholds.post).to_dict(),
+        windows=None if is_partial else WindowRule(result.criterion.window, result.thresholds.post).to_dict(),
     )
 
 

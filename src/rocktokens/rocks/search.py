@@ -10,7 +10,9 @@ The method is docs/method.md, section 4.
 4. R_ctx(v) is at most R(v) · |O_PH(v)| / Freq(v). When there are more pairs of contexts than ``max_pairs``, types are
    compared in the order of that bound, and those whose bound lies below the k-th score are passed over: they cannot be
    rocks, so the pairs go to those that can.
-5. The first ``k`` are the rocks, or as many as the crossing of coverage and stability says: none where no type that may
+5. Traces whose teacher named its likeliest tokens alone have sums that hold, and single tokens that do not: they are
+   ranked, but no token is compared with a threshold, so there is no stage "context" and there are no windows.
+6. The first ``k`` are the rocks, or as many as the crossing of coverage and stability says: none where no type that may
    be ranked has a loss.
 
 Paper: https://arxiv.org/abs/2605.09253
@@ -37,6 +39,7 @@ from rocktokens.rocks.selectors import Sample, Selector, selector_of
 from rocktokens.rocks.sums import PromptSums, gather
 from rocktokens.run_dir import derive_seed
 from rocktokens.traces.store import TraceStore
+from rocktokens.types import has_tail
 
 CHOICES = {"stage": ("bound", "score", "context"), "require": ("stopped", "stuck", "any")}
 FROM_ZERO = ("reference", "baseline", "exclude_top_freq", "seed")
@@ -132,6 +135,8 @@ class SearchResult:
     """How many were asked for, by number or by "auto"."""
     columns: np.ndarray
     """int64 (K,): the rocks in rank order, as indices into the sample's types."""
+    teacher: str = ""
+    """How its values came (``TraceStore.teacher``)."""
 
     @property
     def is_rock(self) -> np.ndarray:
@@ -185,9 +190,15 @@ def search(
             f"{'there is none' if sums.baseline == sums.reference else f'{sums.baseline} did not'}: trace one, or use "
             "require = 'stopped'"
         )
+    teacher = traced_teacher(store, sums)
+    if criterion.stage == "context" and has_tail(teacher):
+        raise RocktokensError(
+            f"stage = 'context' compares the kl of single tokens with thresholds, and the teacher of these traces gave "
+            f"{teacher}, whose kl holds for sums alone: use stage = 'bound' or 'score'"
+        )
     thresholds = find_thresholds(store, sums, criterion.tau, criterion.tau_nats)
     if criterion.stage != "context":
-        return _take_first(criterion, sums, thresholds)
+        return replace(_take_first(criterion, sums, thresholds), teacher=teacher)
     if encoder is None:
         raise RocktokensError("stage = 'context' needs embeddings or an encoder: give one, or use stage='score'")
     persistent = persistent_occurrences(store, sums, thresholds)
@@ -198,8 +209,24 @@ def search(
         result = _take_first(criterion, replace(sums, selection=kept), thresholds, persistent, context, encoder)
         is_settled = criterion.k != "auto" or (0 < result.k <= k and auto_k(result.curve).crossed)
         if is_settled or result.is_exact or k >= len(result.score_U):
-            return result
+            return replace(result, teacher=teacher)
         k = 2 * max(k, result.k)  # the curves of "auto" may cross beyond what was compared
+
+
+def traced_teacher(store: TraceStore, sums: PromptSums) -> str:
+    """Return how the teacher's values came; refuses two checkpoints where one has all of the divergence."""
+    now, before = (store.teacher(step) for step in (sums.reference, sums.baseline))
+    require_comparable(now, before, f"checkpoints {sums.reference} and {sums.baseline}")
+    return now
+
+
+def require_comparable(first: str, second: str, what: str) -> None:
+    """Refuse to compare kl that is of likely tokens and a tail with other kl; teachers are given by their labels."""
+    if first != second and (has_tail(first) or has_tail(second)):
+        raise RocktokensError(
+            f"{what} have teachers that gave different values ({first or 'in memory'}, {second or 'in memory'}), and "
+            "kl of different kinds cannot be compared: trace both in one way (teacher.values, teacher.top_k)"
+        )
 
 
 def compare_contexts(

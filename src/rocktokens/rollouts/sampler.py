@@ -18,7 +18,7 @@ import torch
 
 from rocktokens.config import Config
 from rocktokens.errors import ConfigError, RocktokensError
-from rocktokens.models.head import lm_head, refusing_strangers
+from rocktokens.models.head import output_head, refusing_strangers
 from rocktokens.models.layers import quick_layers
 from rocktokens.models.load import LoadedModel
 from rocktokens.models.shards import gathered
@@ -343,7 +343,7 @@ def make_sampler(
         "eos_ids": student.eos_ids,
         "pad_id": student.pad_id,
         "batch_size": config.rollouts.batch_size,
-        "vocab_size": min(lm_head(loaded.model).width for loaded in (student, teacher) if loaded is not None),
+        "vocab_size": min(output_head(loaded.model).width for loaded in (student, teacher) if loaded is not None),
         "max_length": None if teacher is None else teacher.context_length,
         "threads": threads,
         "refresh": copied.refresh if copied else None,

@@ -66,6 +66,12 @@ class Use:
 
 ROLLOUTS = Use("rollouts", "student", "VLLM_SERVER_DEV_MODE=1", "its prompts and answers")
 STATES = Use("teacher", "teacher", "--runner pooling --convert embed", "the student's prompts and answers")
+LIKELY = Use(
+    "teacher",
+    "teacher",
+    "--runner generate",
+    "the student's prompts and answers and one token more, and with --max-logprobs where teacher.top_k exceeds 20",
+)
 
 
 class ServerLostError(RocktokensError):
@@ -98,6 +104,18 @@ class Choice(BaseModel):
     token_ids: list[int]
     logprobs: Logprobs | None = None
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+
+
+class Judged(BaseModel):
+    """What is said of the tokens of a prompt, the first of which has nothing before it."""
+
+    prompt_logprobs: list[dict[int, Logprob] | None]
+
+
+class Judgements(BaseModel):
+    """The answer of /v1/completions where only the prompt counts."""
+
+    choices: list[Judged] = Field(min_length=1)
 
 
 class Completions(BaseModel):
@@ -175,6 +193,10 @@ class VllmClient:
     def complete(self, body: Mapping[str, Any]) -> Choice:
         """Return the completion of one prompt."""
         return self._ask("POST", "/v1/completions", body, Completions).choices[0]
+
+    def judge(self, body: Mapping[str, Any]) -> list[dict[int, Logprob] | None]:
+        """Return what the server finds likely in the place of each token of a prompt."""
+        return self._ask("POST", "/v1/completions", body, Judgements).choices[0].prompt_logprobs
 
     def tokenize(self, model: str, text: str) -> list[int]:
         """Return the ids of a text, by the server's tokenizer."""

@@ -13,6 +13,7 @@ from rocktokens.errors import NonFiniteLossError, RocktokensError
 from rocktokens.types import TokenScores
 
 FINITE_REMEDY = 'use scoring.divergence = "jsd", which is always finite'
+TAIL_REMEDY = "serve a teacher that rules out no token"
 ASYMMETRIC_REMEDY = "use another policy than asymmetric"
 
 
@@ -41,9 +42,13 @@ def refuse(broken_4N: torch.Tensor, rows_N: torch.Tensor) -> None:
     require_finite_divergence(broken_4N[3], rows_N, ASYMMETRIC_REMEDY)
 
 
-def require_sound_scores(scores: TokenScores) -> None:
-    """Refuse what ``token_scores`` refuses, of scores whose checks were deferred; rows are counted from the first."""
-    columns = (scores.entropy_student, scores.entropy_teacher, scores.kl, scores.kl)
+def require_sound_scores(scores: TokenScores, *, has_entropies: bool = True) -> None:
+    """Refuse what ``token_scores`` refuses, of scores whose checks were deferred; rows are counted from the first.
+
+    A teacher of which only the likeliest tokens are known has no entropies.
+    """
+    of_teacher = scores.entropy_teacher if has_entropies else scores.logp_teacher
+    columns = (scores.entropy_student, of_teacher, scores.kl, scores.kl)
     broken_4T = broken(*map(torch.as_tensor, columns))
     refuse(broken_4T, torch.arange(broken_4T.shape[1], device=broken_4T.device))
 

@@ -9,11 +9,14 @@
    gives the sampled token more than the student does, and the forward KL elsewhere.
 6. With classes of tokens the choice within them is a column beside the divergence, and what is minimised is the rest,
    the decision, and λ times the choice (``choice.py``).
+7. A teacher of which only the likeliest tokens are known gives rows in the place of states, and a ``LikelyHead`` in
+   that of its head: the divergence is then that of those tokens and one tail (``tail.py``), and its entropy NaN.
 
-Where all is on a GPU, nothing is wider than float32, Triton is there and no extra column is asked for, ``fused.py``
-does the same in fewer passes; the host then waits for the device once a call, and once more only to look at weights
-that are on the device. The divergences themselves are in ``formulas.py``, what is refused in ``checks.py``. Every
-position is keyed by the token it predicts: row i of ``h_s_TD`` is the state *before* ``token_ids_T[i]``.
+Where all is on a GPU, nothing is wider than float32, Triton is there, no extra column is asked for and the teacher has
+no tail, ``fused.py`` does the same in fewer passes; the host then waits for the device once a call, and once more only
+to look at weights that are on the device. The divergences themselves are in ``formulas.py``, what is refused in
+``checks.py``. Every position is keyed by the token it predicts: row i of ``h_s_TD`` is the state *before*
+``token_ids_T[i]``.
 """
 
 import math
@@ -30,10 +33,12 @@ from rocktokens.classes import TokenClasses
 from rocktokens.config import Divergence
 from rocktokens.errors import NonFiniteLossError, RocktokensError
 from rocktokens.models.head import LMHead, wide_matmul
+from rocktokens.models.likely_head import Likely, LikelyHead, OutputHead
 from rocktokens.scoring import fused, fused_choice
 from rocktokens.scoring.checks import (
     ASYMMETRIC_REMEDY,
     FINITE_REMEDY,
+    TAIL_REMEDY,
     broken,
     refuse,
     require_finite_divergence,
@@ -42,9 +47,10 @@ from rocktokens.scoring.checks import (
 )
 from rocktokens.scoring.choice import choice, coarse, members
 from rocktokens.scoring.formulas import DIVERGENCES, EXTRAS, Scored, entropy, require_extras
+from rocktokens.scoring.tail import extra_column, require_known, require_named, reverse_with_tail
 from rocktokens.types import CHOICE, STANDARD_COLUMNS, TokenScores
 
-Head = torch.Tensor | LMHead
+Head = torch.Tensor | OutputHead
 Columns = tuple[torch.Tensor, ...]
 Term = Literal["asymmetric"]
 ASYMMETRIC_PARTS: tuple[Divergence, Divergence] = ("reverse", "forward")
@@ -96,7 +102,7 @@ def token_scores(
         h_s_TD: The student's last hidden states, each the one that predicts its token.
         w_s_VD: The student's LM head: its weight, or an ``LMHead`` where there is more to it.
         h_t_TE: The teacher's hidden states at the same positions.
-        w_t_VE: The teacher's LM head.
+        w_t_VE: The teacher's LM head, or a ``LikelyHead``, whose rows then are the teacher's states.
         token_ids_T: The sampled tokens.
         divergence: What the column ``kl`` holds.
         temperature: Of both softmaxes; every column is at this temperature.
@@ -219,8 +225,8 @@ def top_overlap(
     shares, masses = [empty], [empty]
     for here in fused.slices(0, len(h_s_TD), tokens_per_chunk):
         top_s = torch.log_softmax(pair.student.logits(h_s_TD[here]), dim=-1).topk(k)
-        top_t = pair.teacher.logits(h_t_TE[here]).topk(k)
-        shared = (top_s.indices.unsqueeze(-1) == top_t.indices.unsqueeze(-2)).any(dim=-1)
+        top_t = pair.teacher_top(h_t_TE[here], k)
+        shared = (top_s.indices.unsqueeze(-1) == top_t.unsqueeze(-2)).any(dim=-1)
         shares.append(shared.to(top_s.values.dtype).mean(dim=-1))
         masses.append((top_s.values.exp() * shared).sum(dim=-1))
     return torch.cat(shares), torch.cat(masses)
@@ -231,7 +237,7 @@ class _Pair:
     """Two heads of one width and what is computed between them."""
 
     student: LMHead
-    teacher: LMHead
+    teacher: OutputHead
     divergence: Divergence
     temperature: float
     extras: tuple[str, ...] = ()
@@ -259,12 +265,17 @@ class _Pair:
             raise RocktokensError(f"scoring.temperature is {temperature}: it must be greater than 0")
         if term is not None and term not in get_args(Term):
             raise RocktokensError(f"term is {term!r}: use {', '.join(get_args(Term))} or None")
-        heads = [(head if isinstance(head, LMHead) else LMHead(head)).whole() for head in (student, teacher)]
+        heads = [(LMHead(head) if isinstance(head, torch.Tensor) else head).whole() for head in (student, teacher)]
         width = min(head.width for head in heads)
+        if isinstance(heads[0], LikelyHead):
+            raise RocktokensError("the student has no LM head: give that of a causal LM")
         if classes is not None:
             classes.require_width(width)
             _require_coarse(term, lam)
         settings = (divergence, temperature, require_extras(extras), term, round_logits, classes, lam)
+        if isinstance(heads[1], LikelyHead):
+            other = CHOICE if classes is not None else None if term is None else f"term {term}"
+            require_known(heads[1].k, divergence=divergence, temperature=temperature, extras=settings[2], other=other)
         return cls(heads[0].cut(width), heads[1].cut(width), *settings)
 
     @property
@@ -297,12 +308,15 @@ class _Pair:
         """Whether ``fused.py`` computes this."""
         if self.classes is not None and (self.divergence != "reverse" or not fused_choice.takes(self.classes)):
             return False
+        if isinstance(self.teacher, LikelyHead):
+            return False
         return not self.extras and fused.takes(h_s_TD, self.student, h_t_TE, self.teacher)
 
     @torch.no_grad()
     def fused_table(self, h_s_ND: torch.Tensor, h_t_NE: torch.Tensor, token_ids_N: torch.Tensor) -> torch.Tensor:
         """The table of ``fused.scored``."""
         cast = self.cast_for(h_s_ND, h_t_NE)
+        assert isinstance(cast.teacher, LMHead)  # by ``is_fused``
         arrays = (h_s_ND, cast.student, h_t_NE, cast.teacher, token_ids_N)
         options = {"choice": self.fused_choice(h_s_ND.device), "round_logits": self.round_logits}
         return fused.scored(*arrays, self.divergence, self.temperature, **options)
@@ -322,6 +336,7 @@ class _Pair:
         """Σ weight · term over some positions, differentiable, and the same table of those."""
         with torch.no_grad():
             cast = self.cast_for(h_s_TD, h_t_TE)
+        assert isinstance(cast.teacher, LMHead)  # by ``is_fused``
         head = (self.student.weight_VD, self.student.bias_V, cast.student)
         arrays = (h_s_TD, *head, h_t_TE, cast.teacher, token_ids_T, weights_N)
         settings = (self.divergence, self.temperature, self.term == "asymmetric")
@@ -360,6 +375,8 @@ class _Pair:
         """
         z_nV = self.student.logits(h_s_nD)
         log_p = _log_softmax(z_nV, self.temperature, "student", rows_n)
+        if isinstance(self.teacher, LikelyHead):
+            return *self._score_likely(log_p, self.teacher.read(h_t_nE), token_ids_n, rows_n), z_nV
         log_q = _log_softmax(self.teacher.logits(h_t_nE), self.temperature, "teacher", rows_n)
         distributions = (log_p.exp(), log_p, log_q.exp(), log_q)
         scored = self._scored(self.divergence, distributions)
@@ -379,6 +396,25 @@ class _Pair:
             scored = self._asymmetric(scored, distributions, logp_t_n > logp_s_n)
             require_finite_divergence(~scored[0].isfinite(), rows_n, ASYMMETRIC_REMEDY)
         return columns, scored, z_nV
+
+    def _score_likely(
+        self, log_p: torch.Tensor, likely: Likely, token_ids_n: torch.Tensor, rows_n: torch.Tensor
+    ) -> tuple[Columns, Scored]:
+        """The same of a teacher of which only the likeliest tokens are known; its entropy is not (NaN)."""
+        scored = reverse_with_tail(log_p, likely)
+        require_finite_divergence(~scored[0].isfinite(), rows_n, TAIL_REMEDY)
+        logp_s_n = log_p.gather(-1, token_ids_n.unsqueeze(-1)).squeeze(-1)
+        entropies = entropy(log_p.exp(), log_p), torch.full_like(logp_s_n, torch.nan)
+        extras = (extra_column(name, log_p, likely) for name in self.extras)
+        columns = (scored[0], logp_s_n, likely.written_N.to(logp_s_n), *entropies, scored[1].norm(dim=-1), *extras)
+        return columns, scored
+
+    def teacher_top(self, h_t_nE: torch.Tensor, k: int) -> torch.Tensor:
+        """The ids (n, k) of the tokens that the teacher finds likeliest."""
+        if isinstance(self.teacher, LMHead):
+            return self.teacher.logits(h_t_nE).topk(k).indices
+        require_named(k, self.teacher.k)
+        return self.teacher.read(h_t_nE).ids_NK[:, :k]
 
     def _scored(self, divergence: Divergence, distributions: Columns) -> Scored:
         """A divergence (n,) and its gradient (n, V) with respect to the logits."""

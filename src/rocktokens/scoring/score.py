@@ -19,7 +19,8 @@ import torch
 from rocktokens.classes import TokenClasses
 from rocktokens.config import Divergence
 from rocktokens.errors import RocktokensError
-from rocktokens.models.head import LMHead, lm_head
+from rocktokens.models.head import LMHead, lm_head, output_head
+from rocktokens.models.likely_head import OutputHead
 from rocktokens.scoring.batch import response_states
 from rocktokens.scoring.checks import require_ids, require_sound_scores
 from rocktokens.scoring.divergence import token_scores
@@ -28,7 +29,7 @@ from rocktokens.scoring.teacher_pass import TeacherPass, bare_model, to_host
 from rocktokens.scoring.top_tokens import TopTokens
 from rocktokens.types import CHOICE, STANDARD_COLUMNS, Rollout, TokenScores
 
-States = tuple[torch.Tensor, LMHead, torch.Tensor, LMHead, torch.Tensor]
+States = tuple[torch.Tensor, LMHead, torch.Tensor, OutputHead, torch.Tensor]
 Tables = list[tuple[list[int], torch.Tensor]]
 """Of each group: which rollouts, and in host memory something (C, T) about their tokens."""
 
@@ -47,6 +48,8 @@ class PendingScores:
     """By column of the trace, ids (K, T) and log-probabilities (K, T) of the likeliest tokens, where asked for."""
     arrived: torch.cuda.Event | None
     """After the last copy; None where nothing was copied."""
+    has_entropies: bool = True
+    """Whether the teacher's are known."""
 
     def wait(self) -> TokenScores:
         """The scores in numpy, rollout after rollout in the given order; may be called in any thread.
@@ -56,7 +59,7 @@ class PendingScores:
         empty_CT = np.zeros((len(self.names), 0), dtype=np.float32)
         table_CT = self._in_order(self.tables_CT) if self.lengths else empty_CT
         scores = TokenScores(**dict(zip(self.names, table_CT, strict=True)))
-        require_sound_scores(scores)
+        require_sound_scores(scores, has_entropies=self.has_entropies)
         return scores
 
     def wait_tops(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -115,7 +118,8 @@ def score_pass(
     names = (*STANDARD_COLUMNS, *require_extras(extras), *([] if classes is None else [CHOICE]))
     tables_CT: Tables = []
     found: dict[str, tuple[Tables, Tables]] = defaultdict(lambda: ([], []))
-    width = min(lm_head(model).width for model in (bare_model(student), teacher_pass.teacher))
+    teacher_head = output_head(teacher_pass.teacher)
+    width = min(lm_head(bare_model(student)).width, teacher_head.width)
     for rollout in teacher_pass.rollouts:
         require_ids(rollout.token_ids, width)
     for number, (group, states) in enumerate(replayed(student, teacher_pass)):
@@ -129,7 +133,8 @@ def score_pass(
         if on_done is not None:
             on_done(len(group))
     lengths = [len(rollout.token_ids) for rollout in teacher_pass.rollouts]
-    return PendingScores(names, lengths, tables_CT, found, _mark(teacher_pass.teacher.device))
+    arrived, has_entropies = _mark(teacher_pass.teacher.device), isinstance(teacher_head, LMHead)
+    return PendingScores(names, lengths, tables_CT, found, arrived, has_entropies)
 
 
 def replayed(student: Any, teacher_pass: TeacherPass) -> Iterator[tuple[list[int], States]]:
@@ -143,7 +148,7 @@ def replayed(student: Any, teacher_pass: TeacherPass) -> Iterator[tuple[list[int
         raise RocktokensError(
             f"the student is on {student.device}, the teacher on {teacher.device}: load both on one device"
         )
-    heads = lm_head(student), lm_head(teacher)
+    heads = lm_head(student), output_head(teacher)
     for group in teacher_pass:
         with torch.inference_mode():
             h_s_TD = response_states(student, group.batch)

@@ -1,6 +1,7 @@
 """A teacher behind a vLLM server: exact last hidden states over HTTP, its LM head here, and so the full divergence.
 
-The server is a stock ``vllm serve --runner pooling --convert embed`` (docs/howto/served-teacher.md).
+The server is a stock ``vllm serve --runner pooling --convert embed`` (docs/howto/served-teacher.md). One that only
+writes text gives the likeliest tokens instead, by ``served_likely.py``, which shares what is not about states.
 
 1. A sequence is one request, many are asked at once: ids go out, bytes come back, 4 or 2 per number. What came must be
    one finite state per token, in the width of the head and the dtype that was asked for.
@@ -12,6 +13,7 @@ The server is a stock ``vllm serve --runner pooling --convert embed`` (docs/howt
    nothing; only this notices.
 """
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -38,22 +40,22 @@ SERVED = "served_teachers"
 POOLER = """--pooler-config '{"task": "token_embed", "use_activation": false}'"""
 
 
-class ServedModel(DistantModel):
-    """Asks a server for the states of a model whose head is here."""
+class ServedTeacher(DistantModel):
+    """Asks a server, which it looks at first, for a row of numbers for every token of a sequence."""
 
-    def __init__(self, file: HeadFile, client: VllmClient, section: TeacherSection, name: str) -> None:
-        """Ask nothing yet; ``name`` is that of the model in ``models.teacher``."""
-        super().__init__(file.config, file.generation_config, file.head)
+    def __init__(self, described: Any, width: int, client: VllmClient, section: TeacherSection, name: str) -> None:
+        """Ask nothing yet.
+
+        Args:
+            described: has the model's config and generation config, and its head where that is here.
+            width: tokens of the model.
+            client: of the server.
+            section: of the config.
+            name: of the model in ``models.teacher``.
+        """
+        super().__init__(described.config, described.generation_config, described.head)
         self.client, self.section, self.name = client, section, section.model or name
-        self._norm = file.norm
-        self._wire_dtype = DTYPES[section.dtype]
-        self._canary_ids = np.linspace(0, file.head.out_features - 1, CANARY_LENGTH).astype(int).tolist()
-        head = lm_head(self)
-        rows = torch.tensor(self._canary_ids)
-        bias_V = head.bias_V
-        self._canary_head = LMHead(
-            head.weight_VD[rows].float(), None if bias_V is None else bias_V[rows].float(), head.scale, head.softcap
-        )
+        self._canary_ids: list[int] = np.linspace(0, width - 1, CANARY_LENGTH).astype(int).tolist()
         self._first: torch.Tensor | None = None
 
     @property
@@ -63,12 +65,12 @@ class ServedModel(DistantModel):
 
     @torch.inference_mode()
     def states(self, batch: RolloutBatch) -> torch.Tensor:
-        """Ask for the states of one batch, and bring them to the head."""
+        """Ask for the rows of one batch, and bring them to where they are read."""
         return self.states_of([batch])[0].to(self.device)
 
     @torch.inference_mode()
     def states_of(self, batches: Sequence[RolloutBatch]) -> list[torch.Tensor]:
-        """Ask for the states of several batches at once; they are on the CPU."""
+        """Ask for the rows of several batches at once; they are on the CPU."""
         sequences = [_sequences(batch) for batch in batches]
         found = iter(self.client.ask_all(self._persist, [ids for own in sequences for ids in own]))
         self._compare(self._canary())
@@ -76,10 +78,6 @@ class ServedModel(DistantModel):
             torch.cat([next(found) for _ in own])[batch.row_index_T.cpu()]
             for batch, own in zip(batches, sequences, strict=True)
         ]
-
-    def verify(self, input_ids: Sequence[int]) -> float | None:
-        """Compare the states of these ids with the final norm; return how far they are from ones that it made."""
-        return self._require_norm(self._persist(list(input_ids)))
 
     # The look at the server
 
@@ -96,10 +94,9 @@ class ServedModel(DistantModel):
                     f"{self.client.name} splits {text!r} as {found}, the tokenizer of models.teacher as {expected}: "
                     "serve the teacher of this run"
                 )
-        h_LE = self._persist(self._canary_ids)
-        self._require_width_of_numbers(h_LE)
-        self._require_norm(h_LE)
-        self._first = self._logprobs(h_LE)
+        rows_LE = self._persist(self._canary_ids)
+        self._require_own(rows_LE)
+        self._first = self._logprobs(rows_LE)
         self._compare(self._canary())
 
     def _require_name(self) -> int | None:
@@ -113,37 +110,10 @@ class ServedModel(DistantModel):
             )
         return found.max_model_len
 
-    def _require_width_of_numbers(self, h_LE: torch.Tensor) -> None:
-        """Refuse states that a server computes in half width and sends as if they were whole."""
-        if h_LE.dtype != torch.float32:
-            return
-        for name in ("bfloat16", "float16"):  # vLLM's own choice for a model of float32 may be either
-            if torch.equal(h_LE, h_LE.to(DTYPES[name]).float()):
-                raise RocktokensError(
-                    f"{self.client.name} computes in {name}, but teacher.dtype is 'float32': start it with --dtype "
-                    "float32, or with --dtype bfloat16 and set teacher.dtype = 'bfloat16', which the traces then say"
-                )
-
-    def _require_norm(self, h_LE: torch.Tensor) -> float | None:
-        if self._norm is None:
-            return None
-        if not (gap := self._norm.gap(h_LE)) <= NORM_GAP:
-            raise RocktokensError(
-                f"{self.client.name} sends states that the final norm of models.teacher cannot have made (off by "
-                f"{gap:.2g}): serve this very model, with {POOLER}"
-            )
-        return gap
-
     # The canary
 
     def _canary(self) -> torch.Tensor:
         return self._logprobs(self._persist(self._canary_ids))
-
-    def _logprobs(self, h_LE: torch.Tensor) -> torch.Tensor:
-        """Return how likely each next token of the canary is among all of its tokens; the same on every device."""
-        with torch.autocast("cpu", enabled=False):
-            logp_LL = self._canary_head.logits(h_LE.float()).log_softmax(dim=1)
-        return logp_LL.diagonal(1)
 
     def _compare(self, found: torch.Tensor) -> None:
         assert self._first is not None  # of ``open``
@@ -184,12 +154,76 @@ class ServedModel(DistantModel):
     def _persist(self, ids: list[int]) -> torch.Tensor:
         return self.client.persist(lambda: self._ask(ids))
 
+    # What its rows are
+
+    @abstractmethod
     def _ask(self, ids: list[int]) -> torch.Tensor:
-        """Return the states (L, E) of a sequence, as they were sent."""
+        """Return a row for each token of a sequence (L, E), what is said after it, as it was sent."""
+
+    @abstractmethod
+    def _require_own(self, rows_LE: torch.Tensor) -> None:
+        """Refuse rows that the teacher of this run cannot have given."""
+
+    @abstractmethod
+    def _logprobs(self, rows_LE: torch.Tensor) -> torch.Tensor:
+        """Return how likely each next token of the canary is; the same on every device."""
+
+
+class ServedModel(ServedTeacher):
+    """Asks for the states of a model whose head is here."""
+
+    def __init__(self, file: HeadFile, client: VllmClient, section: TeacherSection, name: str) -> None:
+        """Ask nothing yet; ``name`` is that of the model in ``models.teacher``."""
+        super().__init__(file, file.head.out_features, client, section, name)
+        self._norm = file.norm
+        self._wire_dtype, self._width = DTYPES[section.dtype], file.head.in_features
+        head = lm_head(self)
+        rows = torch.tensor(self._canary_ids)
+        bias_V = head.bias_V
+        self._canary_head = LMHead(
+            head.weight_VD[rows].float(), None if bias_V is None else bias_V[rows].float(), head.scale, head.softcap
+        )
+
+    def verify(self, input_ids: Sequence[int]) -> float | None:
+        """Compare the states of these ids with the final norm; return how far they are from ones that it made."""
+        return self._require_norm(self._persist(list(input_ids)))
+
+    def _require_own(self, rows_LE: torch.Tensor) -> None:
+        self._require_width_of_numbers(rows_LE)
+        self._require_norm(rows_LE)
+
+    def _require_width_of_numbers(self, h_LE: torch.Tensor) -> None:
+        """Refuse states that a server computes in half width and sends as if they were whole."""
+        if h_LE.dtype != torch.float32:
+            return
+        for name in ("bfloat16", "float16"):  # vLLM's own choice for a model of float32 may be either
+            if torch.equal(h_LE, h_LE.to(DTYPES[name]).float()):
+                raise RocktokensError(
+                    f"{self.client.name} computes in {name}, but teacher.dtype is 'float32': start it with --dtype "
+                    "float32, or with --dtype bfloat16 and set teacher.dtype = 'bfloat16', which the traces then say"
+                )
+
+    def _require_norm(self, h_LE: torch.Tensor) -> float | None:
+        if self._norm is None:
+            return None
+        if not (gap := self._norm.gap(h_LE)) <= NORM_GAP:
+            raise RocktokensError(
+                f"{self.client.name} sends states that the final norm of models.teacher cannot have made (off by "
+                f"{gap:.2g}): serve this very model, with {POOLER}"
+            )
+        return gap
+
+    def _logprobs(self, rows_LE: torch.Tensor) -> torch.Tensor:
+        """Return how likely each next token of the canary is among all of its tokens; the same on every device."""
+        with torch.autocast("cpu", enabled=False):
+            logp_LL = self._canary_head.logits(rows_LE.float()).log_softmax(dim=1)
+        return logp_LL.diagonal(1)
+
+    def _ask(self, ids: list[int]) -> torch.Tensor:
         body = {"model": self.name, "input": ids, "task": "token_embed", "use_activation": False}
         body |= {"encoding_format": "bytes", "embed_dtype": self.section.dtype, "endianness": "little"}
         pooled, content = self.client.pool(body)
-        length, width = len(ids), self.head.in_features
+        length, width = len(ids), self._width
         wrong = None
         if (pooled.embed_dtype, pooled.endianness) != (self.section.dtype, "little"):
             wrong = f"{pooled.endianness}-endian {pooled.embed_dtype} numbers: use {VERSIONS}"
@@ -215,7 +249,12 @@ def load_served(config: Config, device: str) -> LoadedModel:
     assert section.url is not None  # the config refuses an engine without one
     file, tokenizer = read_head(name, DTYPES[config.models.dtype]), load_tokenizer(name)
     client = VllmClient(section.url, section.timeout, section.connections, STATES)
-    model = ServedModel(file, client, section, name).to(resolve_device(device)).eval()
+    return opened(ServedModel(file, client, section, name), tokenizer, name, device)
+
+
+def opened(model: ServedTeacher, tokenizer: Any, name: str, device: str) -> LoadedModel:
+    """Look at the server of a model, and bring what is here of it to the device."""
+    model = model.to(resolve_device(device)).eval()
     model.open(tokenizer)
     return LoadedModel(model, tokenizer, name, end_ids(model, tokenizer))
 
@@ -227,4 +266,5 @@ def _sequences(batch: RolloutBatch) -> list[list[int]]:
 
 
 def _noted_as(run: RunDir, config: Config) -> str:
-    return f"{model_identity(config.models.teacher, run)} {config.teacher.dtype}"
+    values = config.teacher.label.removeprefix("states ")
+    return f"{model_identity(config.models.teacher, run)} {values}"

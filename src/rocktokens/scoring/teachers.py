@@ -3,26 +3,31 @@
 1. Beside the student (the default): the model itself.
 2. On a device of its own (``models.teacher_device``), or spread over all GPUs and then the CPU by accelerate: batches
    go there, states come back to the student's device, where a copy of the head is (``PlacedModel``).
-3. Behind a vLLM server (``teacher.engine``): ``served.py``.
+3. Behind a vLLM server (``teacher.engine``): ``served.py``, or ``served_likely.py`` for one that only writes text.
 
-Whatever it is, it has a head and a device, and ``response_states`` of it are on that device.
+Whatever it is, it has a head, or a ``LikelyHead``, and a device, and ``response_states`` of it are on that device.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate.utils import align_module_device
 
-from rocktokens.config import Config
+from rocktokens.config import Config, why_not_top_k
+from rocktokens.display.numbers import percent
 from rocktokens.errors import ConfigError
 from rocktokens.models.distant import DistantModel, linear_head
 from rocktokens.models.head import hidden_states, lm_head, require_same_logits
 from rocktokens.models.load import LoadedModel, load_model, load_spread, resolve_device
+from rocktokens.progress import Progress
 from rocktokens.run_dir import RunDir
 from rocktokens.scoring.batch import RolloutBatch, response_states, to_device
 from rocktokens.scoring.packed import packs
+
+if TYPE_CHECKING:  # it needs an extra
+    from rocktokens.scoring.served_likely import Tails
 
 SPREAD = "spread"
 
@@ -72,13 +77,16 @@ def load_teacher(config: Config, device: str) -> LoadedModel:
                 f"models.teacher_device = {place!r} places a teacher in memory, but teacher.engine is 'vllm': leave "
                 "out one of them"
             )
+        if config.teacher.is_top_k and (reason := why_not_top_k(config)):
+            raise ConfigError(reason)  # of a config that was changed after it was checked
         try:
             from rocktokens.scoring.served import load_served
+            from rocktokens.scoring.served_likely import load_served_likely
         except ModuleNotFoundError as error:
             raise ConfigError(
                 f'teacher.engine = "vllm" needs {error.name}, which is not installed: pip install "rocktokens[vllm]"'
             ) from None
-        return load_served(config, device)
+        return load_served_likely(config, device) if config.teacher.is_top_k else load_served(config, device)
     if place is None:
         return load_model(name, dtype, device)
     if place == SPREAD:
@@ -111,3 +119,18 @@ def note_teacher(teacher: Any, run: RunDir, config: Config) -> None:
     require_noted(teacher, run, config)
     if config.teacher.engine == "vllm":
         teacher.note(run, config)
+
+
+def note_tails(teacher: Any, config: Config, progress: Progress) -> None:
+    """Say what is known of the tails of a teacher of which only the likeliest tokens are known, if it was asked."""
+    if config.teacher.is_top_k and teacher.tails.tokens:
+        progress.note(tail_sentence(teacher.tails, config.teacher.top_k))
+
+
+def tail_sentence(tails: "Tails", top_k: int) -> str:
+    """Say what the tail of a teacher holds, and how often it is too small to be told from nothing."""
+    return (
+        f"the tail beside the teacher's {top_k} likeliest tokens has probability {tails.mean_mass:.2g} on average; at "
+        f"{percent(tails.unresolved_share)} of {tails.tokens:,} tokens it is too small to be told from 0, and counts "
+        "as the most it can be"
+    )

@@ -12,8 +12,11 @@ A policy that learns from them while training has ``likely_tokens``, for which t
 
 import torch
 
+from rocktokens.errors import RocktokensError
 from rocktokens.models.head import LMHead
+from rocktokens.models.likely_head import LikelyHead, OutputHead
 from rocktokens.scoring.formulas import likeliest
+from rocktokens.scoring.tail import WHAT, require_named
 from rocktokens.scoring.teacher_pass import StatesRoom
 
 Top = tuple[torch.Tensor, torch.Tensor]
@@ -35,7 +38,7 @@ class TopTokens:
         self._teacher: dict[tuple[int, int], Top] = {}
 
     def of_group(
-        self, number: int, h_s_TD: torch.Tensor, student: LMHead, h_t_TE: torch.Tensor, teacher: LMHead
+        self, number: int, h_s_TD: torch.Tensor, student: LMHead, h_t_TE: torch.Tensor, teacher: OutputHead
     ) -> dict[str, Top]:
         """By column of the trace, the likeliest tokens of a group; ``number`` is its place in the pass."""
         width = min(student.width, teacher.width)
@@ -44,7 +47,9 @@ class TopTokens:
             "teacher_top": self._of_teacher((number, width), h_t_TE, teacher.cut(width)),
         }
 
-    def _of_teacher(self, key: tuple[int, int], h_t_TE: torch.Tensor, head: LMHead) -> Top:
+    def _of_teacher(self, key: tuple[int, int], h_t_TE: torch.Tensor, head: OutputHead) -> Top:
+        if isinstance(head, LikelyHead):
+            return named_tokens(h_t_TE, head, self._settings[0])
         if key in self._teacher:
             ids_KT, logp_KT = (part.to(h_t_TE.device, non_blocking=True) for part in self._teacher[key])
             return ids_KT, logp_KT
@@ -61,7 +66,7 @@ def likely_tokens(
     h_s_PD: torch.Tensor,
     student: LMHead,
     h_t_PE: torch.Tensor,
-    teacher: LMHead,
+    teacher: OutputHead,
     token_ids_P: torch.Tensor,
     k: int,
     temperature: float,
@@ -75,6 +80,8 @@ def likely_tokens(
         ids, int32, and log-probabilities, float32, both (P, 2, 1 + k) with the student first.
     """
     width, models = min(student.width, teacher.width), []
+    if isinstance(teacher, LikelyHead):
+        raise RocktokensError(f"policies that look at likely tokens need a teacher that gives states, not {WHAT}")
     for h_PD, whole in ((h_s_PD, student), (h_t_PE, teacher)):
         head, chunks = whole.cut(width).cast_for(h_PD), []
         for h_nD, written_n in zip(h_PD.split(tokens_per_chunk), token_ids_P.split(tokens_per_chunk), strict=True):
@@ -94,6 +101,14 @@ def top_tokens(h_TD: torch.Tensor, head: LMHead, k: int, temperature: float, tok
     tops = [_top(head.logits(h_nD) / temperature, k) for h_nD in h_TD.split(tokens_per_chunk)]
     ids_TK, logp_TK = (torch.cat(parts) for parts in zip(*tops, strict=True))
     return ids_TK.T.contiguous(), logp_TK.T.contiguous()
+
+
+def named_tokens(rows_TE: torch.Tensor, head: LikelyHead, k: int) -> Top:
+    """The ``k`` likeliest tokens of a teacher that names some."""
+    k = min(k, head.width)
+    require_named(k, head.k)
+    ids_TK, logp_TK = rows_TE[:, :k], rows_TE[:, head.k : head.k + k]
+    return ids_TK.T.to(torch.int32).contiguous(), logp_TK.T.to(torch.float32).contiguous()
 
 
 def _top(z_nV: torch.Tensor, k: int) -> Top:

@@ -25,7 +25,7 @@ VERSION_KEY = b"rocktokens_schema_version"
 CLASSES_KEY = b"rocktokens_classes_sha256"
 """In the metadata of a table with the column ``kl_choice``: ``TokenClasses.sha256`` of the classes it is of."""
 TEACHER_KEY = b"rocktokens_teacher"
-"""In the metadata of a table whose teacher was served: ``TeacherSection.values``."""
+"""In the metadata of a table whose teacher was served: ``TeacherSection.label``."""
 MAX_SCORE = 2.0**15
 """Largest kl or grad_norm of one token: 2**15 nats, far beyond any float32 log-softmax of sane logits."""
 KL_ROUNDING = 1e-3

@@ -6,6 +6,7 @@
 3. Statistics are ibis expressions over ``table(checkpoint)``; integer sums make them the same on any engine.
 4. Data has one name, ``manifest_sha256``, whether or not parts have the column ``kl_choice``, and whenever they got it:
    records that do not look at that column stay those of the traces. Whoever looks at it asks ``classes_sha256``.
+5. Of a served teacher every part says what it gave (``teacher``); parts of one table say the same.
 """
 
 import hashlib
@@ -22,6 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tokenizers import Tokenizer
 
+from rocktokens.display.numbers import listed
 from rocktokens.display.strip import Piece, strip_html
 from rocktokens.display.table import Column, Table, number
 from rocktokens.display.text import visible
@@ -29,10 +31,10 @@ from rocktokens.errors import RocktokensError, RunDirError, TokenizerMismatchErr
 from rocktokens.parts import read_parquet, whole_table
 from rocktokens.run_dir import MAKERS, FileEntry, RunDir
 from rocktokens.traces.engines import DEFAULT_MEMORY, open_engine
-from rocktokens.traces.schema import classes_of, require_readable
+from rocktokens.traces.schema import classes_of, require_readable, served_of
 from rocktokens.traces.token_text import Vocabulary
 from rocktokens.traces.writer import CHOICE_ADDED, Source, parts_folder
-from rocktokens.types import ReplayRecord
+from rocktokens.types import ReplayRecord, of_teacher
 
 TOKENIZER = "tokenizer/tokenizer.json"
 SEARCHED = "searched"
@@ -49,6 +51,8 @@ class RolloutTable:
 
     table: pa.Table
     vocabulary: Vocabulary
+    teacher: str = ""
+    """``TraceStore.teacher``."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.table, name)
@@ -62,7 +66,8 @@ class RolloutTable:
     def _repr_html_(self) -> str:
         """Show the tokens as text, coloured by kl."""
         rows = self.table.select(["rollout_id", "prompt_id", "token_id", "kl"]).to_pylist()
-        title = f"rollout {rows[0]['rollout_id']} of prompt {visible(rows[0]['prompt_id'])}; coloured by kl"
+        where = f"rollout {rows[0]['rollout_id']} of prompt {visible(rows[0]['prompt_id'])}"
+        title = f"{where}; coloured by kl{of_teacher(self.teacher)}"
         text = self.vocabulary.text
         return strip_html(title, [Piece(row["token_id"], text(row["token_id"]), row["kl"]) for row in rows])
 
@@ -98,6 +103,7 @@ class TraceStore:
         self._threads = threads
         self._tables: dict[str, ir.Table] = {}
         self._classes: dict[str, set[str | None]] = {}
+        self._teachers: dict[str, set[str]] = {}
 
     def __repr__(self) -> str:
         rows = sum(part.rows for part in self._parts)
@@ -193,6 +199,7 @@ class TraceStore:
             paths = self.run.verify_all(parts, self._threads)
             schemas = [self._fitting_schema(part, path) for part, path in zip(parts, paths, strict=True)]
             self._classes[folder] = set(map(classes_of, schemas))
+            self._teachers[folder] = set(map(served_of, schemas))
             are_alike = len({tuple(schema.names) for schema in schemas}) == 1
             self._tables[folder] = self._read_parquet(paths, are_alike)
         return self._tables[folder]
@@ -210,13 +217,24 @@ class TraceStore:
             )
         return None if None in found else next(iter(known), None)
 
+    def teacher(self, checkpoint: int | None = None) -> str:
+        """Return how the teacher's values of these rows came (``TeacherSection.label``), "" where it was in memory."""
+        self.table(checkpoint)
+        folder = parts_folder(self.source, checkpoint)
+        if len(found := self._teachers[folder]) > 1:
+            names = listed(sorted(f"{own or 'in memory'}" for own in found))
+            raise RunDirError(
+                f"{self.run.path / folder} has parts of different teachers ({names}): run `rocktokens trace --restart`"
+            )
+        return next(iter(found))
+
     def rollout(self, rollout_id: int, checkpoint: int | None = None) -> RolloutTable:
         """One rollout's rows in order of position; a token strip in a notebook."""
         rows = self.table(checkpoint)
         found = rows.filter(rows.rollout_id == rollout_id).order_by("position").to_pyarrow()
         if not found.num_rows:
             raise RocktokensError(f"rollout {rollout_id} is not in the traces of checkpoint {checkpoint}")
-        return RolloutTable(found, self.vocabulary)
+        return RolloutTable(found, self.vocabulary, self.teacher(checkpoint))
 
     def token_texts(self, ids: Iterable[int]) -> list[str]:
         """The text of each id as it stands inside a text; ``<id>`` where there is nothing to decode with."""

@@ -94,21 +94,27 @@ def step_record(
     """Make the log line of one step; means are over the tokens that were scored, which is all that reached a head.
 
     ``weight_dropped_share`` is 1 − the mean weight: negative where a policy weighs tokens by more than 1 on average.
+    Of a teacher of which only the likeliest tokens are known there is no entropy, and no overlap if it names fewer than
+    16; ``teacher_tail`` is the mean probability of all its other tokens, ``tail_unresolved_share`` the share of tokens
+    where that cannot be told from 0.
     ``kl_decision`` is there where the policy has classes: the kl less the choice within them.
     ``share_<phase>`` is the phase's part of the step's seconds; writing a checkpoint counts to the step after it.
     """
     scores = update.scores
     lengths = [len(rollout.token_ids) for rollout in rollouts]
     step_seconds = max(sum(seconds.values()), 1e-9)
+    of_teacher = {
+        "entropy_teacher": scores.entropy_teacher,
+        "entropy_gap": np.abs(scores.entropy_teacher - scores.entropy_student),
+        "overlap16": update.overlap,
+    }
     record: dict[str, Any] = {
         "step": step,
         "loss": update.loss,
         "kl": _mean(scores.kl),
         "log_ratio": _mean(scores.logp_student - scores.logp_teacher),
         "entropy_student": _mean(scores.entropy_student),
-        "entropy_teacher": _mean(scores.entropy_teacher),
-        "entropy_gap": _mean(np.abs(scores.entropy_teacher - scores.entropy_student)),
-        "overlap16": _mean(update.overlap),
+        **{name: _mean(values) for name, values in of_teacher.items() if not np.isnan(values).all()},
         "response_length": float(np.mean(lengths)),
         "truncated_share": truncated_share(rollouts),
         "weight_dropped_share": 1.0 - float(np.mean(update.weights.weights, dtype=np.float64)),
@@ -120,6 +126,8 @@ def step_record(
         **{f"seconds_{phase}": duration for phase, duration in seconds.items()},
         **{f"share_{phase}": seconds.get(phase, 0.0) / step_seconds for phase in PHASES},
     }
+    if update.tails is not None:
+        record |= {"teacher_tail": update.tails.mean_mass, "tail_unresolved_share": update.tails.unresolved_share}
     if scores.kl_choice is not None:
         record["kl_decision"] = _mean(scores.kl - scores.kl_choice)
     if scoring_temperature == 1:

@@ -264,7 +264,7 @@ def _write_rows(
 ) -> None:
     """Add the rows of a step to the trace: the main process all of them, or each its own where they fill a part."""
     scores, weights = update.scores, update.weights.weights
-    labels = {"classes": update.classes, "served": session.config.teacher.values}
+    labels = {"classes": update.classes, "served": session.config.teacher.label}
     accelerator, ranks = session.accelerator, session.accelerator.num_processes
     if ranks == 1 or len(weights) < ROWS_PER_PART:
         if traces is not None:

@@ -7,7 +7,8 @@
 3. The loss is Σ w·kl / D over these tokens, or has the policy's term in the place of kl. D is the same number on every
    micro-batch and rank of the update; tokens of weight 0 reach no head.
 4. The scores of the trace, those of watched tokens of weight 0, the top-16 overlap at a few positions, and what else
-   both models could have written where the policy wants to know it, come from the same forward.
+   both models could have written where the policy wants to know it, come from the same forward. A teacher that names
+   fewer than 16 tokens has no such overlap.
 
 A policy that needs scores has them from a forward of its own, ``score``, without gradient. Either forward gathers the
 teacher's head once where that lies in shards, whatever the batch, so that all processes gather as often.
@@ -27,6 +28,7 @@ from torch import nn
 
 from rocktokens.config import Divergence, ScoringSection
 from rocktokens.models.head import LMHead, lm_head
+from rocktokens.models.likely_head import LikelyHead, OutputHead
 from rocktokens.policies import Term, term_arguments, term_classes
 from rocktokens.scoring.batch import RolloutBatch, response_states
 from rocktokens.scoring.divergence import token_scores, top_overlap, weighted_kl
@@ -84,7 +86,7 @@ class ObjectiveOutput(NamedTuple):
 class DistillationObjective(nn.Module):
     """Holds the student; the teacher's head, which may lie in shards, rides along outside the module's parameters."""
 
-    def __init__(self, student: nn.Module, teacher_head: LMHead, section: ScoringSection) -> None:
+    def __init__(self, student: nn.Module, teacher_head: OutputHead, section: ScoringSection) -> None:
         super().__init__()
         self.student = student
         self._teacher_head = teacher_head
@@ -125,7 +127,7 @@ class DistillationObjective(nn.Module):
             defer_checks=True,
         )
 
-        def states_at(rows: torch.Tensor) -> tuple[torch.Tensor, LMHead, torch.Tensor, LMHead]:
+        def states_at(rows: torch.Tensor) -> tuple[torch.Tensor, LMHead, torch.Tensor, OutputHead]:
             return h_s_TD[rows], student_head, h_t_TE[rows], teacher_head
 
         with torch.no_grad():
@@ -134,6 +136,8 @@ class DistillationObjective(nn.Module):
                 watched = token_scores(*states_at(watched_N), ids_T[watched_N], *settings, classes=classes)
                 for (_, column_T), (_, column_N) in zip(scores.present(), watched.present(), strict=True):
                     column_T[watched_N] = column_N
+            if isinstance(teacher_head, LikelyHead) and teacher_head.k < OVERLAP_K:
+                overlap_P = overlap_P[:0]
             overlap_share_P, _ = top_overlap(*states_at(overlap_P), k=OVERLAP_K)
             likely = None
             if len(likely_P):

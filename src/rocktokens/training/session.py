@@ -21,7 +21,7 @@ from rocktokens.config import Config
 from rocktokens.errors import ConfigError
 from rocktokens.models.distant import DistantModel
 from rocktokens.models.fingerprints import same_tokenizer, vocabulary_sha256
-from rocktokens.models.head import lm_head, require_known_head, require_steady
+from rocktokens.models.head import output_head, require_known_head, require_steady
 from rocktokens.models.load import resolve_device
 from rocktokens.policies import WeightPolicy, policy_from_section
 from rocktokens.rollouts.encode import require_rendered
@@ -142,7 +142,7 @@ def make_session(
     layout = make_layout(config, accelerator, student.model, teacher.model)
     layout.place_teacher(teacher.model)
     sampler = make_sampler(config, student, teacher, copied=layout.sampling_copy(student.model))
-    objective = layout.place(DistillationObjective(student.model, lm_head(teacher.model), config.scoring))
+    objective = layout.place(DistillationObjective(student.model, output_head(teacher.model), config.scoring))
     optimizer = make_optimizer(student.model, config.training, layout.masters)
     scheduler = make_scheduler(optimizer, config.training)
     if checkpoint is not None and state is not None:

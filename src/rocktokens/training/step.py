@@ -21,7 +21,9 @@ and for the scores, which is also when the update is done. A policy that needs s
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from itertools import accumulate, chain
+from operator import add
 from typing import TYPE_CHECKING, Literal, cast
 
 import numpy as np
@@ -30,7 +32,7 @@ from accelerate.utils import gather_object
 
 from rocktokens.classes import TokenClasses
 from rocktokens.errors import NonFiniteLossError, TrainingStoppedError
-from rocktokens.models.head import lm_head
+from rocktokens.models.head import LMHead, lm_head, output_head
 from rocktokens.policies import Term, WeightPolicy, term_classes
 from rocktokens.run_dir import derive_seed
 from rocktokens.scoring.batch import RolloutBatch, collate
@@ -41,7 +43,8 @@ from rocktokens.training.session import Session
 from rocktokens.types import EXTRA_COLUMNS, LikelyTokens, Rollout, TokenScores, TokenWeights
 
 if TYPE_CHECKING:  # it needs an extra
-    from rocktokens.scoring.served import ServedModel
+    from rocktokens.scoring.served import ServedTeacher
+    from rocktokens.scoring.served_likely import ServedLikely, Tails
 
 Denominator = Literal["all", "kept"]
 """What the loss is divided by: the number of tokens, or the sum of their weights."""
@@ -63,6 +66,8 @@ class Update:
     overlap: np.ndarray
     likely: LikelyTokens | None
     """Where the policy sees them."""
+    tails: "Tails | None"
+    """Of a teacher of which only the likeliest tokens are known."""
     head_compute_saved: float
 
 
@@ -109,6 +114,7 @@ class Weighing:
 
 def update_student(session: Session, rollouts: Sequence[Rollout], step: int) -> Update:
     """Make one update on ``rollouts`` and return what was measured on the way."""
+    before = tails_of(session)
     weighing = weigh(session, rollouts, step)
     require_weight(step, weighing.weights)
     outputs = accumulate_gradients(session, rollouts, weighing, step)
@@ -125,9 +131,13 @@ def update_student(session: Session, rollouts: Sequence[Rollout], step: int) -> 
     session.scheduler.step()
     session.optimizer.zero_grad()
     scores = _scores_of_all(session, rollouts, [output.scores for output in outputs])
+    now = tails_of(session)
+    own_tails = None if now is None or before is None else now - before
     own_likely = [[part.cpu().numpy() for part in output.likely] for output in outputs if output.likely is not None]
-    losses, overlaps, likely = zip(*gather_object([(own_loss, own_overlap, own_likely)]), strict=True)
-    w_s_VD, w_t_VE = (lm_head(model).weight_VD for model in (session.student, session.teacher))
+    own = (own_loss, own_overlap, own_likely, own_tails)
+    losses, overlaps, likely, tails = zip(*gather_object([own]), strict=True)
+    w_s_VD, of_teacher = lm_head(session.student).weight_VD, output_head(session.teacher)
+    teacher_width = of_teacher.weight_VD.shape[1] if isinstance(of_teacher, LMHead) else 0
     return Update(
         loss=sum(losses),
         grad_norm=grad_norm,
@@ -137,8 +147,9 @@ def update_student(session: Session, rollouts: Sequence[Rollout], step: int) -> 
         classes=term_classes(session.policy.term_at(step)),
         overlap=np.concatenate(overlaps),
         likely=_likely_tokens(rollouts, weighing.likely_P, list(chain.from_iterable(likely))),
+        tails=None if own_tails is None else reduce(add, tails),
         head_compute_saved=weighing.head_compute_saved(
-            w_s_VD.shape[1], w_t_VE.shape[1], head_is_trained=w_s_VD.requires_grad
+            w_s_VD.shape[1], teacher_width, head_is_trained=w_s_VD.requires_grad
         ),
     )
 
@@ -280,7 +291,12 @@ def served_states(session: Session, rollouts: Sequence[Rollout]) -> list[Teacher
     if session.config.teacher.engine == "local":
         return None
     batches = [_batch(session, micro) for micro in _own_micro_batches(session, rollouts)]
-    return [TeacherStates(h_TE) for h_TE in cast("ServedModel", session.teacher).states_of(batches)]
+    return [TeacherStates(h_TE) for h_TE in cast("ServedTeacher", session.teacher).states_of(batches)]
+
+
+def tails_of(session: Session) -> "Tails | None":
+    """Return what this rank knows of the tails of all tokens so far; None of a teacher without."""
+    return cast("ServedLikely", session.teacher).tails if session.config.teacher.is_top_k else None
 
 
 # Gradient

@@ -173,6 +173,8 @@ def choice(run: "RunView", views: "Sequence[ClassView]") -> str:
         share = "So there is no choice that could be left out."
     elif known is not None and run.classes is not None and known.classes_sha256 == run.classes.unrefuted.sha256:
         share = known.sentence
+    elif run.teacher_label:
+        share = f"How much of the loss is choice is not known: the teacher gave {run.teacher_label}."
     elif run.splits_by_its_classes:
         share = "Run `rocktokens find` to see what share of the loss is choice."
     else:

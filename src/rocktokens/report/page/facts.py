@@ -17,12 +17,17 @@ def headline(run: RunView) -> dict[str, str]:
     tasks = [replay.task.get("name") if replay else None, sweep.settings.task if sweep else None]
     known = {
         "student": manifest.get("student"),
-        "teacher": manifest.get("teacher") or (replay and replay.teacher),
+        "teacher": _teacher(run),
         "task": next(filter(None, (*tasks, *(own.task for own in run.evaluations))), None),
         "steps": _steps(run),
         "date": str(manifest.get("started", ""))[: len("2026-01-01")],
     }
     return {name: printable(str(fact)) for name, fact in known.items() if fact}
+
+
+def _teacher(run: RunView) -> str | None:
+    name = run.manifest.get("teacher") or (run.replay and run.replay.teacher)
+    return f"{name} ({run.teacher_label})" if name and run.teacher_label else name
 
 
 def _steps(run: RunView) -> str:
@@ -35,7 +40,7 @@ def _steps(run: RunView) -> str:
 def reproduction_facts(run: RunView) -> dict[str, dict[str, str]]:
     """List everything that is needed to reproduce the numbers."""
     manifest, replay = run.manifest, run.replay
-    models = {"student": manifest.get("student"), "teacher": manifest.get("teacher") or (replay and replay.teacher)}
+    models = {"student": manifest.get("student"), "teacher": _teacher(run)}
     source = run.rocks.source if run.rocks else {}
     files, steps = manifest["files"], replay.checkpoints if replay else {}
     banning = sorted(asdict(run.knockout.settings).items()) if run.knockout else []

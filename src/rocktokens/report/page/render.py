@@ -11,13 +11,14 @@
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib import metadata
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
+from rocktokens.display.rocks import teacher_sentence
 from rocktokens.display.text import MARKS_LEGEND
 from rocktokens.errors import RocktokensError
 from rocktokens.report.csp import asset, page_policy
@@ -32,9 +33,11 @@ STRIPS_LEAD = (
     "Answers of the student, token by token. A stronger colour and a thicker underline mean a larger kl to the "
     "teacher. A diamond marks a rock. Choose a token to see what student and teacher would have written."
 )
-METHOD = (
+KL = (
     "kl: divergence of the student from the teacher over the whole vocabulary, in nats, at each sampled token. "
-    "Gradients are those of the kl in the logits unless stated otherwise.",
+    "Gradients are those of the kl in the logits unless stated otherwise."
+)
+METHOD = (
     "One set of rollouts is scored at every checkpoint, so before and after are the same tokens.",
     "R: occurrences of a type times its mean kl. Rocks are the top K types by a lower bound of R over prompts, without "
     "those whose loss is surely still falling, unless the parameters below say otherwise.",
@@ -46,6 +49,14 @@ METHOD = (
     "Rock tokens were described in arXiv 2605.09253.",
 )
 _INSIDE_NUMBER = re.compile(r" (?=%)|(?<=[\d%]) (?=\[)|(?<=\d,) (?=[+−]?[\d.]+\])")
+
+
+def _what_kl_is(runs: Sequence[RunView]) -> Iterator[str]:
+    """Say what kl is in these runs, which may have teachers that did not say all."""
+    if not all(run.teacher_label for run in runs):
+        yield KL
+    for label in dict.fromkeys(run.teacher_label for run in runs if run.teacher_label):
+        yield f"Where the teacher is labelled {label}: {teacher_sentence(label)}"
 
 
 def report_html(runs: Sequence[RunView]) -> str:
@@ -74,7 +85,7 @@ def report_html(runs: Sequence[RunView]) -> str:
         pair=pair,
         strips_lead=STRIPS_LEAD,
         marks=MARKS_LEGEND,
-        method=METHOD,
+        method=(*_what_kl_is(runs), *METHOD),
         version=metadata.version("rocktokens"),
     )
 

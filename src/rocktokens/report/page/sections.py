@@ -79,6 +79,9 @@ def sections(run: RunView, answers: Sequence[Answer], tiles: Sequence[Tile]) -> 
 
     gradients, study = run.gradients, run.study
     ungraded = [f"Left out: {printable(run.ungraded)}."] if run.ungraded else []
+    whole = []
+    if run.teacher_label:
+        whole.append(f"Left out: gradients need the teacher's whole distribution, and it gave {run.teacher_label}.")
     made = [
         Section(
             "rocks",
@@ -138,7 +141,7 @@ def sections(run: RunView, answers: Sequence[Answer], tiles: Sequence[Tile]) -> 
             "gradients",
             figures("gradient_norm", "gradient_alignment", "gradient_kl", "gradient_blocks"),
             [claim_table(gradients.claims)] if gradients else [],
-            _printable(gradients.warnings) if gradients else [],
+            _printable(gradients.warnings) if gradients else whole,
         ),
         Section(
             "knockout",

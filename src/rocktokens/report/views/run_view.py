@@ -37,7 +37,7 @@ from rocktokens.rollouts.store import read_rollouts
 from rocktokens.run_dir import RunDir
 from rocktokens.studies.records import StudyResult
 from rocktokens.traces.store import TraceStore
-from rocktokens.types import ReplayRecord, RockSet, Rollout
+from rocktokens.types import ReplayRecord, RockSet, Rollout, has_tail
 
 MAX_TOKEN_TEXT = 64
 """Characters of a token that a page shows."""
@@ -275,6 +275,12 @@ class RunView:
     def replay(self) -> ReplayRecord | None:
         """What ``rocktokens trace`` recorded of the replay."""
         return self._traces.replay
+
+    @property
+    def teacher_label(self) -> str:
+        """How the teacher's values came, where it named its likeliest tokens alone: top-20 + tail; else ""."""
+        served = self.replay.served if self.replay else ""
+        return served if has_tail(served) else ""
 
     @cached_property
     def knockout_answers(self) -> KnockoutAnswers | None:

@@ -19,6 +19,7 @@ from rocktokens.display.strip import Piece, strip_html
 from rocktokens.display.text import legible, visible
 from rocktokens.errors import RocktokensError
 from rocktokens.report.views.run_view import RunView
+from rocktokens.types import of_teacher
 
 SCORES = ("kl", "logp_student", "logp_teacher", "entropy_student", "entropy_teacher", "grad_norm", "weight")
 Likely = tuple[int, str, float | None]
@@ -58,7 +59,7 @@ class Strip:
     prompt_id: str
     checkpoint: int
     checkpoint_label: str
-    """Its number, and beside it the name it has."""
+    """Its number, and beside it the name it has, and the label of a teacher that did not say all."""
     prompt_text: str
     """Empty where the rollout was not stored."""
     response_text: str
@@ -96,7 +97,7 @@ def rollout_strip(run: RunView, rollout_id: int, checkpoint: int | None = None) 
         rollout_id=rollout_id,
         prompt_id=index.prompt_ids_R[place],
         checkpoint=step,
-        checkpoint_label=checkpoint_label(step, run.checkpoint_names),
+        checkpoint_label=checkpoint_label(step, run.checkpoint_names) + of_teacher(run.teacher_label),
         prompt_text=legible(run.prompt_text(own)) if own else "",
         response_text=legible(run.response_texts(index, [place])[0]),
         finished=own.finished if own else None,
