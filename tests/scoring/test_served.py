@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from fake_vllm import FakeVllm, Reply, pooled, serving
+from fake_vllm import FakeVllm, Reply, pooled
 from rocktokens.config import Config, parse_config
 from rocktokens.errors import ConfigError, RocktokensError
 from rocktokens.models.head import hidden_states, lm_head
-from rocktokens.models.load import LoadedModel, load_model
+from rocktokens.models.load import LoadedModel
 from rocktokens.run_dir import RunDir
 from rocktokens.scoring.batch import collate, response_states
 from rocktokens.scoring.score import score_rollouts
@@ -23,27 +23,6 @@ from rocktokens.scoring.teachers import load_teacher, note_teacher
 from rocktokens.types import Rollout
 
 NAME = "pebbles-teacher"
-
-
-@pytest.fixture(scope="module")
-def teacher() -> LoadedModel:
-    return load_model(NAME, device="cpu")
-
-
-@pytest.fixture(scope="module")
-def student() -> LoadedModel:
-    return load_model("pebbles-student", device="cpu")
-
-
-@pytest.fixture
-def fake(teacher: LoadedModel) -> FakeVllm:
-    return FakeVllm(teacher.model, name=NAME, tokenizer=teacher.tokenizer)
-
-
-@pytest.fixture
-def url(fake: FakeVllm) -> Iterator[str]:
-    with serving(fake) as url:
-        yield url
 
 
 def config_of(url: str, *overrides: str) -> Config:
