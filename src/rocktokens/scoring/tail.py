@@ -5,7 +5,7 @@ Both distributions are summed to K + 1 outcomes: these tokens, and any other (do
     kl = Σ_{v in K} p_v (log p_v − log q_v) + P (log P − log Q),   P = Σ_{v not in K} p_v,  Q = 1 − Σ_{v in K} q_v
 
 1. It is the decision of section 10 with one class, the tail. By the chain rule the whole divergence exceeds it by the
-   choice within the tail, P · KL(p(·|tail) ‖ q(·|tail)) ≥ 0, which nobody but the teacher knows.
+   choice within the tail, P · KL(p(·|tail) ‖ q(·|tail)) ≥ 0, which only the teacher knows.
 2. log P is summed from the student's own log-probabilities: no difference of almost equal numbers. log Q comes with the
    teacher's row (``scoring/served_likely.py``).
 3. The gradient with respect to the student's logits is p_v (b_v − kl) with b_v = log(p_v / q_v) for the K tokens, and

@@ -96,7 +96,7 @@ def step_record(
     ``weight_dropped_share`` is 1 − the mean weight: negative where a policy weighs tokens by more than 1 on average.
     Of a teacher of which only the likeliest tokens are known there is no entropy, and no overlap if it names fewer than
     16; ``teacher_tail`` is the mean probability of all its other tokens, ``tail_unresolved_share`` the share of tokens
-    where that cannot be told from 0.
+    where that is not distinguishable from 0.
     ``kl_decision`` is there where the policy has classes: the kl less the choice within them.
     ``share_<phase>`` is the phase's part of the step's seconds; writing a checkpoint counts to the step after it.
     """
