@@ -1,5 +1,6 @@
 """Whole runs of ``distill`` over a server that speaks vLLM's protocol: the bytes of a run that samples in memory."""
 
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from rocktokens.errors import ConfigError
 from rocktokens.models.load import load_model
 from rocktokens.run_dir import RunDir
 from rocktokens.training.loop import distill
+from rocktokens.training.session import patience
 
 
 def distilled(pair: Path, run: Path, *overrides: str, resume: bool = False) -> dict[str, str]:
@@ -56,6 +58,12 @@ def test_two_processes_start_over_together(pair: Path, tmp_path: Path, answers: 
     one, two = (load_file(tmp_path / run / "checkpoints/step-2/model.safetensors") for run in ("one", "two"))
     for name, weight in one.items():
         torch.testing.assert_close(two[name], weight, atol=1e-6, rtol=0)
+
+
+def test_processes_wait_longer_for_each_other_than_one_may_wait_for_a_server(pair: Path, tmp_path: Path):
+    servers = [(f"{own}.engine=vllm", f"{own}.url=http://s", f"{own}.timeout=700") for own in ("rollouts", "teacher")]
+    found = [patience(tiny_config(pair, tmp_path / "run", *settings)) for settings in ((), *servers)]
+    assert found == [None, timedelta(seconds=7000), timedelta(seconds=7000)]
 
 
 def test_a_run_goes_on_with_a_server_at_another_address(pair: Path, tmp_path: Path):

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from tiny_pair import tiny_config, tiny_llama
 
-from rocktokens.config import TrainingSection
+from rocktokens.config import TrainingSection, parse_config
 from rocktokens.errors import ConfigError
 from rocktokens.models.head import lm_head
 from rocktokens.run_dir import RunDir
@@ -123,10 +123,8 @@ def test_updates_too_small_for_bfloat16_are_not_lost():
 
 
 def make_accelerator_on_cpu():
-    config = SimpleNamespace(device="cpu", teacher_device=None)
-    training = TrainingSection()
-    run = SimpleNamespace(directory="unused")
-    return make_accelerator(SimpleNamespace(models=config, training=training, run=run))  # type: ignore[arg-type]
+    text = '[run]\ndirectory = "unused"\n[models]\nstudent = "s"\nteacher = "t"\ndevice = "cpu"\n'
+    return make_accelerator(parse_config(text))
 
 
 @needs_bnb

@@ -224,9 +224,9 @@ class VllmSampler(TransformersSampler):
     def _require_plugin(self) -> None:
         """Ban the most probable token: only the plug-in then writes another one."""
         body = self._body(self.canary_L, 1)
-        [first] = self.client.complete(body).token_ids
-        ban = NoisyChoice(0, 0.0, 0, (first,), ()).to_json()
-        if self.client.complete(body | {"vllm_xargs": {XARG: ban}}).token_ids == [first]:
+        first = self.client.complete(body).token_ids
+        ban = NoisyChoice(0, 0.0, 0, tuple(first), ()).to_json()
+        if self.client.complete(body | {"vllm_xargs": {XARG: ban}}).token_ids == first:
             raise RocktokensError(
                 f"{self.client.name} does not draw with our noise: start it with --logits-processors "
                 'rocktokens.integrations.vllm_noise:RockNoise, or set rollouts.noise = "server"'
@@ -261,7 +261,7 @@ def _together(ask: Callable[[], Value]) -> Value:
     own_error = None
     try:
         given.append(ask())
-    except RocktokensError as error:
+    except (RocktokensError, OSError) as error:  # the latter where weights cannot be written
         own_error = error
     for error in _of_all(own_error):
         if error is not None:

@@ -6,13 +6,14 @@ devices and machines by ``accelerate launch``, each with everything or with a sh
 """
 
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from accelerate.tracking import get_available_trackers
-from accelerate.utils import DistributedType, GradientAccumulationPlugin
+from accelerate.utils import DistributedType, GradientAccumulationPlugin, InitProcessGroupKwargs
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -36,6 +37,8 @@ from rocktokens.training.objective import DistillationObjective
 from rocktokens.training.optim import follow_schedule, make_optimizer, make_scheduler, restore_scheduler
 
 DATA_PARALLEL = (DistributedType.NO, DistributedType.MULTI_GPU, DistributedType.MULTI_CPU)
+ANSWERS = 10
+"""Of a server, one after the other, while other processes wait: four rounds of requests, or what loads weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,7 @@ def make_accelerator(config: Config) -> Accelerator:
         log_with=list(config.training.report_to) or None,
         project_dir=config.run.directory,
         gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1, sync_with_dataloader=False),
+        kwargs_handlers=[InitProcessGroupKwargs(timeout=patience(config))],
     )
     if accelerator.distributed_type not in DATA_PARALLEL:
         raise ConfigError(
@@ -96,6 +100,12 @@ def make_accelerator(config: Config) -> Accelerator:
             "the teacher (teacher.engine = 'vllm')"
         )
     return accelerator
+
+
+def patience(config: Config) -> timedelta | None:
+    """Return how long processes wait for each other where one may wait for a server; None: as long as torch says."""
+    waits = [section.timeout for section in (config.rollouts, config.teacher) if section.engine == "vllm"]
+    return timedelta(seconds=ANSWERS * max(waits)) if waits else None
 
 
 def _require_known(student: Any, teacher: Any, is_steady: bool) -> None:
