@@ -1,5 +1,9 @@
-"""The order of the suite: files that take longest begin first, so that no worker is left alone with one at the end."""
+"""The order of the suite: files that take longest begin first, so that no worker is left alone with one at the end.
 
+And what every test may take for granted: an interrupt is obeyed.
+"""
+
+import signal
 from pathlib import Path
 
 import pytest
@@ -25,6 +29,12 @@ LONGEST = (
     "test_quickstart.py",
 )
 """Files of half a minute or more on one of two busy cores."""
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _interruptible() -> None:
+    """A script that starts the suite in the background has it ignore interrupts, which tests send to be obeyed."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

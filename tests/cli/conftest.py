@@ -1,4 +1,3 @@
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,12 +11,6 @@ from transformers.utils import logging
 def _one_thread() -> None:
     """Equality to the last bit is promised for a fixed number of threads."""
     torch.set_num_threads(1)
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _interruptible() -> None:
-    """A script that starts the suite in the background has it ignore interrupts, which tests send to be obeyed."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from rocktokens.cli.main import app
 from rocktokens.config import Config, parse_config
+from rocktokens.display.numbers import byte_size
 from rocktokens.errors import RocktokensError
 from rocktokens.preflight.plan import USABLE, Plan, memory_items, plan_run
 from rocktokens.preflight.resources import activation_need, activations_of, memory_need
@@ -178,6 +179,25 @@ def test_of_a_teacher_that_names_tokens_nothing_is_counted(tmp_path: Path):
     head, none = (memory_items(own, student, teacher, gpus=1, is_sharded=False) for own in (states, named))
     assert (head.teacher, none.teacher) == (4 * V * D, 0)
     assert head.logits - none.logits == 2 * V * D, "nor is the head halved for autocast"
+
+
+def test_a_teacher_on_another_device_leaves_its_head_and_one_process(tmp_path: Path):
+    """What it takes there is said; a teacher too large for that GPU is named."""
+    config, apart = (make_config(tmp_path, LLAMA, MOE, *own) for own in ((), ("models.teacher_device=cuda:1",)))
+    student, teacher = student_shape(config), teacher_shape(config)
+    here, there = (memory_items(own, student, teacher, gpus=1, is_sharded=False) for own in (config, apart))
+    assert there.teacher == 2 * V * D
+    assert replace(there, teacher=0, activations=0) == replace(here, teacher=0, activations=0)
+    layer = teacher.activations.per_token / LAYERS * 2 * (16 + 48)
+    assert here.activations - there.activations == pytest.approx(layer)
+    plan = plan_run(apart, 80)
+    assert [(own.gpus, own.is_sharded) for own in plan.layouts] == [(1, False)] and plan.least_gpus == 1
+    need = 2 * teacher.size.parameters + layer
+    taken = f" The teacher takes {byte_size(need)} on models.teacher_device = 'cuda:1'"
+    assert plan.conclusion.endswith(f"{taken}.")
+    small = plan_run(apart, need / 1e9)
+    assert small.conclusion.endswith(f"{taken} of {byte_size(need)}: does not fit.")
+    assert "a run with models.teacher_device cannot be sharded" in small.conclusion
 
 
 def test_only_experts_are_counted_as_such(tmp_path: Path):

@@ -236,7 +236,10 @@ def test_a_run_knows_its_teacher_again(url: str, fake: FakeVllm, tmp_path: Path)
         note_teacher(load_teacher(config, "cpu").model, run, config)
         before = run.manifest()[SERVED]
         note_teacher(load_teacher(config, "cpu").model, run, config)
-        assert run.manifest()[SERVED] == before and [*before] == ["pebbles-teacher float32"]
+        assert run.manifest()[SERVED] == before and [*before] == ["pebbles-teacher float32, head in float32"]
+        halved = config_of(url, "models.dtype=bfloat16")  # whose head says other log-probabilities of the same states
+        note_teacher(load_teacher(halved, "cpu").model, run, halved)
+        assert len(run.manifest()[SERVED]) == 2
         other_layers(fake)
         model = load_teacher(config, "cpu").model
         with pytest.raises(RocktokensError, match=f"is not what the run {run.path} used before"):
@@ -248,7 +251,7 @@ def test_damaged_notes_of_a_teacher_are_refused_in_a_sentence(url: str, tmp_path
     run, config = RunDir(tmp_path / "run"), config_of(url)
     model = load_teacher(config, "cpu").model
     with run.lock():
-        run.update_manifest(**{SERVED: {"pebbles-teacher float32": noted}})
+        run.update_manifest(**{SERVED: {"pebbles-teacher float32, head in float32": noted}})
         with pytest.raises(RocktokensError, match=r"manifest\.json has served_teachers that are no log-probabilities"):
             note_teacher(model, run, config)
 

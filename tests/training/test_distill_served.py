@@ -7,12 +7,15 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import shard_worker
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file
-from tiny_pair import tiny_config
+from tiny_pair import byte_tokenizer, tiny_config, tiny_llama, write_pair
 
 from fake_vllm import FakeVllm, serving
-from rocktokens.config import Config
+from ranks import run_two_ranks
+from rocktokens.config import Config, dump_config
 from rocktokens.errors import ConfigError, RocktokensError
 from rocktokens.models.head import lm_head
 from rocktokens.models.load import load_model
@@ -116,3 +119,22 @@ def test_few_tokens_train_on_less_and_say_so(pair: Path, tmp_path: Path, k: int)
         pytest.raises(ConfigError, match=r"teacher\.values = 'states', but the run was started with 'top_k'"),
     ):
         distill(over(pair, tmp_path / "run", url, "training.max_steps=2"), resume=True)
+
+
+@pytest.mark.skipif(not dist.is_gloo_available(), reason="this torch was built without gloo")
+def test_a_halved_student_in_shards_learns_from_the_tokens_that_were_named(tmp_path: Path):
+    """From itself it has nothing to learn. Bfloat16 holds no odd id above 256."""
+    write_pair(tmp_path)
+    tiny_llama(16, 1, seed=1, vocab_size=2000).save_pretrained(tmp_path / "student")
+    own = ("models.teacher=" + str(tmp_path / "student"), "models.student_dtype=bfloat16", "training.shard=true")
+    fake = FakeVllm(load_model(str(tmp_path / "student")).model, name=str(tmp_path / "student"))
+    fake.tokenizer = byte_tokenizer()
+    config = tmp_path / "run.toml"
+    with serving(fake) as url:
+        served = ("teacher.values=top_k", "training.max_steps=1", "training.gradient_accumulation_steps=1")
+        config.write_text(dump_config(over(tmp_path, tmp_path / "run", url, *own, *served)))
+        run_two_ranks(Path(shard_worker.__file__), [str(config)], tmp_path, ACCELERATE_USE_CPU="true")
+    [part] = RunDir(tmp_path / "run").files("traces/training/")
+    table = pq.read_table(tmp_path / "run" / part.path)
+    assert max(table.column("token_id").to_pylist()) > 256
+    assert np.abs(table.column("kl").to_numpy()).max() < 0.02

@@ -3,10 +3,15 @@
 from pathlib import Path
 
 import pytest
+import shard_worker
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file
 from tiny_pair import tiny_config
 
 from fake_vllm import FakeVllm, dying_at, serving
-from rocktokens.config import parse_config
+from ranks import run_two_ranks
+from rocktokens.config import dump_config, parse_config
 from rocktokens.errors import ConfigError
 from rocktokens.models.load import load_model
 from rocktokens.run_dir import RunDir
@@ -30,6 +35,27 @@ def test_weights_are_those_of_a_run_that_samples_in_memory(pair: Path, tmp_path:
         server = ("rollouts.engine=vllm", f"rollouts.url={url}")
         assert distilled(pair, tmp_path / "served", *settings, *server) == expected
     assert fake.asked.count("/collective_rpc") == 5, "one a step, and one more for the restart"
+
+
+@pytest.mark.skipif(not dist.is_gloo_available(), reason="this torch was built without gloo")
+@pytest.mark.parametrize("answers", [2, 8])
+@pytest.mark.parametrize("shard", [False, True])
+def test_two_processes_start_over_together(pair: Path, tmp_path: Path, answers: int, shard: bool):
+    """Only one of them meets the restart. With eight answers to one prompt, one has nothing to sample."""
+    settings = ("training.max_steps=2", f"rollouts.num_generations={answers}")
+    distill(tiny_config(pair, tmp_path / "one", *settings))
+    fake = FakeVllm(load_model(str(pair / "student")).model)
+    fake.faults.append(dying_at(11))
+    config = tmp_path / "two.toml"
+    with serving(fake) as url:
+        own = (f"training.shard={str(shard).lower()}", "training.gradient_accumulation_steps=1")
+        server = ("rollouts.engine=vllm", f"rollouts.url={url}")
+        config.write_text(dump_config(tiny_config(pair, tmp_path / "two", *settings, *own, *server)))
+        run_two_ranks(Path(shard_worker.__file__), [str(config)], tmp_path, ACCELERATE_USE_CPU="true")
+    assert fake.asked.count("/collective_rpc") == 3, "one a step, and one more for the restart"
+    one, two = (load_file(tmp_path / run / "checkpoints/step-2/model.safetensors") for run in ("one", "two"))
+    for name, weight in one.items():
+        torch.testing.assert_close(two[name], weight, atol=1e-6, rtol=0)
 
 
 def test_a_run_goes_on_with_a_server_at_another_address(pair: Path, tmp_path: Path):

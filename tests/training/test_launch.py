@@ -42,6 +42,7 @@ def test_two_processes_train_as_one_does(pair: Path, tmp_path: Path, values: str
     assert done.returncode == 0, done.stderr
     assert RunDir(tmp_path / "two").manifest()["num_processes"] == 2
     assert "sharded over 2 processes" in done.stdout + done.stderr
+    assert done.stdout.count("done: 1 steps") == 1, "the main process alone says what was done"
     weights = [load_file(tmp_path / own / "checkpoints/step-1/model.safetensors") for own in ("one", "two")]
     for name, own in weights[0].items():
         torch.testing.assert_close(weights[1][name], own, atol=1e-6 if values == "states" else 1e-5, rtol=0)

@@ -32,7 +32,10 @@ def distill(
 
         from rocktokens.training.loop import distill as train
     result = train(settings, resume=resume, progress=terminal)
-    PartialState().destroy_process_group()
+    state = PartialState()
+    state.destroy_process_group()
+    if not state.is_main_process:
+        return None
     if as_json:
         return print_json(result.to_record())
     done = "was complete already" if result.already_complete else "done"

@@ -5,7 +5,8 @@
    GPU. *Sharded*: student, gradients, moments and teacher are cut into equal parts (torch's ``fully_shard``); two
    layers of each model and what is outside the layers are gathered at a time; gradients are cut after every
    micro-batch; and a replica of the student to sample from is whole. Of a served teacher every GPU has the LM head,
-   or nothing where the server names its likeliest tokens.
+   or nothing where the server names its likeliest tokens. A teacher on a device of its own leaves its head here, and
+   the run one process.
 3. What is left of the usable memory holds the key-value cache of rollouts. A layout fits if that is one
    rollout or more; if anything is left, where a server writes them.
 4. ``step_time`` says how long a step would take.
@@ -135,15 +136,17 @@ def plan_run(config: Config, gpu_gigabytes: float | None = None) -> Plan:
         return Layout(gpus, is_sharded, items, items.total, room, at_once, verdict, step)
 
     whole = layout(1, False)
-    can_shard = config.training.optim == "adamw_torch"
+    is_alone = config.models.teacher_device is not None  # such a run has one process
+    can_shard = config.training.optim == "adamw_torch" and not is_alone
     least = 1 if whole.rollouts_at_once else None
     if least is None and can_shard:
         least = least_gpus(lambda gpus: bool(layout(gpus, True).rollouts_at_once))
     numbers = sorted({*SHARDED_OVER, least or 1} - {1}) if can_shard else []
-    several = [layout(2, False)] if config.models.student_dtype == "float32" else []
+    several = [layout(2, False)] if config.models.student_dtype == "float32" and not is_alone else []
     layouts = [whole, *several, *(layout(gpus, True) for gpus in numbers)]
     return Plan(
-        conclusion=_conclusion(layouts, least, gpu_memory, wanted, is_sampled_here=is_sampled_here),
+        conclusion=_conclusion(config, layouts, least, gpu_memory, wanted)
+        + _teacher_elsewhere(config, teacher, gpu_memory),
         student=student,
         teacher=teacher,
         gpu_memory=gpu_memory,
@@ -163,16 +166,16 @@ def memory_items(
     width, teacher_width = HALF if training.bf16 or is_half else FLOAT32, DTYPES[config.models.dtype].itemsize
     is_sharded = is_sharded and gpus > 1
     parts = gpus if is_sharded else 1
-    is_served = config.teacher.engine == "vllm"
+    is_elsewhere = config.teacher.engine == "vllm" or config.models.teacher_device is not None
     head = 0 if config.teacher.is_top_k else teacher.size.width * teacher.vocabulary
     teacher_head = teacher_width * head
     responses = training.per_device_train_batch_size * rollouts.max_completion_length
-    tokens = responses + training.per_device_train_batch_size * rollouts.max_prompt_length
+    tokens = _tokens_at_once(config)
     copies = 0 if is_half else student.activations.fixed
     if training.gradient_checkpointing:  # then only autocast itself holds copies, of what is trained
         copies = min(copies, width * size.trainable)
-    gathered = _gathered(student, width) + (0 if is_served else _gathered(teacher, teacher_width))
-    teacher_layer = 0 if is_served else teacher.activations.per_token / teacher.size.layers
+    gathered = _gathered(student, width) + (0 if is_elsewhere else _gathered(teacher, teacher_width))
+    teacher_layer = 0 if is_elsewhere else teacher.activations.per_token / teacher.size.layers
     kept = activation_need(
         replace(student.activations, fixed=0), size, tokens, checkpointing=training.gradient_checkpointing
     )
@@ -184,7 +187,7 @@ def memory_items(
         master_copy=0 if is_sharded else size.master_bytes(is_half=is_half),
         gradients=FLOAT32 * size.trainable / parts,
         moments=moment_bytes(training, size.trainable, size.embeddings) / parts,
-        teacher=teacher_head if is_served else teacher_width * teacher.size.parameters / parts,
+        teacher=teacher_head if is_elsewhere else teacher_width * teacher.size.parameters / parts,
         sampling_copy=width * size.parameters if is_sharded or (training.bf16 and not is_half) else 0,
         working_weights=gathered if is_sharded else copies,
         reduction=FLOAT32 * size.trainable if gpus > 1 and not is_sharded else 0,
@@ -198,6 +201,11 @@ def memory_items(
 def least_gpus(fits: Callable[[int], bool]) -> int | None:
     """Return the smallest number of GPUs, from two on, that is enough."""
     return next((gpus for gpus in range(2, MOST_GPUS + 1) if fits(gpus)), None)
+
+
+def _tokens_at_once(config: Config) -> int:
+    rollouts = config.rollouts
+    return config.training.per_device_train_batch_size * (rollouts.max_prompt_length + rollouts.max_completion_length)
 
 
 def _gathered(shape: ModelShape, width: int) -> float:
@@ -233,10 +241,9 @@ def _assumptions(config: Config, gpu: str) -> list[str]:
     ]
 
 
-def _conclusion(
-    layouts: list[Layout], least: int | None, gpu_memory: float, wanted: int, *, is_sampled_here: bool
-) -> str:
+def _conclusion(config: Config, layouts: list[Layout], least: int | None, gpu_memory: float, wanted: int) -> str:
     """Say whether it fits, and where."""
+    is_sampled_here = config.rollouts.engine != "vllm"
     whole, there = layouts[0], byte_size(gpu_memory)
     if least == 1:
         start, named = f"{byte_size(whole.total)} of {there}: fits on one GPU", [whole]
@@ -251,11 +258,12 @@ def _conclusion(
         leaves = f"{listed(each)}{' rollouts at once' if is_sampled_here else ''}"
     else:
         last = layouts[-1]
-        sharded = (
-            f"neither does it sharded ({byte_size(last.total)} on each of {last.gpus})"
-            if last.is_sharded
-            else "training.optim = 'adamw_8bit' cannot be sharded, as 'adamw_torch' can"
-        )
+        if last.is_sharded:
+            sharded = f"neither does it sharded ({byte_size(last.total)} on each of {last.gpus})"
+        elif config.models.teacher_device is not None:
+            sharded = "a run with models.teacher_device cannot be sharded, as one without can"
+        else:
+            sharded = "training.optim = 'adamw_8bit' cannot be sharded, as 'adamw_torch' can"
         return (
             f"Whole, {byte_size(whole.total)} per GPU of {there}: does not fit, and {sharded}: lower "
             "training.per_device_train_batch_size or rollouts.max_completion_length, or set "
@@ -264,3 +272,15 @@ def _conclusion(
     fewest = min(own.rollouts_at_once for own in named)
     asked = f" (rollouts.batch_size asks for {wanted})" if fewest < wanted else ""
     return f"{start}{leaves}{asked}."
+
+
+def _teacher_elsewhere(config: Config, teacher: ModelShape, gpu_memory: float) -> str:
+    """Say what a teacher on a device of its own takes there."""
+    place = config.models.teacher_device
+    if place is None:
+        return ""
+    weights = DTYPES[config.models.dtype].itemsize * teacher.size.parameters
+    need = weights + teacher.activations.per_token / teacher.size.layers * _tokens_at_once(config)
+    too_large = place.startswith("cuda") and need > USABLE * gpu_memory
+    fits = f" of {byte_size(gpu_memory)}: does not fit" if too_large else ""
+    return f" The teacher takes {byte_size(need)} on models.teacher_device = {place!r}{fits}."

@@ -13,15 +13,18 @@
    rounding. Without it the server draws with its own: rollouts come from the same distribution and repeat with the
    seed, but share no random numbers with others, so that a rollout cannot be continued under a ban.
 
-Several processes share one server: the main one brings the weights, the others wait for it.
+Several processes share one server: the main one brings the weights, the others wait for it. What one of them finds
+wrong, all know before any goes on, so they start over together.
 """
 
 from collections.abc import Callable, Sequence
+from math import ceil
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from safetensors.torch import save_file
 
 from rocktokens.config import Config
@@ -44,6 +47,7 @@ NEUTRAL = {
 NO_LOGIT = -100.0
 """What vLLM adds to a logit of a type that may not be written."""
 Noise = Literal["plugin", "server"]
+Value = TypeVar("Value")
 
 
 class VllmSampler(TransformersSampler):
@@ -85,27 +89,24 @@ class VllmSampler(TransformersSampler):
                 'rollouts.noise = "server" shares no random numbers between answers with and without a ban: start the '
                 'server with the plug-in rocktokens.integrations.vllm_noise and set rollouts.noise = "plugin"'
             )
-        if _is_one_of_many():  # together, also where one of them has nothing to ask
-            self._bring_up_to_date()
         settings = self._settings(temperature, max_new_tokens)
         single = [single for request in requests for single in request.branches or (request,)]
         size = TOGETHER * self.batch_size
-        for start in range(0, len(single), size):
-            for index, token_ids, logprobs, finished in self._answers(single[start : start + size], settings):
+        for number in range(max(_of_all(ceil(len(single) / size)))):  # also where this process has nothing to ask
+            asked = single[number * size : (number + 1) * size]
+            for index, token_ids, logprobs, finished in self._answers(asked, settings):
                 on_done(index, Completion(token_ids, logprobs, finished))
 
     def _answers(self, requests: Sequence[StreamRequest], settings: DecodingSettings) -> list[Ended]:
-        """Ask for all of these until all were answered by the student's weights.
-
-        Only once where other processes wait, which would not know that it starts over.
-        """
-        return self.client.persist(lambda: self._try_answers(requests, settings), once=_is_one_of_many())
+        """Ask for all of these until all were answered by the student's weights."""
+        return self.client.persist(
+            lambda: self._try_answers(requests, settings), agree=lambda gives_up: any(_of_all(gives_up))
+        )
 
     def _try_answers(self, requests: Sequence[StreamRequest], settings: DecodingSettings) -> list[Ended]:
         try:
-            if not _is_one_of_many():  # those have loaded them together
-                self._bring_up_to_date()
-            ended = self.client.ask_all(lambda request: self._answer(request, settings), requests)
+            self._bring_up_to_date()
+            ended = _together(lambda: self.client.ask_all(lambda request: self._answer(request, settings), requests))
             if self._gap() > self.max_gap:
                 raise ServerLostError(f"{self.client.name} has other weights than it was given")
         except ServerLostError:
@@ -174,16 +175,11 @@ class VllmSampler(TransformersSampler):
     def _bring_up_to_date(self) -> None:
         """Load the student's weights where they have changed, or where the server has others."""
         versions = [(parameter.data_ptr(), parameter._version) for parameter in self.model.parameters()]
-        if self._synced == versions and self._gap() <= self.max_gap:
+        if all(_of_all(self._synced == versions)) and self._gap() <= self.max_gap:
             return
-        if not self._served:
-            self._look_at_server()
-        if _is_main():
-            path = self.folder.absolute() / "model.safetensors"
-            write_atomically(path, lambda temporary: save_file(plain_weights(self.model), temporary, {"format": "pt"}))
-            self.client.load_weights(str(path.parent))
-        if _is_one_of_many():
-            torch.distributed.barrier()
+        if self._synced is None:
+            _together(self._look_at_server)
+        _together(self._send_weights)
         gap = self._gap()
         if gap > self.max_gap:
             raise RocktokensError(
@@ -192,8 +188,14 @@ class VllmSampler(TransformersSampler):
                 "(examples/serve_student.py makes one) in its dtype, or raise rollouts.max_gap for one of half width"
             )
         if self._synced is None and self.noise == "plugin":
-            self._require_plugin()
+            _together(self._require_plugin)
         self._synced = versions
+
+    def _send_weights(self) -> None:
+        if not dist.is_initialized() or dist.get_rank() == 0:
+            path = self.folder.absolute() / "model.safetensors"
+            write_atomically(path, lambda temporary: save_file(plain_weights(self.model), temporary, {"format": "pt"}))
+            self.client.load_weights(str(path.parent))
 
     def _look_at_server(self) -> None:
         served = self.client.models()[0]
@@ -201,7 +203,10 @@ class VllmSampler(TransformersSampler):
         self.context_lengths["vLLM server"] = served.max_model_len
 
     def _gap(self) -> float:
-        """Return the largest difference between log-probabilities of the canary here and there."""
+        """Return the largest difference between log-probabilities of the canary here and there, for any process."""
+        return max(_of_all(_together(self._own_gap)))
+
+    def _own_gap(self) -> float:
         answered = self.client.complete(self._body(self.canary_L, 1) | {"prompt_logprobs": 0}).prompt_logprobs or []
         try:
             served = [(answered[place] or {})[own].logprob for place, own in enumerate(self.canary_L) if place]
@@ -241,10 +246,24 @@ def make_vllm_sampler(config: Config, of_student: dict[str, Any]) -> VllmSampler
     )
 
 
-def _is_one_of_many() -> bool:
-    """Tell whether other processes sample from the same server."""
-    return torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
+def _of_all(own: Value) -> list[Value]:
+    """Return what the processes that sample from the same server have, in their order."""
+    if not dist.is_initialized():
+        return [own]
+    values: list[Value | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, own)
+    return cast(list[Value], values)
 
 
-def _is_main() -> bool:
-    return not _is_one_of_many() or torch.distributed.get_rank() == 0
+def _together(ask: Callable[[], Value]) -> Value:
+    """Return what the server gives this process; where any process got an error, raise the first on all of them."""
+    given: list[Value] = []
+    own_error = None
+    try:
+        given.append(ask())
+    except RocktokensError as error:
+        own_error = error
+    for error in _of_all(own_error):
+        if error is not None:
+            raise error
+    return given[0]

@@ -221,14 +221,19 @@ class VllmClient:
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
-    def persist(self, ask: Callable[[], Value], *, once: bool = False) -> Value:
-        """Call until the server has answered; where that takes too long, or with ``once``, say what to do."""
+    def persist(self, ask: Callable[[], Value], *, agree: Callable[[bool], bool] = bool) -> Value:
+        """Call until the server has answered; where that takes too long, say what to do.
+
+        Args:
+            ask: raises ``ServerLostError`` for a server that is gone.
+            agree: tells processes that call at once whether they all give up, from whether this one would.
+        """
 
         def gives_up(state: RetryCallState) -> bool:
             assert state.outcome is not None
             is_there = isinstance(state.outcome.exception(), ServerFailedError)
             failed = is_there and state.attempt_number >= MOST_FAILURES
-            return failed or once or (state.seconds_since_start or 0) >= self.timeout
+            return agree(failed or (state.seconds_since_start or 0) >= self.timeout)
 
         retrying = Retrying(
             retry=retry_if_exception_type(ServerLostError),

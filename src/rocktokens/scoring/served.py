@@ -36,7 +36,8 @@ NORM_GAP = 4e-3
 """How far states may be from ones that the final norm made: by rounding to bfloat16, and by what a norm adds to the
 mean square before it divides, which shows where that is below 1e-3."""
 SERVED = "served_teachers"
-"""Entry of the manifest: by what a teacher is and how its states came, the canary's log-probabilities at first use."""
+"""Entry of the manifest: by what a teacher is, how its states came and in what width its head is read, the canary's
+log-probabilities at first use."""
 POOLER = """--pooler-config '{"task": "token_embed", "use_activation": false}'"""
 
 
@@ -267,4 +268,5 @@ def _sequences(batch: RolloutBatch) -> list[list[int]]:
 
 def _noted_as(run: RunDir, config: Config) -> str:
     values = config.teacher.label.removeprefix("states ")
-    return f"{model_identity(config.models.teacher, run)} {values}"
+    head = "" if config.teacher.is_top_k else f", head in {config.models.dtype}"
+    return f"{model_identity(config.models.teacher, run)} {values}{head}"

@@ -19,6 +19,7 @@
 
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, cast
 
@@ -220,9 +221,13 @@ class ShardedLayout(Layout):
         return SamplingCopy(student, dtype, self.accelerator.device)
 
     def place(self, objective: DistillationObjective) -> nn.Module:
-        """Shard the student's layers, then the objective as the root; ``score`` is a forward too."""
+        """Shard the student's layers, then the objective as the root; ``score`` is a forward too.
+
+        The root takes the teacher's states as they are: rounded, they would have other digits, and the ids in a row of
+        a ``LikelyHead`` would be other tokens.
+        """
         self._shard_layers(objective.student, self._width)
-        fully_shard(objective, mesh=self._mesh, mp_policy=self._width)
+        fully_shard(objective, mesh=self._mesh, mp_policy=replace(self._width, cast_forward_inputs=False))
         register_fsdp_forward_method(objective, "score")
         return objective
 
