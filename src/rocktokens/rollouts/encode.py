@@ -8,7 +8,6 @@
 """
 
 import signal
-import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -93,10 +92,11 @@ def encode_prompt(
     return ids_P
 
 
-def require_rendered(tokenizer: "PreTrainedTokenizerBase", prompts: Sequence[Prompt], chat_template: bool) -> None:
-    """Refuse, before anything is written, prompts that the chat template has no place for."""
-    for prompt in prompts:
-        encode_prompt(tokenizer, prompt, chat_template, sys.maxsize)
+def encode_prompts(
+    tokenizer: "PreTrainedTokenizerBase", prompts: Sequence[Prompt], section: RolloutsSection
+) -> list[np.ndarray]:
+    """Encode prompts as ``encode_prompt`` does: what it refuses is refused before anything is written."""
+    return [encode_prompt(tokenizer, own, section.chat_template, section.max_prompt_length) for own in prompts]
 
 
 def _through_template(tokenizer: "PreTrainedTokenizerBase", prompt: Prompt) -> Any:
