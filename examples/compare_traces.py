@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+from options import run_main
 
 from rocktokens import RockSet, TraceStore
 from rocktokens.errors import RocktokensError
@@ -92,4 +93,4 @@ def rocks_sentence(left: Path, right: Path) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

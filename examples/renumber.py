@@ -29,7 +29,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
+from options import at_least, run_main
 from ticker import ticker
+
+from rocktokens.errors import RocktokensError
+from rocktokens.parsing import parse_json
 
 NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?|\.\d+")
 MARK = re.compile(r"<<([^<>=]+)=([^<>]+)>>")
@@ -208,9 +212,9 @@ def renumber(lines: Sequence[str], counts: Mapping[str, int], seed: int) -> tupl
     refused: Counter[str] = Counter()
     with ticker("renumbering", len(lines)) as advance:
         for index, line in enumerate(lines):
-            record = json.loads(line)
+            question, answer = problem_of(index, line)
             try:
-                template = make_template(record["question"], record["answer"])
+                template = make_template(question, answer)
                 for split, variant in variants(template, counts, random.Random(f"{seed} {index}")):
                     splits[split].append({**variant, "template": index})
             except UntraceableError as reason:
@@ -221,16 +225,30 @@ def renumber(lines: Sequence[str], counts: Mapping[str, int], seed: int) -> tupl
     return splits, refused
 
 
+def problem_of(index: int, line: str) -> tuple[str, str]:
+    """Return the question and the answer on a line."""
+    try:
+        match parse_json(line):
+            case {"question": str(question), "answer": str(answer)}:
+                return question, answer
+    except ValueError as error:
+        raise RocktokensError(f"line {index + 1} is not valid JSON ({error}): fix or remove it") from None
+    raise RocktokensError(f"line {index + 1} has no texts 'question' and 'answer': give problems of GSM8K")
+
+
 def main() -> None:
     """Write OUT-train.jsonl and OUT-test.jsonl."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("source", type=Path, help="GSM8K as JSON lines, with its calculator marks")
     parser.add_argument("out", type=Path, help="prefix of the two files")
-    parser.add_argument("--train-variants", type=int, default=24)
-    parser.add_argument("--test-variants", type=int, default=1)
+    parser.add_argument("--train-variants", type=at_least("--train-variants", 0), default=24)
+    parser.add_argument("--test-variants", type=at_least("--test-variants", 0), default=1)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    lines = arguments.source.read_text(encoding="utf-8").splitlines()
+    try:
+        lines = arguments.source.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise RocktokensError(f"{arguments.source} cannot be read ({error}): give GSM8K as JSON lines") from None
     counts = {"test": arguments.test_variants, "train": arguments.train_variants}
     splits, refused = renumber(lines, counts, arguments.seed)
     for split, records in splits.items():
@@ -244,4 +262,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

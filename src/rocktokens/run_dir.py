@@ -76,9 +76,10 @@ MAKERS = {
 """The command that makes a file again, by how its path begins."""
 CONTENT = frozenset(
     {"config.toml", "checkpoints", "traces", "rollouts", "tokenizer", "knockout", "figures", "logs.jsonl"}
+    | {"arms", "scout"}
     | {name for name in MAKERS if "/" not in name}
 )
-"""What a run has at its top."""
+"""What a run or a study has at its top."""
 SETTLED_NS = 2 * 10**9
 """A file whose last change is younger may change again without another time stamp: it is not remembered."""
 LONGEST_NAME = 255

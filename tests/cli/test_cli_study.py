@@ -164,6 +164,17 @@ def test_other_analysis_settings_need_no_training(whole: Path, tmp_path: Path):
     assert snapshot(study / "arms") == snapshot(whole / "arms")
 
 
+def test_a_study_without_its_manifest_is_refused(whole: Path, tmp_path: Path):
+    """Which knows what the arms were trained with: others might be added that use other rocks."""
+    study = shutil.copytree(whole, tmp_path / "moved")
+    (study / "manifest.json").unlink()
+    before = snapshot(study)
+    command = ("study", whole.parent / "whole.toml", *changed(f"study.directory={study}"))
+    refuse(*command, naming=(str(study), "arms", "no manifest.json", "restore the manifest from a copy"))
+    refuse(*command, *changed("study.seeds=[0,1,2]"), naming=("no manifest.json",))
+    assert snapshot(study) == before
+
+
 def test_a_log_that_is_no_text_does_not_stop_the_plan(whole: Path, tmp_path: Path):
     study = shutil.copytree(whole, tmp_path / "moved")
     log = study / "arms" / RUNS[0] / "logs.jsonl"

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import renumber
+from options import run_main
 from renumber import UntraceableError, draw, equations_hold, evaluate, fill, make_template, number, variants
 
 from rocktokens.tasks.grading import is_correct
@@ -116,3 +117,26 @@ def test_the_same_seed_gives_the_same_bytes(tmp_path, monkeypatch, capsys):
         written.append([(tmp_path / f"{name}-{split}.jsonl").read_bytes() for split in ("train", "test")])
     assert written[0] == written[1] != written[2]
     assert "1 records refused: numbers of the question" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "sentence"),
+    [
+        (None, (), r"source\.jsonl cannot be read \("),
+        (b"\xff", (), r"source\.jsonl cannot be read \("),
+        (b"{oops", (), r"line 1 is not valid JSON \("),
+        (b"[" * 200_000, (), r"line 1 is not valid JSON \(it is nested too deep\): fix or remove it"),
+        (b'{"question": 1}', (), r"line 1 has no texts 'question' and 'answer'"),
+        (SOURCE[0].encode(), ("--train-variants", "-1"), r"--train-variants is '-1': give a whole number from 0 on"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_leaves_nothing(tmp_path, monkeypatch, capsys, content, options, sentence):
+    source = tmp_path / "source.jsonl"
+    if content is not None:
+        source.write_bytes(content)
+    before = sorted(tmp_path.iterdir())
+    monkeypatch.setattr(sys, "argv", ["renumber.py", str(source), str(tmp_path / "out"), *options])
+    with pytest.raises(SystemExit) as ended:
+        run_main(renumber.main)
+    assert ended.value.code == 2 and sorted(tmp_path.iterdir()) == before
+    assert re.search(rf"^error: .*{sentence}.*\n\Z", capsys.readouterr().err, re.MULTILINE)

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from rocktokens.errors import RocktokensError
 from rocktokens.models.distant import DistantModel
 from rocktokens.models.head import hidden_states, lm_head
-from rocktokens.models.head_file import read_head
+from rocktokens.models.head_file import read_description, read_head
 
 SMALL = {"vocab_size": 60, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
 SMALL |= {"num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 64}
@@ -84,6 +84,16 @@ def test_what_is_missing_is_named(tmp_path: Path):
         read_head("smollm2-135m-instruct", torch.float32)
     with pytest.raises(RocktokensError, match="cannot be read"):
         read_head(str(tmp_path / "nowhere"), torch.float32)
+
+
+def test_a_generation_config_that_cannot_be_read_is_one_sentence(tmp_path: Path):
+    make_model("llama", tmp_path)
+    (tmp_path / "generation_config.json").write_text("{")
+    for read in (lambda: read_head(str(tmp_path), torch.float32), lambda: read_description(str(tmp_path))):
+        with pytest.raises(
+            RocktokensError, match=r"models\.teacher = .* cannot be read \(.*generation_config\.json' is not"
+        ):
+            read()
 
 
 def test_a_norm_in_a_file_that_cannot_be_read_is_one_sentence(tmp_path: Path):

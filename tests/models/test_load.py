@@ -197,6 +197,11 @@ DEEP = "[" * 200_000
         (lambda folder: rewrite(folder / "config.json", dtype="odd"), "has no attribute 'odd'"),
         (lambda folder: rewrite(folder / "config.json", pad_token_id=999_999), "AssertionError: Padding_idx must be"),
         (lambda folder: (folder / "generation_config.json").write_text("[]"), "TypeError: "),
+        (lambda folder: (folder / "generation_config.json").write_text(""), "generation_config.json' is not a valid"),
+        (
+            lambda folder: (folder / "generation_config.json").write_bytes(b"\xff"),
+            "generation_config.json' is not a valid",
+        ),
         (lambda folder: (folder / "tokenizer_config.json").write_text("[]"), "AttributeError: "),
         (lambda folder: (folder / "tokenizer_config.json").write_text(DEEP), "RecursionError: "),
         (lambda folder: (folder / "tokenizer.json").write_text("[]"), "cannot be loaded ("),
@@ -210,6 +215,12 @@ def test_a_model_whose_files_are_odd_is_one_sentence(saved, damage, problem):
     sentence = str(refused.value)
     assert sentence.startswith(f"model {str(folder)!r} cannot be loaded (") and problem in sentence
     assert len(sentence.splitlines()) == 1
+
+
+def test_a_model_without_a_generation_config_ends_as_its_config_says(saved):
+    folder, _ = saved
+    (folder / "generation_config.json").unlink()
+    assert load_model(str(folder), device="cpu").eos_ids == {3, 256}
 
 
 def test_an_end_that_is_no_token_id(saved):

@@ -160,6 +160,12 @@ def test_a_template_that_fails_or_does_not_end_is_one_sentence(
     assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
 
 
+@pytest.mark.parametrize("template", ["{% if %}", "{{ nope.nope }}", "{{ ''.__class__.__mro__ }}"])
+def test_a_template_that_is_wrong_itself_is_to_be_corrected(template: str):
+    with pytest.raises(RocktokensError, match=r"in prompt 'p': correct chat_template\.jinja beside the model"):
+        encode_prompt(word_tokenizer(chat_template=template), PROMPT, True, 10)
+
+
 def test_a_template_that_leaves_its_sandbox_is_refused():
     template = "{{ ''.__class__.__mro__ }}"
     with pytest.raises(RocktokensError, match=r"refuses the messages \(access to attribute '__class__'"):

@@ -156,3 +156,13 @@ def test_a_line_that_no_parser_takes_is_named(tmp_path, line, problem):
     path.write_text(f'{{"question": "1 + 1?", "answer": "2"}}\n{line}\n', encoding="utf-8")
     with pytest.raises(RocktokensError, match=rf"data\.jsonl, line 2 is not valid JSON \({problem}\)"):
         make_task(JsonlTask(name="jsonl", path=str(path)))
+
+
+@pytest.mark.parametrize("field", ["question", "answer"])
+def test_half_a_character_is_named(tmp_path, field):
+    path = tmp_path / "data.jsonl"
+    records = [{"question": "\U0001f600?", "answer": "2"}, {"question": "1 + 1?", "answer": "2", field: "x\ud800"}]
+    path.write_text("".join(json.dumps(own) + "\n" for own in records), encoding="utf-8")
+    assert "\\ud83d" in path.read_text(encoding="utf-8"), "a whole pair is a character"
+    with pytest.raises(RocktokensError, match=r"data\.jsonl, line 2 has an escape of half a character"):
+        make_task(JsonlTask(name="jsonl", path=str(path)))

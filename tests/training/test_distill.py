@@ -471,7 +471,9 @@ def test_a_resume_with_another_config_is_refused_by_name(finished, pair, overrid
 
 def test_what_training_does_not_depend_on_may_change_at_a_resume(finished, pair):
     _, result, _ = finished
-    config = tiny_config(pair, result.directory, "find.k=7", "evaluation.num_prompts=3")
+    config = tiny_config(
+        pair, result.directory, "find.k=7", "evaluation.num_prompts=3", "rollouts.max_prompt_length=400"
+    )
     assert distill(config, resume=True).already_complete
 
 

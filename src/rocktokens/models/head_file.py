@@ -24,6 +24,7 @@ from rocktokens.models import pebbles, smollm2
 from rocktokens.models.distant import linear_head
 from rocktokens.models.head import trunk
 from rocktokens.models.load import CANNOT_LOAD, PEBBLES
+from rocktokens.models.whole import generation_config
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 FINAL_NORMS = ("norm", "final_layernorm", "final_layer_norm", "ln_f")
@@ -81,13 +82,14 @@ def read_head(name: str, dtype: torch.dtype) -> HeadFile:
         bias = getattr(layer, "bias", None)
         head = linear_head(*(read(names[id(own)]).to(dtype) for own in (layer.weight, bias) if own is not None))
         norm = _final_norm(lm, names, read)
+        generation = generation_config(source) or lm.generation_config
     except (*CANNOT_LOAD, KeyError) as error:
         raise RocktokensError(
             f"the LM head of models.teacher = {name!r} cannot be read ({_said(error)}): give the folder or hub id of a "
             "model saved with save_pretrained, of which config.json, tokenizer and the files with the head and the "
             "final norm are enough"
         ) from error
-    return HeadFile(config, _generation_config(source, lm), head, norm)
+    return HeadFile(config, generation, head, norm)
 
 
 def read_description(name: str) -> ModelDescription:
@@ -95,15 +97,13 @@ def read_description(name: str) -> ModelDescription:
     source = _source(name)
     try:
         config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+        generation = generation_config(source) or GenerationConfig.from_model_config(config)
     except CANNOT_LOAD as error:
         raise RocktokensError(
             f"the config of models.teacher = {name!r} cannot be read ({_said(error)}): give the folder or hub id of "
             "the model, of which config.json and tokenizer are enough"
         ) from error
-    try:
-        return ModelDescription(config, GenerationConfig.from_pretrained(source))
-    except CANNOT_LOAD:  # many models have none
-        return ModelDescription(config, GenerationConfig.from_model_config(config))
+    return ModelDescription(config, generation)
 
 
 def _source(name: str) -> str:
@@ -157,13 +157,6 @@ def _final_norm(lm: Any, names: dict[int, str], read: Read) -> FinalNorm | None:
     with torch.no_grad():  # whose own mean square is 1, so that they come out as the scale
         scale_E = norm(torch.ones(lm.get_output_embeddings().weight.shape[1])).double()
     return FinalNorm(scale_E, torch.zeros_like(scale_E)) if scale_E.any() else None
-
-
-def _generation_config(source: str, lm: Any) -> Any:
-    try:
-        return GenerationConfig.from_pretrained(source)
-    except CANNOT_LOAD:  # many models have none
-        return lm.generation_config
 
 
 def _said(error: Exception) -> str:

@@ -5,6 +5,8 @@
 2. Nor do those that no causal LM computes with: parts for images and sound, heads for values and scores, masks and
    frequencies that older versions saved, scales of a quantised cache.
 3. What is missing, of another shape, or has no place in the model is refused in one sentence, the first few by name.
+4. A generation_config.json that cannot be read is an error: transformers would take it for a missing one, and the model
+   would end its answers elsewhere.
 """
 
 import re
@@ -13,7 +15,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers.utils.hub import cached_file
 
 from rocktokens.errors import RocktokensError
 
@@ -30,6 +33,7 @@ NAMED = 3
 
 def load_causal_lm(name: str | Path, what: str, **options: Any) -> PreTrainedModel:
     """Load a causal LM with transformers, all of it; ``what`` is what sentences call it."""
+    generation_config(name)
     asked = {"output_loading_info": True, "ignore_mismatched_sizes": True}
     loaded: Any = AutoModelForCausalLM.from_pretrained(name, **asked, **options)
     model, found = loaded
@@ -39,6 +43,19 @@ def load_causal_lm(name: str | Path, what: str, **options: Any) -> PreTrainedMod
     unexpected = [own for own in found["unexpected_keys"] if not _UNUSED.search(own)]
     _require_none(what, {"missing": absent, "unexpected": unexpected, "of another shape": mismatched})
     return model
+
+
+def generation_config(name: str | Path) -> GenerationConfig | None:
+    """Read the generation_config.json of a model, which names its end tokens; None where it has none.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    absent_is_fine = dict.fromkeys(
+        ("_raise_exceptions_for_missing_entries", "_raise_exceptions_for_connection_errors"), False
+    )
+    file = cached_file(name, "generation_config.json", **absent_is_fine)
+    return None if file is None else GenerationConfig.from_pretrained(name)
 
 
 def load_adapter(model: PreTrainedModel, directory: Path, what: str, **options: Any) -> "PeftModel":

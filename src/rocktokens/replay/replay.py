@@ -39,7 +39,7 @@ from rocktokens.replay.record import (
     require_same_replay,
     require_vocabulary,
 )
-from rocktokens.rollouts.encode import Sampling, make_rollouts, require_rendered
+from rocktokens.rollouts.encode import Sampling, encode_prompts, make_rollouts
 from rocktokens.rollouts.sampler import make_sampler
 from rocktokens.rollouts.store import read_rollouts, write_rollouts
 from rocktokens.run_dir import RunDir, derive_seed, require_as_listed
@@ -155,7 +155,7 @@ def replay(config: Config, *, restart: bool = False, progress: Progress = SILENT
             probe = probes(config, checkpoints)[0]
             student = students.get(probe.writer.model)  # loads before there is a folder
             task = make_task(config.task)
-            require_rendered(student.tokenizer, _probe_prompts(config, task), config.rollouts.chat_template)
+            encode_prompts(student.tokenizer, _probe_prompts(config, task), config.rollouts)
             stack.enter_context(run.lock())
             rollouts = _answer_probe(session, probe, student)  # before anything is replaced
             begin_record(run, config, teacher, settings)

@@ -8,7 +8,6 @@
 """
 
 import signal
-import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -32,6 +31,10 @@ if TYPE_CHECKING:
 
 TEMPLATE_SECONDS = 20.0
 """Of computing, for one prompt: templates take milliseconds."""
+OTHER_MESSAGES = "leave out task.system_prompt and such messages, or use models that take them"
+CORRECT_TEMPLATE = (
+    "correct chat_template.jinja beside the model, use other models, or set rollouts.chat_template = false"
+)
 TEMPLATE_FAILS = (TimeoutError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 """What the code of a template raises that is not about messages."""
 
@@ -89,15 +92,17 @@ def encode_prompt(
     return ids_P
 
 
-def require_rendered(tokenizer: "PreTrainedTokenizerBase", prompts: Sequence[Prompt], chat_template: bool) -> None:
-    """Refuse, before anything is written, prompts that the chat template has no place for."""
-    for prompt in prompts:
-        encode_prompt(tokenizer, prompt, chat_template, sys.maxsize)
+def encode_prompts(
+    tokenizer: "PreTrainedTokenizerBase", prompts: Sequence[Prompt], section: RolloutsSection
+) -> list[np.ndarray]:
+    """Encode prompts as ``encode_prompt`` does: what it refuses is refused before anything is written."""
+    return [encode_prompt(tokenizer, own, section.chat_template, section.max_prompt_length) for own in prompts]
 
 
 def _through_template(tokenizer: "PreTrainedTokenizerBase", prompt: Prompt) -> Any:
     """Encode a prompt by the tokenizer's template; refused where that has no place for one of the messages."""
     turns = [asdict(own) for own in prompt.messages] or [{"role": "user", "content": prompt.text}]
+    remedy = OTHER_MESSAGES
     render: Callable[..., Any] = partial(tokenizer.apply_chat_template, add_generation_prompt=True)
     try:
         with _bounded(TEMPLATE_SECONDS):
@@ -105,16 +110,15 @@ def _through_template(tokenizer: "PreTrainedTokenizerBase", prompt: Prompt) -> A
             problem = _lost_system(render, turns) if turns[0]["role"] == "system" else ""
     except TemplateError as error:
         ids, problem = [], f"refuses the messages ({error})"
+        # A template that refuses on purpose raises that very class; its own faults are of classes below.
+        remedy = OTHER_MESSAGES if type(error) is TemplateError else CORRECT_TEMPLATE
     except TEMPLATE_FAILS as error:
         raise RocktokensError(
-            f"the tokenizer's chat template fails on prompt {prompt.id!r} ({type(error).__name__}: {error}): correct "
-            "chat_template.jinja beside the model, use other models, or set rollouts.chat_template = false"
+            f"the tokenizer's chat template fails on prompt {prompt.id!r} ({type(error).__name__}: {error}): "
+            f"{CORRECT_TEMPLATE}"
         ) from None
     if problem:
-        raise RocktokensError(
-            f"the tokenizer's chat template {problem} in prompt {prompt.id!r}: leave out task.system_prompt and such "
-            "messages, or use models that take them"
-        )
+        raise RocktokensError(f"the tokenizer's chat template {problem} in prompt {prompt.id!r}: {remedy}")
     return ids
 
 

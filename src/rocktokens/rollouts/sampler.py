@@ -174,7 +174,7 @@ class TransformersSampler:
     ) -> list[Completion]:
         """Completions in the order of the requests; see ``Sampler``."""
         for request in requests:
-            self._check(request, max_new_tokens)
+            self.require_possible(request, max_new_tokens)
         completions: dict[int, Completion] = {}
 
         def done(index: int, completion: Completion) -> None:
@@ -203,7 +203,7 @@ class TransformersSampler:
         for index, branch in enumerate(branches):
             trunk = trunks[branch.trunk]
             request = SampleRequest(trunk.prompt_id, trunk.prompt_ids, trunk.sample, branch.banned, branch.alternatives)
-            self._check(request, max_new_tokens)
+            self.require_possible(request, max_new_tokens)
             if not 0 <= branch.start < min(len(trunk.token_ids), max_new_tokens):
                 raise RocktokensError(
                     f"prompt {trunk.prompt_id!r}: a branch leaves it at token {branch.start} of "
@@ -249,7 +249,8 @@ class TransformersSampler:
         if self.model.device.type == "cuda":
             self._rows = rows
 
-    def _check(self, request: SampleRequest, max_new_tokens: int) -> None:
+    def require_possible(self, request: SampleRequest, max_new_tokens: int) -> None:
+        """Refuse a request that leads out of a context or of the vocabulary, or that could not end."""
         name, length = f"prompt {request.prompt_id!r}", len(request.prompt_ids)
         if length == 0:
             raise RocktokensError(f"{name} has no tokens: give it at least one")

@@ -49,6 +49,7 @@ def run_study(study: StudyConfig | str | Path, progress: Progress = SILENT, draw
     """
     config = study if isinstance(study, StudyConfig) else load_study(study)
     run, jobs = RunDir(config.study.directory), plan_jobs(config)
+    run.require_new()
     require_unchanged(config, jobs)
     left = [job for job in jobs if not is_complete(job)]
     if left:

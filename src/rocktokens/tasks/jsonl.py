@@ -1,5 +1,6 @@
 """A dataset of JSON lines as a task: one object per line, fields named in the config."""
 
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -36,4 +37,18 @@ def _parse(path: Path, number: int, line: str) -> Mapping[str, Any]:
         raise RocktokensError(f"{path}, line {number} is not valid JSON ({error}): fix or remove it") from None
     if not isinstance(record, dict):
         raise RocktokensError(f"{path}, line {number} is not a JSON object: every line must be one")
+    if "\\u" in line and not _can_be_written(record):
+        raise RocktokensError(
+            f"{path}, line {number} has an escape of half a character (a lone surrogate, \\ud800 to \\udfff), which no "
+            "tokenizer reads: fix or remove it"
+        )
     return record
+
+
+def _can_be_written(record: Any) -> bool:
+    """Whether all texts of a record are made of characters: JSON can escape halves of surrogate pairs too."""
+    try:
+        json.dumps(record, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True

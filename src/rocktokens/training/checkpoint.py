@@ -46,10 +46,13 @@ POLICY_FILES = "policy_files"
 FREE_SECTIONS = frozenset({"trace", "find", "evaluation", "knockout", "gradients"})
 FREE_KEYS = frozenset(
     {"run.directory", *(f"training.{key}" for key in ("report_to", "shard", "save_total_limit", *LENGTH_KEYS))}
-    | {"rollouts.url", "rollouts.sync_directory", "rollouts.timeout"}
+    | {"rollouts.url", "rollouts.sync_directory", "rollouts.timeout", "rollouts.max_prompt_length"}
     | {"teacher.url", "teacher.model", "teacher.timeout", "teacher.connections", "teacher.max_gap"}
 )
-"""What may change at a resume. Not ``training.trace``: a run traced in part would look whole to its readers."""
+"""What may change at a resume: ``max_prompt_length`` too, since it refuses prompts and never cuts them.
+
+Not ``training.trace``: a run traced in part would look whole to its readers.
+"""
 
 SPLIT_KEYS = frozenset({"training.per_device_train_batch_size", "training.gradient_accumulation_steps"})
 """What may change where another number of processes shares the same updates."""

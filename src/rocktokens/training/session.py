@@ -25,8 +25,8 @@ from rocktokens.models.fingerprints import same_tokenizer, vocabulary_sha256
 from rocktokens.models.head import output_head, require_known_head, require_steady
 from rocktokens.models.load import resolve_device
 from rocktokens.policies import WeightPolicy, policy_from_section
-from rocktokens.rollouts.encode import require_rendered
-from rocktokens.rollouts.sampler import Sampler, make_sampler
+from rocktokens.rollouts.encode import encode_prompts
+from rocktokens.rollouts.sampler import Sampler, SampleRequest, make_sampler
 from rocktokens.run_dir import derive_seed
 from rocktokens.scoring.student import load_student
 from rocktokens.scoring.teachers import load_teacher
@@ -140,7 +140,7 @@ def make_session(
     student = load_student(config, checkpoint, place)
     size = global_batch(config, accelerator.num_processes) // config.rollouts.num_generations
     first = task.batch(0, size, derive_seed(config.run.seed, "prompts"))
-    require_rendered(student.tokenizer, first, config.rollouts.chat_template)
+    encoded = encode_prompts(student.tokenizer, first, config.rollouts)
     teacher = load_teacher(config, place)
     same_tokenizer(student.tokenizer, teacher.tokenizer)
     if torch.device(place).type == accelerator.device.type:  # else they may be too large to try where they are
@@ -152,6 +152,8 @@ def make_session(
     layout = make_layout(config, accelerator, student.model, teacher.model)
     layout.place_teacher(teacher.model)
     sampler = make_sampler(config, student, teacher, copied=layout.sampling_copy(student.model))
+    for prompt, ids_P in zip(first, encoded, strict=True):
+        sampler.require_possible(SampleRequest(prompt.id, ids_P, sample=0), config.rollouts.max_completion_length)
     objective = layout.place(DistillationObjective(student.model, output_head(teacher.model), config.scoring))
     optimizer = make_optimizer(student.model, config.training, layout.masters)
     scheduler = make_scheduler(optimizer, config.training)
