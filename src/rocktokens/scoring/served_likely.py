@@ -77,8 +77,7 @@ class ServedLikely(ServedTeacher):
             raise RocktokensError(
                 f"teacher.top_k = {section.top_k}, and models.teacher = {name!r} has {width} tokens: ask for no more"
             )
-        self.k = section.top_k
-        self._head = LikelyHead(width, section.top_k)
+        self.likely_head = self._head = LikelyHead(width, section.top_k)
         self.tails = Tails()
         """Of all response tokens asked for so far."""
 
@@ -115,7 +114,7 @@ class ServedLikely(ServedTeacher):
     # Asking
 
     def _ask(self, ids: list[int]) -> torch.Tensor:
-        body = {"model": self.name, "prompt": ids, "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": self.k}
+        body = {"model": self.name, "prompt": ids, "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": self._head.k}
         said = self.client.judge(body)
         if len(said) != len(ids):
             raise RocktokensError(
