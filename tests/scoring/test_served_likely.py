@@ -378,7 +378,14 @@ def test_no_weights_of_the_teacher_are_needed(url: str, teacher: LoadedModel, tm
         (["policy.name=online_coarse"], "needs the teacher's mass of classes of tokens"),
         (["policy.name=selectkd", "teacher.top_k=4", "trace.top_k=4"], "needs the teacher's 5 likeliest tokens"),
         (["policy.name=rocks", "policy.rocks=[1]", "policy.window=true"], r"policy\.window compares the kl of single"),
-        (["policy.name=product", 'policy.policies=[{name="asymmetric"}]'], "needs the forward KL"),
+        (
+            ["policy.name=product", 'policy.policies=[{name="tip"}, {name="asymmetric"}]'],
+            r'policy\.policies\[1\]\.name = "asymmetric" needs the forward KL',
+        ),
+        (
+            ["policy.name=product", 'policy.policies=[{name="rocks", rocks=[1], window=true}]'],
+            r"policy\.policies\[0\]\.window compares the kl of single",
+        ),
         (["teacher.dtype=bfloat16"], 'dtype = "bfloat16" is of states'),
         (["teacher.values=states", "teacher.top_k=9"], 'top_k = 9 is of values = "top_k"'),
         (["teacher.top_k=0"], r"teacher\.top_k = 0 is not valid"),
