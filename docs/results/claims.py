@@ -197,7 +197,10 @@ def write_claims(claims: list[Claim], path: Path) -> None:
 
 
 def write_rocks(run: RunDir, path: Path) -> None:
-    """Write one row per rock, with what its ban did: Δ of the accuracy in points, and p corrected for all bans."""
+    """Write one row per rock, with what its ban did: Δ of the accuracy in points, and p corrected for all bans.
+
+    The columns of a ban are empty where there was none, or its effect is not known.
+    """
     sweep = KnockoutSweep.load(run.verified(run.knockout.name))
     bans = {own.ban.ids[0]: own for own in sweep.of_role("tested")}
     with path.open("w", newline="", encoding="utf-8") as file:
@@ -206,11 +209,12 @@ def write_rocks(run: RunDir, path: Path) -> None:
         for own in RockSet.load(run.verified(run.rocks.name)).tokens:
             what = (own.rank, own.id, visible(own.text), own.category, own.freq, f"{own.mean_kl:.4g}")
             row = (*what, f"{own.score:.4g}", own.label, own.held_out_label)
+            effect = ("",) * len(BANNED)
             if (ban := bans.get(own.id)) and ban.delta is not None and ban.interval is not None:
                 change = (round(100 * value, 1) for value in (ban.delta, *ban.interval))
                 q = None if ban.q is None else float(f"{ban.q:.2g}")
-                row = (*row, ban.verdict, *change, q, ban.changes.n_prompts, ban.lost_in_gold)
-            rows.writerow(map(for_csv, row))
+                effect = (ban.verdict, *change, q, ban.changes.n_prompts, ban.lost_in_gold)
+            rows.writerow(map(for_csv, (*row, *effect)))
 
 
 if __name__ == "__main__":

@@ -34,6 +34,8 @@ ONE = 1 << 24
 """1 in fixed point: scores are summed as integers of this unit, the same for any order of the rows."""
 Interval = tuple[float, float]
 """Low and high end."""
+NO_TOKEN = -1
+"""In the place of a token's id where fewer are known than elsewhere."""
 TAIL = " + tail"
 """How the label of a teacher ends of which only the likeliest tokens are known: all others are one outcome."""
 

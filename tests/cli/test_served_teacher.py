@@ -17,6 +17,7 @@ from fake_vllm import FakeVllm, serving
 from rocktokens.errors import RocktokensError
 from rocktokens.models.load import load_model
 from rocktokens.policies import make_policy
+from rocktokens.rocks import persistence
 from rocktokens.rocks.find import find_rocks
 from rocktokens.run_dir import RunDir
 from rocktokens.traces.schema import TEACHER_KEY
@@ -127,7 +128,9 @@ def test_kl_is_below_that_of_a_teacher_in_memory(finished: FinishedRun, labelled
     refuse("find", run, labelled, "--compare", naming=("different values (in memory, top-20 + tail)",))
 
 
-def test_statements_on_single_tokens_are_refused(labelled: Path, finished: FinishedRun, url: str, tmp_path: Path):
+def test_statements_on_single_tokens_are_refused(
+    labelled: Path, finished: FinishedRun, url: str, monkeypatch: pytest.MonkeyPatch
+):
     refuse("gradients", labelled, naming=(LABEL, 'teacher.values = "states"'))
     refuse("gradients", labelled, *changed("teacher.engine=local"), naming=(LABEL,))
     refuse("find", labelled, *changed("find.stage=context"), naming=("find.stage", "single tokens"))
@@ -136,6 +139,10 @@ def test_statements_on_single_tokens_are_refused(labelled: Path, finished: Finis
     with pytest.raises(RocktokensError, match="window"):
         make_policy("rocks", rocks=RockSet.load(labelled / "rocks.json"), window=True)
     refuse("trace", finished.config, *named(url, "trace.classes=classes.json"), naming=("trace.classes",))
+    with monkeypatch.context() as patch:
+        patch.setattr(persistence, "kl_quantiles", None)  # which no query needs
+        summary = find_rocks(TraceStore(labelled)).summary
+    assert summary["tau_pre_nats"] is summary["tau_post_nats"] is None
     RunDir(labelled).drop([own.path for own in RunDir(labelled).files("traces/checkpoint=4/")[-1:]])
     students = json.dumps([str(finished.path / f"checkpoints/step-{step}") for step in (0, 4)])
     replay = changed(f"run.directory={labelled}", f"trace.checkpoints={students}")

@@ -15,9 +15,10 @@ from rocktokens.config import Config, parse_config
 from rocktokens.display.numbers import byte_size
 from rocktokens.errors import RocktokensError
 from rocktokens.preflight.plan import USABLE, Plan, memory_items, plan_run
-from rocktokens.preflight.resources import activation_need, activations_of, memory_need
+from rocktokens.preflight.resources import LOGIT_COPIES, activation_need, activations_of, memory_need
 from rocktokens.preflight.shapes import FAKE_TOKENS, ModelShape, student_shape, teacher_shape
 from rocktokens.preflight.step_time import step_time
+from rocktokens.scoring.fused import SCRATCH_BYTES
 
 QWEN3_4B = {
     "model_type": "qwen3",
@@ -178,7 +179,23 @@ def test_of_a_teacher_that_names_tokens_nothing_is_counted(tmp_path: Path):
     student, teacher = student_shape(states), teacher_shape(states)
     head, none = (memory_items(own, student, teacher, gpus=1, is_sharded=False) for own in (states, named))
     assert (head.teacher, none.teacher) == (4 * V * D, 0)
-    assert head.logits - none.logits == 2 * V * D, "nor is the head halved for autocast"
+    scratch = 10 * 2 * 48 * V, 4 * LOGIT_COPIES * 2 * 48 * V
+    assert (head.logits - scratch[0]) - (none.logits - scratch[1]) == 2 * V * D, "nor is the head halved for autocast"
+
+
+@pytest.mark.parametrize("chunk", [7, 1024])
+def test_without_the_fused_kernel_the_logits_of_a_chunk_are_whole(tmp_path: Path, chunk: int):
+    """A teacher that names tokens is scored in PyTorch: the scratch of the kernel bounds nothing."""
+    server = ("teacher.engine=vllm", "teacher.url=http://127.0.0.1:8001", f"scoring.tokens_per_chunk={chunk}")
+    server += ("rollouts.max_completion_length=512", "training.per_device_train_batch_size=4")
+    states, named = (
+        make_config(tmp_path, QWEN3_4B, QWEN3_30B_A3B, *server, *own) for own in ((), ("teacher.values=top_k",))
+    )
+    student, teacher = student_shape(named), teacher_shape(named)
+    fused, whole = (memory_items(own, student, teacher, gpus=1, is_sharded=False) for own in (states, named))
+    head = (2 + 4) * 2560 * 151_936
+    assert fused.logits == SCRATCH_BYTES + head
+    assert whole.logits == 4 * LOGIT_COPIES * chunk * 151_936 + head
 
 
 def test_a_teacher_on_another_device_leaves_its_head_and_one_process(tmp_path: Path):

@@ -17,6 +17,7 @@ import pytest
 from explorer_run import LENGTH, make_run
 from report_run import TEXTS, make_report_run
 
+from replay_records import make_replay
 from rocktokens.display.text import MARKS_LEGEND, visible
 from rocktokens.errors import RocktokensError
 from rocktokens.report.build import build_report
@@ -235,6 +236,30 @@ def test_two_runs_stand_side_by_side_and_what_differs_is_said(several: list[RunV
     rows = list(csv.DictReader(io.StringIO(page.data["files"]["table-aligned"]["csv"], newline="")))
     assert [(row["rank, all"], row["rank, half"]) for row in rows[3:5]] == [("4.0", "4.0"), ("5.0", "—")]
     assert [row["differs in"] for row in rows] == ["label, verdict"] * 4 + ["being a rock"] * 4
+
+
+def test_kl_of_different_kinds_is_not_compared(tmp_path: Path, path: Path):
+    """A teacher in memory beside one that named 20 tokens; two of the second kind are compared as any others."""
+    rocks = json.loads((path / "rocks.json").read_text(encoding="utf-8"))
+    moved = {**rocks, "tokens": [{**own, "label": "moved", "held_out_label": "moved"} for own in rocks["tokens"]]}
+    views = []
+    for name, served in (("memory", ""), ("named", "top-20 + tail"), ("again", "top-20 + tail")):
+        run = RunDir(shutil.copytree(path, tmp_path / name))
+        with run.lock():
+            run.update_manifest(tokenizer_sha256="cd" * 32, replay=make_replay(served=served).to_manifest())
+            run.commit_text("rocks.json", json.dumps(rocks if name == "memory" else moved))
+        views.append(RunView.open(run.path))
+    for runs, is_alike in ((views[:2], False), (views[1:], True)):
+        page = Page(report_html(runs))
+        said = page.text_in("p", **{"class": "difference"})
+        rows = list(csv.DictReader(io.StringIO(page.data["files"]["table-aligned"]["csv"], newline="")))
+        assert ("both-loss" in page.data["plots"]) == is_alike
+        assert any(title.startswith(("R,", "label,")) for title in rows[0]) == is_alike
+        assert "rank, named" in rows[0] and not any(row["differs in"] for row in rows)
+        why = "the teachers gave different kinds of kl (memory: the whole one; named: top-20 + tail)"
+        assert any(f"Loss curves, R and labels are not compared: {why}." in own for own in said) != is_alike
+        assert any("has the same label" in own for own in said) == is_alike
+        assert any("has the same verdict" in own for own in said)
 
 
 def test_ids_of_different_vocabularies_are_not_aligned(several: list[RunView]):

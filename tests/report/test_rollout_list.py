@@ -228,7 +228,7 @@ def test_live_follows_the_log(path: Path, tmp_path: Path):
     run = RunView.open(copy)
     view = live(run)
     assert (view.run, view.step, view.max_steps, view.rocks) == ("copy", 2, 40, ())
-    kl = {"name": "kl", "unit": "nats", "steps": (0, 1, 2), "values": (1, 1 / 2, 1 / 3)}
+    kl = {"name": "kl", "unit": "nats", "teacher": "", "steps": (0, 1, 2), "values": (1, 1 / 2, 1 / 3)}
     assert [asdict(curve) for curve in view.curves] == [kl]
     so, line_break, seven = rock_ids()
     with (copy / "logs.jsonl").open("a", encoding="utf-8") as log:
@@ -241,6 +241,17 @@ def test_live_follows_the_log(path: Path, tmp_path: Path):
         "kl": (1, 1 / 2, 1 / 3, 0.2, None),
         "online_rocks": (None, None, None, 2, 3),
     }
+
+
+def test_curves_of_the_kl_say_what_the_teacher_gave(path: Path, tmp_path: Path):
+    """By the config that the run trains with."""
+    run = RunDir(shutil.copytree(path, tmp_path / "copy"))
+    with run.lock():
+        run.commit_text("config.toml", '[teacher]\nengine = "vllm"\nvalues = "top_k"\nurl = "http://127.0.0.1:9"\n')
+    run.logs.write_text(log_line(0, kl=0.5, loss=0.5, grad_norm=1.0, entropy_student=0.1), encoding="utf-8")
+    label = " (teacher: top-20 + tail)"
+    said = {curve.name: curve.teacher for curve in live(RunView.open(run.path)).curves}
+    assert said == {"kl": label, "loss": label, "grad_norm": label, "entropy_student": ""}
 
 
 def test_long_curves_are_thinned_to_their_ends(path: Path, tmp_path: Path):

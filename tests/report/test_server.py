@@ -16,6 +16,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.testclient import TestClient
 
 from hostile_texts import HOSTILE
+from replay_records import make_replay
 from rocktokens.report.explorer import answers
 from rocktokens.report.explorer.answers import ROUTES
 from rocktokens.report.explorer.security import HEADERS, Guard, new_token
@@ -303,6 +304,16 @@ def test_rocks_come_with_what_their_numbers_rest_on(tmp_path: Path):
     assert overviews[1]["summary"]["measured_on"] == "held-out half"
     assert overviews[1]["rocks"][0]["held_out_mean_kl"] == 1.25
     assert client.get(f"/{TOKEN}/api/runs/1/knockouts").json()["alpha"] == 0.1
+
+
+def test_a_run_says_what_its_teacher_gave(tmp_path: Path):
+    runs = [RunDir(make_run(tmp_path / name)) for name in ("states", "named")]
+    for run, served in zip(runs, ("states float32", "top-20 + tail"), strict=True):
+        with run.lock():
+            run.update_manifest(replay=make_replay(served=served).to_manifest())
+    client = TestClient(make_app(Shelf([run.path for run in runs]), TOKEN), base_url=ORIGIN)
+    said = [client.get(f"/{TOKEN}/api/runs/{number}").json()["teacher"] for number in range(2)]
+    assert said == ["", " (teacher: top-20 + tail)"]
 
 
 def test_a_run_without_rocks_or_bans(tmp_path: Path):

@@ -338,6 +338,61 @@ def test_comparing_runs_whose_answers_differ(page: Page, server: Server):
     expect(page.locator("#compare-panels h3")).to_have_count(1)
 
 
+LABEL = " (teacher: top-20 + tail)"
+
+
+def name_teacher(page: Page) -> None:
+    """Have the teacher of run 1 name its likeliest tokens alone."""
+
+    def answer(route: Route) -> None:
+        route.fulfill(json=route.fetch().json() | {"teacher": LABEL})
+
+    page.route(re.compile(r"/runs/1$"), answer)
+
+
+def test_comparing_kl_of_different_kinds(page: Page, server: Server):
+    name_teacher(page)
+    open_at(page, server, "view=compare&rollout=2&run_b=1")
+    expect(page.locator("#name-b")).to_have_text(f"hostile, step 10{LABEL}")
+    places = ("#compare-note", "#view-compare .legend", "#compare-table")
+    note, legends, table = map(page.locator, places)
+    expect(note).to_have_text("The teachers gave different kinds of kl, so each side has a scale of its own.")
+    expect(legends).to_have_count(2)
+    expect(table).to_be_hidden()
+    page.locator("#view-compare .measure").select_option("log_ratio")
+    expect(note).to_be_hidden()
+    expect(legends).to_have_count(1)
+    expect(table).to_be_visible()
+
+
+def test_the_bar_says_what_the_teacher_gave(page: Page, server: Server):
+    name_teacher(page)
+    open_at(page, server, "run=1")
+    expect(page.locator("#teacher")).to_have_text(LABEL.strip())
+    page.locator("#run").select_option("0")
+    expect(page.locator("#teacher")).to_be_hidden()
+
+
+def test_curves_of_different_kinds_of_kl_are_drawn_apart(page: Page, server: Server):
+    def answer(route: Route) -> None:
+        said = route.fetch().json()
+        said["curves"] = [{**own, "teacher": LABEL if own["name"] == "kl" else ""} for own in said["curves"]]
+        route.fulfill(json=said)
+
+    page.route(re.compile(r"/runs/2/live$"), answer)
+    open_at(page, server, "view=live&with=1")
+    panels = page.locator("#curves .plot-panel")
+    kl, note = panels.filter(has_text=re.compile("^kl")), page.locator("#overlay-note")
+    expect(kl).to_have_count(1)
+    expect(kl.locator(".mark-line")).to_have_count(2)
+    expect(note).to_be_hidden()
+    open_at(page, server, "view=live&with=1,2")
+    expect(kl).to_have_count(2)
+    expect(kl.filter(has_text=LABEL.strip()).locator(".mark-line, .mark-point")).to_have_count(1)
+    expect(panels.filter(has_text=re.compile("^grad norm"))).to_have_count(1)
+    expect(note).to_contain_text("The teachers gave different kinds of kl")
+
+
 def test_rocks_say_which_prompts_their_numbers_are_of(page: Page, server: Server):
     open_at(page, server, "view=rocks&run=2")
     expect(page.locator("#rocks .table-note")).to_contain_text("are of the prompts that selected the rocks")

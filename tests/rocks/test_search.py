@@ -39,7 +39,7 @@ from rocktokens.rocks.analysis import persistence_report
 from rocktokens.rocks.cutoff import subset_weights
 from rocktokens.rocks.encoders import embedding_encoder
 from rocktokens.rocks.find import find_rocks, search_traces
-from rocktokens.rocks.persistence import HIGH_KL, ROCK, type_groups
+from rocktokens.rocks.persistence import HIGH_KL, ROCK, Thresholds, type_groups
 from rocktokens.rocks.search import Criterion, SearchResult
 from rocktokens.rocks.sums import HELD_OUT, SELECTION
 from rocktokens.run_dir import derive_seed
@@ -148,7 +148,7 @@ def assert_same_evidence(
     store: TraceStore, result: SearchResult, naive: NaiveSearch, tables: dict[int, pa.Table]
 ) -> None:
     """Thresholds, coverage, and after the context stage O_PH, windows, ρ and what was kept, one by one."""
-    assert (result.thresholds.pre, result.thresholds.post) == naive.thresholds
+    assert result.thresholds == Thresholds(*naive.thresholds)
     positive = [v for v in naive.ranking if naive.ranks_by[v] > 0]
     assert result.curve.coverage.tolist() == list(naive_coverage(positive, naive.rows))
     if naive.measuring != naive.selection:

@@ -11,6 +11,7 @@ from rocktokens.scoring.divergence import token_scores, top_overlap, weighted_kl
 from rocktokens.scoring.score import PendingScores
 from rocktokens.scoring.tail import reverse_with_tail
 from rocktokens.scoring.top_tokens import named_tokens, top_tokens
+from rocktokens.types import NO_TOKEN
 
 V, EPS = 29, 1e-12
 
@@ -158,6 +159,28 @@ def test_ids_that_the_student_does_not_have_are_left_to_the_tail():
         rest = [v for v in range(V + 4) if v not in named.tolist()]
         p, q = (torch.cat([log[t, named], log[t, rest].logsumexp(0, keepdim=True)]) for log in (log_p, log_q))
         torch.testing.assert_close(kl, (p.exp() * (p - q)).sum(), rtol=0, atol=EPS)
+    p = z_s.softmax(-1)
+    whole = (p * (log_p - log_q)[:, :V]).sum(dim=1)
+    assert (found <= whole + EPS).all(), "a lower bound of the divergence over all of the teacher's tokens"
+    all_but_one = token_scores(h_s, w_s, rows_of(log_q, ids, V + 3), LikelyHead(V + 4, V + 3), ids).kl
+    common = oracle_divergence(z_s, z_t, "reverse", 1.0)
+    assert (all_but_one > common + 0.1).any(), "and not of that over the tokens of both models"
+
+
+def test_the_likeliest_of_a_teacher_are_those_that_the_student_has():
+    """In the order of their likelihood, with their log-probabilities, and fewer where fewer were named."""
+    _, _, h_t, w_t, ids = example(v_teacher=V + 4)
+    log_q = oracle_logits(h_t, w_t).log_softmax(-1)
+    rows, head = rows_of(log_q, ids, 6), LikelyHead(V + 4, 6)
+    assert (rows[:, :4] >= V).any() and torch.equal(named_tokens(rows, head, 4)[0], rows[:, :4].T.int())
+    ids_KT, logp_KT = named_tokens(rows, head.cut(V), 4)
+    for t, own in enumerate(rows[:, :6].long().tolist()):
+        expected = [v for v in own if v < V][:4]
+        found = ids_KT[:, t].tolist()
+        assert found == expected + [NO_TOKEN] * (4 - len(expected))
+        torch.testing.assert_close(logp_KT[: len(expected), t], log_q[t, expected].float())
+    few = torch.tensor([[V, 3.0, V + 1, -1.0, -2.0, -3.0, -1.5, -2.0]])
+    assert named_tokens(few, LikelyHead(V + 4, 3).cut(V), 2)[0].T.tolist() == [[3, NO_TOKEN]]
 
 
 @pytest.mark.parametrize("gap", [1e-3, 1e-5, 1e-7])

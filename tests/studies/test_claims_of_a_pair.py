@@ -1,6 +1,8 @@
 """How a pair is held against the claims: the side of an inequality an interval lies on, and what bans and arms say."""
 
+import csv
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,7 +10,9 @@ import pytest
 from docs_scripts import docs_script
 from knockout_records import make_sweep
 from rocktokens.knockout.records import Ban, BanChanges, Knockout
+from rocktokens.run_dir import RunDir
 from rocktokens.studies.records import Arm, CollapsedRuns, Comparison, RunAccuracy, StudyResult
+from rocktokens.types import RockSet, RockToken
 
 claims = docs_script("claims")
 UNCHANGED = BanChanges(0, 0, None, None, None, None, [], [], [])
@@ -53,6 +57,19 @@ def test_placebos_and_correction_are_counted_apart() -> None:
     assert "of 3 rocks banned one by one 1 are neutral" in because
     assert "2 change the accuracy (1 of them after correction)" in because
     assert "of 1 equally frequent placebos 1 change it" in because
+
+
+def test_every_rock_has_all_columns(tmp_path: Path) -> None:
+    """A rock that was banned, and one that was not."""
+    run = RunDir(tmp_path / "run")
+    tokens = [RockToken(id_, "a", rank, 9, 1.5, 13.5, 0.5, 6.75, "operator") for rank, id_ in enumerate((7, 8), 1)]
+    run.commit("rocks.json", RockSet("", {}, {}, {}, tokens).save)
+    run.commit("knockout.json", make_sweep([ban("neutral")]).save)
+    claims.write_rocks(run, tmp_path / "rocks.csv")
+    with (tmp_path / "rocks.csv").open(newline="", encoding="utf-8") as file:
+        banned, free = list(csv.DictReader(file))
+    assert None not in free.values() and {free[name] for name in claims.BANNED} == {""}
+    assert (banned["verdict"], banned["change"], free["token_id"]) == ("neutral", "0.0", "8")
 
 
 STEPS = Comparison(

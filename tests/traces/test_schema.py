@@ -6,6 +6,7 @@ import pytest
 from sample_traces import SCORES, rollout, sample_table, scores
 
 from rocktokens.traces.schema import MAX_SCORE, TraceError, trace_table, validate_table
+from rocktokens.types import NO_TOKEN
 
 
 def test_rows_are_the_rollouts_in_order_keyed_by_the_predicted_token():
@@ -58,6 +59,13 @@ def test_the_likeliest_tokens_stand_beside_their_rows():
             [{"id": 2, "logp": -2.0}, {"id": 3, "logp": -3.0}],
             [{"id": 4, "logp": -4.0}, {"id": 5, "logp": -5.0}],
         ]
+
+
+def test_where_fewer_tokens_are_known_the_list_is_shorter():
+    ids_TK = np.array([[4, 2], [NO_TOKEN, NO_TOKEN], [7, NO_TOKEN]], dtype=np.int32)
+    logp_TK = np.array([[-1.0, -2.0], [-np.inf, -np.inf], [-np.inf, -np.inf]], dtype=np.float32)
+    table = trace_table([rollout(0, [1, 2, 3])], scores(3), tops={"teacher_top": (ids_TK, logp_TK)})
+    assert [[own["id"] for own in row] for row in table["teacher_top"].to_pylist()] == [[4, 2], [], [7]]
 
 
 def test_likeliest_tokens_of_another_length_are_refused():

@@ -7,7 +7,7 @@ with a threshold, is refused before anything is loaded.
 
 from typing import TYPE_CHECKING
 
-from rocktokens.config.policies import PolicyBase, sections_in
+from rocktokens.config.policies import PolicyBase, sections_by_key
 
 if TYPE_CHECKING:
     from rocktokens.config.sections import Config
@@ -51,17 +51,18 @@ def why_not_top_k(config: "Config") -> str:
             'find.stage = "context" compares the kl of single tokens with a threshold, and that of the likeliest '
             'tokens and a tail holds for sums alone: use "bound" or "score", or ' + REMEDY
         )
-    return next(filter(None, (_why_not(part, known, config.teacher.top_k) for part in sections_in(config.policy))), "")
+    parts = sections_by_key(config.policy).items()
+    return next(filter(None, (_why_not(key, part, known, config.teacher.top_k) for key, part in parts)), "")
 
 
-def _why_not(policy: PolicyBase, known: str, top_k: int) -> str:
+def _why_not(key: str, policy: PolicyBase, known: str, top_k: int) -> str:
     if needed := WHOLE_DISTRIBUTION.get(policy.name):
-        return f'policy.name = "{policy.name}" needs {needed}, and {known}: choose another policy, or {REMEDY}'
+        return f'{key}.name = "{policy.name}" needs {needed}, and {known}: choose another policy, or {REMEDY}'
     if policy.name == "selectkd" and top_k < SELECTKD_NEEDS:
-        return f'policy.name = "selectkd" needs the teacher\'s {SELECTKD_NEEDS} likeliest tokens, and {known}: raise it'
+        return f'{key}.name = "selectkd" needs the teacher\'s {SELECTKD_NEEDS} likeliest tokens, and {known}: raise it'
     if getattr(policy, "window", False):
         return (
-            f"policy.window compares the kl of single tokens with a threshold, and {known} and a tail, whose kl holds "
+            f"{key}.window compares the kl of single tokens with a threshold, and {known} and a tail, whose kl holds "
             f"for sums alone: leave it out, or {REMEDY}"
         )
     return ""

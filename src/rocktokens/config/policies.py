@@ -390,9 +390,15 @@ PolicySection = Annotated[
 
 def sections_in(section: PolicyBase) -> Iterator[PolicyBase]:
     """Yield a section and all those within it."""
-    yield section
-    for part in getattr(section, "policies", ()):
-        yield from sections_in(part)
+    yield from sections_by_key(section).values()
+
+
+def sections_by_key(section: PolicyBase, key: str = "policy") -> dict[str, PolicyBase]:
+    """Return a section and all those within it by key: ``policy``, ``policy.policies[0]``."""
+    found = {key: section}
+    for index, part in enumerate(getattr(section, "policies", ())):
+        found |= sections_by_key(part, f"{key}.policies[{index}]")
+    return found
 
 
 FILE_KEYS = ("rocks", "controls", "classes", "protect")
@@ -401,11 +407,9 @@ FILE_KEYS = ("rocks", "controls", "classes", "protect")
 
 def files_of(section: PolicyBase, key: str = "policy") -> dict[str, str]:
     """Return the files that a policy reads, by key: ``policy.protect``, ``policy.policies[0].rocks``."""
-    named = {f"{key}.{name}": getattr(section, name, None) for name in FILE_KEYS}
-    files = {name: value for name, value in named.items() if isinstance(value, str)}
-    for index, part in enumerate(getattr(section, "policies", ())):
-        files |= files_of(part, f"{key}.policies[{index}]")
-    return files
+    sections = sections_by_key(section, key).items()
+    named = {f"{place}.{name}": getattr(part, name, None) for place, part in sections for name in FILE_KEYS}
+    return {name: value for name, value in named.items() if isinstance(value, str)}
 
 
 for _section in (ProductSection, ScheduleSection):

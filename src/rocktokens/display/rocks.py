@@ -160,8 +160,8 @@ def teacher_sentence(teacher: str) -> str:
     if not has_tail(teacher):
         return ""
     return (
-        f"kl is of the teacher's {teacher}, a lower bound of the whole one: rankings hold, values of single tokens do "
-        "not, and how far loss fell may be understated."
+        f"kl is of the teacher's {teacher}, a lower bound of the whole one over all of the teacher's tokens: rankings "
+        "hold, values of single tokens do not, and how far loss fell may be understated."
     )
 
 

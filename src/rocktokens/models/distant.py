@@ -8,10 +8,13 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+
+if TYPE_CHECKING:
+    from rocktokens.models.likely_head import LikelyHead
 
 
 class DistantModel(nn.Module, ABC):
@@ -19,8 +22,8 @@ class DistantModel(nn.Module, ABC):
 
     context_length: int | None = None
     """Tokens that it sees where it runs, if that is less than its config says."""
-    k: int | None = None
-    """How many of its likeliest tokens it names, in the place of states; None where it gives states."""
+    likely_head: "LikelyHead | None" = None
+    """What reads its rows where it names its likeliest tokens; None where it gives states."""
 
     def __init__(self, config: Any, generation_config: Any, head: nn.Linear | None) -> None:
         super().__init__()

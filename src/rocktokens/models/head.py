@@ -120,10 +120,8 @@ def lm_head(model: Any) -> LMHead:
 
 def output_head(model: Any) -> "OutputHead":
     """The LM head of a model, or what reads the rows of a teacher that has none."""
-    if isinstance(model, DistantModel) and model.k is not None:
-        from rocktokens.models.likely_head import LikelyHead
-
-        return LikelyHead(model.config.get_text_config().vocab_size, model.k)
+    if isinstance(model, DistantModel) and model.likely_head is not None:
+        return model.likely_head
     return lm_head(model)
 
 

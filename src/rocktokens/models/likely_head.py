@@ -26,7 +26,8 @@ class Likely(NamedTuple):
     """What a teacher says of N response tokens."""
 
     ids_NK: torch.Tensor
-    """int64; ``width`` stands for a token that the student does not have, and that is in the tail."""
+    """int64, likeliest first; ``width`` stands, after all others, for tokens that the student does not have, which are
+    in the tail."""
     logp_NK: torch.Tensor
     tail_N: torch.Tensor
     """Log-probability of all other tokens together."""
@@ -65,8 +66,9 @@ class LikelyHead:
         if beyond_NK.any():
             without_NK = logp_NK.where(beyond_NK, -torch.inf)
             tail_N = torch.cat([without_NK, tail_N.unsqueeze(-1)], dim=-1).logsumexp(dim=-1)
-            ids_NK = ids_NK.masked_fill(beyond_NK, self.width)
-            logp_NK = logp_NK.masked_fill(beyond_NK, -torch.inf)
+            order_NK = beyond_NK.byte().argsort(dim=-1, stable=True)
+            ids_NK = ids_NK.masked_fill(beyond_NK, self.width).gather(1, order_NK)
+            logp_NK = logp_NK.masked_fill(beyond_NK, -torch.inf).gather(1, order_NK)
         return Likely(ids_NK, logp_NK, tail_N, rows_NE[:, 2 * k + 1])
 
 

@@ -24,7 +24,7 @@ from rocktokens.config import Config
 from rocktokens.display.numbers import byte_size, counted, listed
 from rocktokens.errors import RocktokensError
 from rocktokens.models.load import DTYPES
-from rocktokens.preflight.resources import FLOAT32, HALF, activation_need
+from rocktokens.preflight.resources import FLOAT32, HALF, LOGIT_COPIES, activation_need
 from rocktokens.preflight.shapes import ModelShape, student_shape, teacher_shape
 from rocktokens.preflight.step_time import ASSUMPTIONS, StepTime, step_time
 from rocktokens.scoring.fused import SCRATCH_BYTES
@@ -67,7 +67,7 @@ class MemoryItems:
     activations: float
     """Of a micro-batch: what the student keeps, and one layer of the teacher."""
     logits: float
-    """Scratch of the kernel, the LM head in half width and its gradient."""
+    """Scratch of the kernel, or a chunk's logits where it is not used, the LM head in half width and its gradient."""
 
     @property
     def total(self) -> float:
@@ -179,6 +179,11 @@ def memory_items(
     kept = activation_need(
         replace(student.activations, fixed=0), size, tokens, checkpointing=training.gradient_checkpointing
     )
+    if config.teacher.is_top_k:  # which the fused kernel does not take
+        positions = min(config.scoring.tokens_per_chunk, responses)
+        scratch = FLOAT32 * LOGIT_COPIES * positions * student.vocabulary
+    else:
+        scratch = min(SCRATCH_BYTES, SCRATCH_PER_LOGIT * responses * student.vocabulary)
     halved_heads = size.width * student.vocabulary
     if teacher_width == FLOAT32:
         halved_heads += head
@@ -192,9 +197,7 @@ def memory_items(
         working_weights=gathered if is_sharded else copies,
         reduction=FLOAT32 * size.trainable if gpus > 1 and not is_sharded else 0,
         activations=kept + teacher_layer * tokens,
-        logits=min(SCRATCH_BYTES, SCRATCH_PER_LOGIT * responses * student.vocabulary)
-        + (HALF * halved_heads if training.bf16 else 0)
-        + FLOAT32 * size.head,
+        logits=scratch + (HALF * halved_heads if training.bf16 else 0) + FLOAT32 * size.head,
     )
 
 

@@ -213,16 +213,16 @@ def search_traces(
 def rock_set(store: TraceStore, result: SearchResult) -> RockSet:
     """Describe what a search found, with intervals, as it is written to rocks.json."""
     record = asdict(result.criterion)
-    is_partial = has_tail(result.teacher)
+    thresholds, teacher = result.thresholds, {"teacher": result.teacher} if has_tail(result.teacher) else {}
     record["tau_nats"] = None if record["tau_nats"] is None else list(record["tau_nats"])
     return RockSet(
         tokenizer_sha256=store.tokenizer_sha256,
         criterion=record,
-        source={"manifest_sha256": store.manifest_sha256, **({"teacher": result.teacher} if is_partial else {})},
+        source={"manifest_sha256": store.manifest_sha256, **teacher},
         summary=_summary(store, result),
         tokens=_tokens(store, result),
         ranked=_ranked(store, result),
-        windows=None if is_partial else WindowRule(result.criterion.window, result.thresholds.post).to_dict(),
+        windows=None if thresholds is None else WindowRule(result.criterion.window, thresholds.post).to_dict(),
     )
 
 
@@ -356,7 +356,7 @@ def _context_fields(result: SearchResult) -> Callable[[int], dict[str, Any]]:
 
 def _summary(store: TraceStore, result: SearchResult) -> dict[str, Any]:
     """What the rocks amount to on the measuring prompts."""
-    sums, is_rock = result.sums, result.is_rock
+    sums, is_rock, thresholds = result.sums, result.is_rock, result.thresholds
     sample, seed = sums.measuring, derive_seed(result.criterion.seed, "bootstrap")
     freq, used = sample.totals("freq"), sample.totals("freq") > 0
     rows = occurrences(store.table(sums.reference), sums.prompts.measuring)
@@ -386,7 +386,7 @@ def _summary(store: TraceStore, result: SearchResult) -> dict[str, Any]:
         "paired": sums.paired,
         "kl_change_rocks": sample.kl_change(is_rock) if sums.paired else None,
         "kl_change_rest": sample.kl_change(~is_rock) if sums.paired else None,
-        "tau_pre_nats": result.thresholds.pre,
-        "tau_post_nats": result.thresholds.post,
+        "tau_pre_nats": None if thresholds is None else thresholds.pre,
+        "tau_post_nats": None if thresholds is None else thresholds.post,
         "intervals": {name: None if ends is None else list(ends) for name, ends in intervals.items()},
     }

@@ -121,7 +121,8 @@ class SearchResult:
     """With the checkpoints that were used."""
     sums: PromptSums
     """Its selection half knows which occurrences were kept, after stage "context"."""
-    thresholds: Thresholds
+    thresholds: Thresholds | None
+    """None where the kl of single tokens does not hold, for the teacher named its likeliest tokens alone."""
     persistent: Persistent | None
     context: ContextResult | None
     encoder: Encoder | None
@@ -196,8 +197,8 @@ def search(
             f"stage = 'context' compares the kl of single tokens with thresholds, and the teacher of these traces gave "
             f"{teacher}, whose kl holds for sums alone: use stage = 'bound' or 'score'"
         )
-    thresholds = find_thresholds(store, sums, criterion.tau, criterion.tau_nats)
-    if criterion.stage != "context":
+    thresholds = None if has_tail(teacher) else find_thresholds(store, sums, criterion.tau, criterion.tau_nats)
+    if thresholds is None or criterion.stage != "context":
         return replace(_take_first(criterion, sums, thresholds), teacher=teacher)
     if encoder is None:
         raise RocktokensError("stage = 'context' needs embeddings or an encoder: give one, or use stage='score'")
@@ -300,7 +301,7 @@ def score_types(sample: Sample, selector: Selector) -> np.ndarray:
 def _take_first(
     criterion: Criterion,
     sums: PromptSums,
-    thresholds: Thresholds,
+    thresholds: Thresholds | None,
     persistent: Persistent | None = None,
     context: ContextResult | None = None,
     encoder: Encoder | None = None,

@@ -28,6 +28,7 @@ from rocktokens.models.likely_head import LARGEST_ID, LikelyHead
 from rocktokens.models.load import LoadedModel, load_tokenizer
 from rocktokens.rollouts.vllm_client import LIKELY, Logprob, VllmClient
 from rocktokens.scoring.batch import RolloutBatch
+from rocktokens.scoring.checks import TAIL_REMEDY, require_finite_divergence
 from rocktokens.scoring.served import ServedTeacher, opened
 
 RESOLUTION = 2.0**-20
@@ -76,8 +77,7 @@ class ServedLikely(ServedTeacher):
             raise RocktokensError(
                 f"teacher.top_k = {section.top_k}, and models.teacher = {name!r} has {width} tokens: ask for no more"
             )
-        self.k = section.top_k
-        self._head = LikelyHead(width, section.top_k)
+        self.likely_head = self._head = LikelyHead(width, section.top_k)
         self.tails = Tails()
         """Of all response tokens asked for so far."""
 
@@ -89,8 +89,14 @@ class ServedLikely(ServedTeacher):
 
     @torch.inference_mode()
     def states_of(self, batches: Sequence[RolloutBatch]) -> list[torch.Tensor]:
-        """Ask for the rows of several batches at once, and count their tails; they are on the CPU."""
+        """Ask for the rows of several batches at once, and count their tails; they are on the CPU.
+
+        A response token that the teacher rules out is refused: its divergence is infinite, which no tail shows.
+        """
         found = super().states_of(batches)
+        for rows_TE in found:
+            is_ruled_out_T = self._head.read(rows_TE).written_N <= RULED_OUT
+            require_finite_divergence(is_ruled_out_T, torch.arange(len(rows_TE)), TAIL_REMEDY)
         self.tails = sum(map(self._tails, found), self.tails)
         return found
 
@@ -108,7 +114,7 @@ class ServedLikely(ServedTeacher):
     # Asking
 
     def _ask(self, ids: list[int]) -> torch.Tensor:
-        body = {"model": self.name, "prompt": ids, "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": self.k}
+        body = {"model": self.name, "prompt": ids, "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": self._head.k}
         said = self.client.judge(body)
         if len(said) != len(ids):
             raise RocktokensError(

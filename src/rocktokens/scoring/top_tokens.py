@@ -18,6 +18,7 @@ from rocktokens.models.likely_head import LikelyHead, OutputHead
 from rocktokens.scoring.formulas import likeliest
 from rocktokens.scoring.tail import WHAT, require_named
 from rocktokens.scoring.teacher_pass import StatesRoom
+from rocktokens.types import NO_TOKEN
 
 Top = tuple[torch.Tensor, torch.Tensor]
 """Ids, int32 (K, T), and log-probabilities, float32 (K, T)."""
@@ -104,10 +105,12 @@ def top_tokens(h_TD: torch.Tensor, head: LMHead, k: int, temperature: float, tok
 
 
 def named_tokens(rows_TE: torch.Tensor, head: LikelyHead, k: int) -> Top:
-    """The ``k`` likeliest tokens of a teacher that names some."""
+    """The ``k`` likeliest tokens of a teacher that names some; ``NO_TOKEN`` where both models have fewer of these."""
     k = min(k, head.width)
     require_named(k, head.k)
-    ids_TK, logp_TK = rows_TE[:, :k], rows_TE[:, head.k : head.k + k]
+    likely = head.read(rows_TE)
+    ids_TK, logp_TK = likely.ids_NK[:, :k], likely.logp_NK[:, :k]
+    ids_TK = ids_TK.masked_fill(ids_TK == head.width, NO_TOKEN)
     return ids_TK.T.to(torch.int32).contiguous(), logp_TK.T.to(torch.float32).contiguous()
 
 

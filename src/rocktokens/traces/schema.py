@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from rocktokens.classes import TokenClasses
 from rocktokens.errors import RocktokensError, RunDirError
-from rocktokens.types import CHOICE, STANDARD_COLUMNS, Rollout, TokenScores
+from rocktokens.types import CHOICE, NO_TOKEN, STANDARD_COLUMNS, Rollout, TokenScores
 
 SCHEMA_VERSION = 1
 VERSION_KEY = b"rocktokens_schema_version"
@@ -67,7 +67,8 @@ def trace_table(
         rollouts: the rollouts whose response tokens were scored.
         scores: numpy arrays (T,), the rollouts' positions concatenated in the same order.
         weights: float (T,), the weight of each position in the loss; 1 everywhere when None.
-        tops: by optional column, ids (T, K) and log-probabilities (T, K) of the likeliest tokens, likeliest first.
+        tops: by optional column, ids (T, K) and log-probabilities (T, K) of the likeliest tokens, likeliest first;
+            where an id is ``NO_TOKEN``, there is none.
         classes: what ``scores.kl_choice`` is of; that column is left out when None.
         served: how the teacher's values came from a server; "" where the teacher was in memory.
     """
@@ -187,8 +188,9 @@ def _top_array(name: str, ids_TK: np.ndarray, logp_TK: np.ndarray, count: int) -
             f"{name} has ids of shape {ids_TK.shape} and log-probabilities of shape {logp_TK.shape} but the rollouts "
             f"have {count} response tokens: give one row of each per response token"
         )
-    offsets = np.arange(count + 1, dtype=np.int32) * ids_TK.shape[1]
-    columns = [pa.array(values_TK.ravel()) for values_TK in (ids_TK, logp_TK)]
+    is_known_TK = ids_TK != NO_TOKEN
+    offsets = np.concatenate([[0], np.cumsum(is_known_TK.sum(axis=1))]).astype(np.int32)
+    columns = [pa.array(values_TK[is_known_TK]) for values_TK in (ids_TK, logp_TK)]
     return pa.ListArray.from_arrays(offsets, pa.StructArray.from_arrays(columns, fields=list(_TOP.value_type)))
 
 

@@ -1,4 +1,5 @@
-// One rollout at two checkpoints, of one run or of two, on one scale.
+// One rollout at two checkpoints, of one run or of two, on one scale. Where their teachers gave different kinds of kl, and
+// that is what is looked at, each side has a scale of its own and no difference is shown.
 //
 // Tokens at the same position are paired where both sides are the same text; rollouts of one number in two runs may
 // have nothing else in common, and then a token is chosen on one side.
@@ -30,8 +31,10 @@
     steps,
   } = Explorer;
 
+  const OF_KL = ["kl", "grad_norm"]; // measures
   let compared = [];
   let isPaired = true;
+  let isOneKind = true;
 
   // Both sides: by default the first and the reference checkpoint of one run, or the references of two.
   async function sides() {
@@ -67,12 +70,12 @@
     if ($("compare-rollout") !== document.activeElement) $("compare-rollout").value = state.rollout;
     if (changed("compare", chosen, state.rollout, state.measure)) {
       const strips = await Promise.all(SIDES.map((side) => stripOf(side, chosen)));
-      const scale = RockStrip.scaleOf(strips, state.measure);
-      legendInto($("view-compare"), scale);
-      noteDifference(strips);
       const numbers = SIDES.map((side) => chosen[`run_${side}`]);
       const runs = await Promise.all(numbers.map(overview));
-      compared = SIDES.map((side, at) => drawSide(side, nameOf(numbers[at]), runs[at], strips[at], scale));
+      noteDifference(strips, runs);
+      const scales = strips.map((own) => RockStrip.scaleOf(isOneKind ? strips : [own], state.measure));
+      legendInto($("view-compare"), ...(isOneKind ? scales.slice(1) : scales));
+      compared = SIDES.map((side, at) => drawSide(side, nameOf(numbers[at]), runs[at], strips[at], scales[at]));
     }
     drawTable(chosen);
     compared.forEach((own, index) => own.select(positionOn(SIDES[index])));
@@ -86,8 +89,8 @@
 
   // Both values of every token that is paired, and by how much they differ.
   function drawTable(chosen) {
-    $("compare-table").hidden = !isPaired;
-    if (!isPaired) return;
+    $("compare-table").hidden = !isPaired || !isOneKind;
+    if ($("compare-table").hidden) return;
     showTable($("compare-table"), [chosen, state.rollout, state.measure], () => {
       const { label } = RockStrip.MEASURES[state.measure];
       const [a, b] = compared.map((own) => own.tokens);
@@ -117,11 +120,16 @@
     ];
   }
 
-  function noteDifference([a, b]) {
+  function noteDifference([a, b], runs) {
     const differing = isOtherPrompt(a, b) ? "prompts" : isOtherAnswer(a, b) ? "answers" : null;
     isPaired = differing === null;
-    $("compare-note").hidden = isPaired;
-    $("compare-note").textContent = isPaired ? "" : `The ${differing} differ, so tokens are not paired.`;
+    isOneKind = runs[0].teacher === runs[1].teacher || !OF_KL.includes(state.measure);
+    const sentences = [
+      isPaired ? "" : `The ${differing} differ, so tokens are not paired.`,
+      isOneKind ? "" : "The teachers gave different kinds of kl, so each side has a scale of its own.",
+    ].filter(Boolean);
+    $("compare-note").hidden = !sentences.length;
+    $("compare-note").textContent = sentences.join(" ");
     SIDES.forEach((side, index) => {
       const text = differing === "prompts" ? [a, b][index].prompt_text : "";
       $(`prompt-${side}`).textContent = text;
@@ -144,7 +152,7 @@
 
   function drawSide(side, name, own, strip, scale) {
     const checkpoint = checkpointLabel(own, strip.checkpoint);
-    $(`name-${side}`).textContent = `${name}, ${checkpoint}`;
+    $(`name-${side}`).textContent = `${name}, ${checkpoint}${own.teacher}`;
     return RockStrip.draw($(`strip-${side}`), strip, {
       measure: state.measure,
       scale,

@@ -274,6 +274,8 @@ const Explorer = (() => {
     );
     $("checkpoint").closest("label").hidden = isHome || !run();
     $("run").closest("label").hidden = isHome;
+    $("teacher").hidden = isHome || !run()?.teacher;
+    $("teacher").textContent = run()?.teacher.trim() ?? "";
     if (run()) options($("checkpoint"), steps(run()), String(checkpointOf(run(), state.checkpoint) ?? ""));
     for (const select of document.querySelectorAll(".measure")) {
       options(
@@ -317,8 +319,9 @@ const Explorer = (() => {
     select.value = chosen;
   }
 
-  function legendInto(view, scale) {
-    view.querySelector(".legend-place").replaceChildren(RockStrip.legend(state.measure, scale));
+  function legendInto(view, ...scales) {
+    const legends = scales.map((scale) => RockStrip.legend(state.measure, scale));
+    view.querySelector(".legend-place").replaceChildren(...legends);
   }
 
   function grade(correct) {

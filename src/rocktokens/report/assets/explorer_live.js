@@ -1,5 +1,6 @@
 // A run in training: its curves, with those of other runs over them, and what the online policy leaves out now; polled
-// while it is shown. Curves of one name share a chart; runs differ in colour and dash.
+// while it is shown. Curves of one name share a chart; runs differ in colour and dash. What is of different kinds of kl
+// is drawn apart.
 
 "use strict";
 
@@ -72,6 +73,9 @@
   // Curves
 
   function drawCurves(indices, shown) {
+    const ofKl = shown.flatMap((own) => own.curves.filter((curve) => curve.name === "kl"));
+    const teachers = new Set(ofKl.map((curve) => curve.teacher));
+    $("overlay-note").hidden = teachers.size < 2;
     const spec = specOf(indices, shown);
     if (!spec.panels.length) {
       plot = null;
@@ -98,17 +102,20 @@
       symbol: "circle",
       dash: DASHES[Math.floor(place / HUES.length)],
     }));
-    const units = new Map(shown.flatMap((own) => own.curves.map((curve) => [curve.name, curve.unit])));
-    return { groups, panels: [...units].map(([name, unit]) => panelOf(name, unit, shown)) };
+    const kinds = new Map(shown.flatMap((own) => own.curves.map((curve) => [titleOf(curve), curve.unit])));
+    return { groups, panels: [...kinds].map(([kind, unit]) => panelOf(kind, unit, shown)) };
   }
 
-  function panelOf(name, unit, shown) {
+  // Curves of one name share a chart where they are of the same kind of kl, which the teacher's label says.
+  const titleOf = ({ name, teacher }) => name.replace(/_/g, " ") + teacher;
+
+  function panelOf(kind, unit, shown) {
     const layers = shown.flatMap((own, group) =>
-      own.curves.filter((curve) => curve.name === name).map((curve) => layerOf(curve, group)),
+      own.curves.filter((curve) => titleOf(curve) === kind).map((curve) => layerOf(curve, group)),
     );
     const last = layers.length === 1 ? layers[0].facts.value.at(-1) : "";
     const axis = (title) => ({ title, scale: "linear", domain: null, percent: false, names: [] });
-    const title = [name.replace(/_/g, " "), last].filter(Boolean).join(": ");
+    const title = [kind, last].filter(Boolean).join(": ");
     return { title, x: axis("step"), y: axis(unit), layers };
   }
 

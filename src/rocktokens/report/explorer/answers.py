@@ -26,7 +26,7 @@ from rocktokens.report.views.run_row import RunRow, run_list_table
 from rocktokens.report.views.run_view import MAX_TOKEN_TEXT, RunView, to_json
 from rocktokens.report.views.strips import rollout_strip
 from rocktokens.report.views.type_card import history, type_card
-from rocktokens.types import Category
+from rocktokens.types import Category, of_teacher
 
 Index = Annotated[int, Field(ge=0, lt=2**31)]
 RolloutId = Annotated[int, Field(ge=0, lt=2**63)]
@@ -163,6 +163,7 @@ def _overview(run: RunView) -> dict[str, Any]:
     rocks = run.rocks.tokens if run.rocks else ()
     return {
         "name": run.name,
+        "teacher": of_teacher(run.teacher_label),
         "checkpoints": run.checkpoints,
         "checkpoint_names": run.checkpoint_names,
         "reference": run.reference,

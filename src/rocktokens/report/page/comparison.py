@@ -2,6 +2,7 @@
 
 1. Rocks are compared by token id, so only where both runs have the same tokenizer; the page says so where they do not.
 2. The loss curves of both runs lie over each other; every other figure stands beside its counterpart.
+3. Where their teachers gave different kinds of kl, curves, R and labels are not compared, and the page says why.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,6 +25,8 @@ from rocktokens.types import RockToken
 
 OVERLAID = "loss"
 """The figure, and section, whose curves lie over each other."""
+OF_KL = ("R", "label")
+"""Columns that rest on the kl."""
 NAMED = 4
 """Tokens that a sentence names."""
 Pairs = dict[int, tuple[RockToken | None, RockToken | None]]
@@ -72,8 +75,9 @@ def pair_of(runs: Sequence[RunView], parts: Sequence[Part]) -> Pair:
     """Put two runs side by side."""
     names = [part.name if parts[0].name != parts[1].name else f"{part.name} {part.id[-1]}" for part in parts]
     pairs = aligned(runs) if parts[0].vocabulary == parts[1].vocabulary else None
+    apart = different_kinds([run.teacher_label for run in runs], names)
     tiles = zip(parts[0].tiles, parts[1].tiles, strict=True)
-    told = zip(tiles, differences(pairs, names), strict=True)
+    told = zip(tiles, differences(pairs, names, apart), strict=True)
     by_key = [{section.key: section for section in part.sections} for part in parts]
     titles = {key: section.title for own in reversed(by_key) for key, section in own.items()}
     order = list(dict.fromkeys(key for own in by_key for key in own))
@@ -84,8 +88,8 @@ def pair_of(runs: Sequence[RunView], parts: Sequence[Part]) -> Pair:
                 key,
                 titles[key],
                 tuple((part, own.get(key)) for part, own in zip(parts, by_key, strict=True)),
-                aligned_table(pairs, names) if key == "rocks" and pairs else None,
-                _over_each_other(parts, names) if key == OVERLAID else None,
+                aligned_table(pairs, names, has_same_kl=not apart) if key == "rocks" and pairs else None,
+                _over_each_other(parts, names) if key == OVERLAID and not apart else None,
             )
             for key in order
         ],
@@ -101,10 +105,21 @@ def aligned(runs: Sequence[RunView]) -> Pairs | None:
     return {token_id: (own.get(token_id), other.get(token_id)) for token_id in dict.fromkeys((*own, *other))}
 
 
-def differences(pairs: Pairs | None, names: Sequence[str]) -> list[str]:
-    """Say for each question what single rocks differ in; empty where nothing can be said of single rocks."""
+def different_kinds(labels: Sequence[str], names: Sequence[str]) -> str:
+    """Say why nothing that rests on the kl is compared, by the labels of the teachers; empty where it is."""
+    if labels[0] == labels[1]:
+        return ""
+    given = "; ".join(f"{name}: {label or 'the whole one'}" for label, name in zip(labels, names, strict=True))
+    return f"Loss curves, R and labels are not compared: the teachers gave different kinds of kl ({given})."
+
+
+def differences(pairs: Pairs | None, names: Sequence[str], apart: str) -> list[str]:
+    """Say for each question what single rocks differ in; empty where nothing can be said of single rocks.
+
+    ``apart`` says why their labels are not compared; empty where they are.
+    """
     if pairs is None:
-        return ["Rocks cannot be aligned: the runs have different tokenizers, or one has no rocks.", "", "", "", ""]
+        return ["Rocks cannot be aligned: the runs have different tokenizers, or one has no rocks.", "", apart, "", ""]
     both = [(first, second) for first, second in pairs.values() if first and second]
     only = [sum(other is None for _, other in pairs.values()), sum(own is None for own, _ in pairs.values())]
     ids = [np.array([rock.id for each in pairs.values() if (rock := each[place])]) for place in (0, 1)]
@@ -112,7 +127,8 @@ def differences(pairs: Pairs | None, names: Sequence[str]) -> list[str]:
         f"{counted(len(both), 'rock')} in both, {only[0]} only in {names[0]}, {only[1]} only in {names[1]} "
         f"(Jaccard {decimal(jaccard(*ids), 2)})."
     )
-    return [shared, "", _other(both, "label", label_text), _other(both, "verdict", lambda rock: rock.verdict), ""]
+    labels = apart or _other(both, "label", label_text)
+    return [shared, "", labels, _other(both, "verdict", lambda rock: rock.verdict), ""]
 
 
 def _other(both: Sequence[tuple[RockToken, RockToken]], what: str, of: Callable[[RockToken], str]) -> str:
@@ -132,8 +148,11 @@ def _states(first: Tile, second: Tile, names: Sequence[str]) -> str:
     return f"{names[0]}: {first.state}; {names[1]}: {second.state}."
 
 
-def aligned_table(pairs: Pairs, names: Sequence[str]) -> Table:
-    """Make the table of the rocks of both runs, a row per token; a dash where it is no rock."""
+def aligned_table(pairs: Pairs, names: Sequence[str], *, has_same_kl: bool) -> Table:
+    """Make the table of the rocks of both runs, a row per token; a dash where it is no rock.
+
+    R and labels are left out where the kl of the runs is of different kinds.
+    """
     rows = list(pairs.items())
 
     def shown(place: int, show: Callable[[RockToken], Any], missing: Any) -> Callable[[tuple[int, Any]], Any]:
@@ -149,18 +168,20 @@ def aligned_table(pairs: Pairs, names: Sequence[str]) -> Table:
                 ("label", lambda rock: text(label_text(rock)), text("—")),
                 ("if banned", lambda rock: verdict(rock.verdict), text("—")),
             )
+            if has_same_kl or title not in OF_KL
             for place, name in enumerate(names)
         ),
-        Column("differs in", lambda row: text(_differs_in(*row[1]))),
+        Column("differs in", lambda row: text(_differs_in(*row[1], has_same_kl=has_same_kl))),
     ]
     title = "The rocks of both runs, a row per token; a dash where it is no rock of that run."
     return Table.of("aligned", columns, rows, title)
 
 
-def _differs_in(first: RockToken | None, second: RockToken | None) -> str:
+def _differs_in(first: RockToken | None, second: RockToken | None, *, has_same_kl: bool) -> str:
     if first is None or second is None:
         return "being a rock"
-    said = {"label": label_text(first) != label_text(second), "verdict": first.verdict != second.verdict}
+    has_other_label = has_same_kl and label_text(first) != label_text(second)
+    said = {"label": has_other_label, "verdict": first.verdict != second.verdict}
     return ", ".join(what for what, differs in said.items() if differs)
 
 

@@ -6,10 +6,15 @@ from typing import Any
 
 import numpy as np
 
+from rocktokens.config import TeacherSection
+from rocktokens.parsing import parse_toml
 from rocktokens.policies.online_rocks import freezes
 from rocktokens.report.views.run_row import max_steps
 from rocktokens.report.views.run_view import RunView
+from rocktokens.types import of_teacher
 
+OF_KL = frozenset({"kl", "loss", "grad_norm"})
+"""Numbers of the log that are of another kind where the teacher names its likeliest tokens alone."""
 MAX_POINTS = 500
 """Of a curve: more than a screen can tell apart."""
 UNITS = (
@@ -29,6 +34,8 @@ class LogCurve:
     name: str
     unit: str
     """Empty where it has none."""
+    teacher: str
+    """Of ``OF_KL``, which kind of teacher it is of, as ``of_teacher`` says it; else empty."""
     steps: tuple[int, ...]
     values: tuple[float | None, ...]
 
@@ -64,17 +71,35 @@ def live(run: RunView) -> LiveView:
     numbers = [{name: value for name, value in log[place].items() if _is_number(value)} for place in kept]
     steps = tuple(line["step"] for line in numbers)
     names = dict.fromkeys(name for line in numbers for name in line if name not in ("step", "epoch"))
+    teacher = of_teacher(_trained_with(run.config_text))
     frozen = [own for own in freezes(log) if own.until is None]
     return LiveView(
         run=run.name,
         step=log[-1]["step"] if log else None,
         max_steps=max_steps(run.manifest, run.config_text),
-        curves=tuple(LogCurve(name, _unit(name), steps, tuple(line.get(name) for line in numbers)) for name in names),
+        curves=tuple(
+            LogCurve(
+                name,
+                _unit(name),
+                teacher if name in OF_KL else "",
+                steps,
+                tuple(line.get(name) for line in numbers),
+            )
+            for name in names
+        ),
         rocks=tuple(
             LiveRock(own.token_id, run.text_of(own.token_id), own.frozen)
             for own in sorted(frozen, key=lambda own: (own.frozen, own.token_id))
         ),
     )
+
+
+def _trained_with(config_text: str) -> str:
+    """Read the label of the teacher that a run trains with; empty where the config does not say."""
+    try:
+        return TeacherSection(**parse_toml(config_text).get("teacher", {})).label
+    except (ValueError, TypeError):
+        return ""
 
 
 def _unit(name: str) -> str:
