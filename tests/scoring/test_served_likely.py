@@ -388,6 +388,7 @@ def test_no_weights_of_the_teacher_are_needed(url: str, teacher: LoadedModel, tm
         ),
         (["teacher.dtype=bfloat16"], 'dtype = "bfloat16" is of states'),
         (["teacher.values=states", "teacher.top_k=9"], 'top_k = 9 is of values = "top_k"'),
+        (["teacher.engine=local"], 'values = "top_k" is what a server gives, and engine is "local"'),
         (["teacher.top_k=0"], r"teacher\.top_k = 0 is not valid"),
     ],
 )

@@ -92,6 +92,11 @@ class TeacherSection(Section):
 
     @model_validator(mode="after")
     def _keys_of_its_values(self) -> Self:
+        if self.values == "top_k" and self.engine != "vllm":
+            raise ValueError(
+                'values = "top_k" is what a server gives, and engine is "local", whose teacher gives all: set '
+                'engine = "vllm", or drop values'
+            )
         if self.values == "states" and self.top_k != TOP_K:
             raise ValueError(f'top_k = {self.top_k} is of values = "top_k", and values is "states": set or drop both')
         if self.values == "top_k" and self.dtype != "float32":
@@ -101,7 +106,7 @@ class TeacherSection(Section):
     @property
     def is_top_k(self) -> bool:
         """Whether of the teacher's distributions only the likeliest tokens are known."""
-        return self.engine == "vllm" and self.values == "top_k"
+        return self.values == "top_k"
 
     @property
     def label(self) -> str:
