@@ -4,7 +4,8 @@
 docs/results/pebbles-paper.csv and docs/images/pebbles-paper.png. It prints the mean accuracy of every arm at each step,
 and its difference to the baseline, paired by seed, with a 95 % interval by Student's t over seeds, each by itself. If
 the scout tested classes of tokens, it prints every ban: change in points with its interval, p, and p corrected. If the
-study has rocks, NAME-rocks.csv lists them.
+study has rocks, NAME-rocks.csv lists them; and if an arm froze types while it trained, each is printed with the number
+of runs that did so, whether it is one of these rocks, and the first step in each run.
 """
 
 import argparse
@@ -16,6 +17,8 @@ from scipy import stats
 
 from rocktokens.display.text import for_csv, visible
 from rocktokens.knockout.class_records import ClassSweep
+from rocktokens.parsing import parse_json
+from rocktokens.policies.online_rocks import freezes
 from rocktokens.report.charts.save import save_chart
 from rocktokens.report.charts.study_charts import study_charts
 from rocktokens.studies.records import StudyResult
@@ -36,7 +39,9 @@ def main() -> None:
     save_chart(chart, RESULTS.parent / "images" / f"{arguments.name}.png")
     print_steps(result)
     if (rocks := arguments.study / "rocks.json").exists():
-        write_rocks(RockSet.load(rocks), RESULTS / f"{arguments.name}-rocks.csv")
+        found = RockSet.load(rocks)
+        write_rocks(found, RESULTS / f"{arguments.name}-rocks.csv")
+        print_freezes(arguments.study, found)
     tests = arguments.study / "scout" / "knockout-classes.json"
     if tests.exists():
         print_bans(ClassSweep.load(tests))
@@ -82,6 +87,19 @@ def print_bans(tests: ClassSweep) -> None:
         low, high = own.interval or (np.nan, np.nan)
         change = f"{100 * (own.delta or 0):+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]"
         print(f"{own.ban.name!r}: {change}, p {own.p:.2g}, corrected {own.q:.2g}, {own.verdict}")
+
+
+def print_freezes(study: Path, rocks: RockSet) -> None:
+    """Print what the runs of each arm froze while they trained."""
+    texts = {own.id: f"{visible(own.text)!r}, a rock" for own in rocks.tokens}
+    for arm in sorted((study / "arms").iterdir()):
+        first: dict[int, list[int]] = {}
+        for run in sorted(arm.iterdir()):
+            log = map(parse_json, (run / "logs.jsonl").read_bytes().splitlines())
+            for token_id, step in {own.token_id: own.frozen for own in reversed(freezes(log))}.items():
+                first.setdefault(token_id, []).append(step)
+        for token_id, steps in sorted(first.items(), key=lambda own: -len(own[1])):
+            print(f"{arm.name}: {texts.get(token_id, token_id)}, frozen by {len(steps)} runs, first at steps {steps}")
 
 
 def points_by_seed(result: StudyResult, name: str) -> np.ndarray:

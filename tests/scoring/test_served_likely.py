@@ -402,11 +402,11 @@ def test_the_rest_is_allowed():
     for overrides in (
         ["policy.name=tip"],
         ["policy.name=selectkd"],
-        ["teacher.engine=local", "scoring.divergence=jsd"],
+        ["teacher.engine=local", "teacher.values=states", "scoring.divergence=jsd"],
     ):
         config_of("http://127.0.0.1:9", *overrides)
     assert config_of("http://127.0.0.1:9", "teacher.top_k=50").teacher.label == "top-50 + tail"
-    assert config_of("http://127.0.0.1:9", "teacher.engine=local").teacher.label == ""
+    assert config_of("http://127.0.0.1:9", "teacher.engine=local", "teacher.values=states").teacher.label == ""
 
 
 def test_an_untold_column_is_none_of_the_scores(url: str, student: LoadedModel, rollouts: list[Rollout]):
