@@ -132,7 +132,7 @@ def test_statements_on_single_tokens_are_refused(
     labelled: Path, finished: FinishedRun, url: str, monkeypatch: pytest.MonkeyPatch
 ):
     refuse("gradients", labelled, naming=(LABEL, 'teacher.values = "states"'))
-    refuse("gradients", labelled, *changed("teacher.engine=local"), naming=(LABEL,))
+    refuse("gradients", labelled, *changed("teacher.engine=local", "teacher.values=states"), naming=(LABEL,))
     refuse("find", labelled, *changed("find.stage=context"), naming=("find.stage", "single tokens"))
     with pytest.raises(RocktokensError, match=f"the teacher of these traces gave {re.escape(LABEL)}"):
         find_rocks(TraceStore(labelled), stage="context")

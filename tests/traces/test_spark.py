@@ -283,7 +283,7 @@ def test_the_session_there_is_stays_as_it_was(run):
 
 
 ALONE = """
-import sys
+import signal, sys
 from rocktokens.errors import RocktokensError
 from rocktokens.traces.store import TraceStore
 try:
@@ -295,6 +295,7 @@ print(store.table(0).count().to_pyarrow())
 from pyspark.sql import SparkSession
 context = SparkSession.active().sparkContext
 print(context.master, context.getConf().get("spark.driver.memory"), context.getConf().get("spark.driver.host"))
+print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)
 """
 
 
@@ -321,6 +322,7 @@ def test_a_local_spark_is_silent_bounded_and_leaves_nothing_behind(run, tmp_path
         "memory = 100.0MiB is too little for engine = 'spark': give at least 512MiB",
         str(TraceStore(run).rows(0)),
         "local[1] 512m 127.0.0.1",
+        "True",
     ]
     assert complained == ""
     assert sorted(path.name for path in tmp_path.iterdir()) == ["alone.py", "tmp"]
@@ -328,6 +330,24 @@ def test_a_local_spark_is_silent_bounded_and_leaves_nothing_behind(run, tmp_path
     while any(temporary.iterdir()) and time.monotonic() < deadline:  # Java tidies up after Python has left
         time.sleep(0.1)
     assert not list(temporary.iterdir())
+
+
+@needs_spark
+def test_an_interrupted_question_does_not_go_on_in_spark(run, monkeypatch):
+    from pyspark import SparkContext
+
+    from rocktokens.traces.spark import _ArrowSpark
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    cancelled = []
+    rows = TraceStore(run, engine="spark", threads=1).table(0)
+    monkeypatch.setattr(_ArrowSpark, "raw_sql", interrupt)
+    monkeypatch.setattr(SparkContext, "cancelAllJobs", lambda *_: cancelled.append(1))
+    with pytest.raises(KeyboardInterrupt):
+        rows.count().to_pyarrow()
+    assert cancelled == [1]
 
 
 @needs_spark

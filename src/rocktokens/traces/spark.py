@@ -2,15 +2,19 @@
 
 1. A session of the caller, the one of ``spark-submit``, or a Spark Connect server lends its cluster; ours beside it
    leaves its settings and views alone. The run's folder must be mounted at the same path on every machine of the
-   cluster. Without such a session a local one is started, silent, closed to other machines, and kept for the process.
+   cluster. Without such a session a local one is started, silent, closed to other machines, and kept for the process,
+   in which Ctrl-C does what it did before.
 2. Tables travel as Arrow both ways. Ibis takes them through pandas, where an int64 beside a null becomes a float.
 3. Arithmetic that overflows is an error (ANSI mode), as it is in DuckDB.
 """
 
 import os
+import signal
 import socket
 import tempfile
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -117,7 +121,12 @@ class _ArrowSpark(Backend):
     def to_pyarrow(self, expr: Any, /, *, params: Any = None, limit: Any = None, **options: Any) -> Any:
         self._run_pre_execute_hooks(expr)
         table = expr.as_table()
-        found = self.raw_sql(self.compile(table, params=params, limit=limit, **options)).toArrow()
+        try:
+            found = self.raw_sql(self.compile(table, params=params, limit=limit, **options)).toArrow()
+        except KeyboardInterrupt:
+            if not self.is_remote:
+                self._session.sparkContext.cancelAllJobs()
+            raise
         return expr.__pyarrow_result__(found.cast(table.schema().to_pyarrow()))
 
     def _register_in_memory_table(self, op: ops.InMemoryTable) -> None:
@@ -163,4 +172,16 @@ def _local_session(threads: int, memory: ByteSize) -> SparkSession:
                 f"engine = 'spark' did not start ({reason}): "
                 "it needs Java 17 or newer, on the PATH or where JAVA_HOME points"
             ) from None
-    return SparkSession(SparkContext(conf=conf, gateway=gateway))
+    with _own_interrupts():
+        return SparkSession(SparkContext(conf=conf, gateway=gateway))
+
+
+@contextmanager
+def _own_interrupts() -> Iterator[None]:
+    """Keep what Ctrl-C does: a context that starts takes it over for the rest of the process."""
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread() and before is not None:
+            signal.signal(signal.SIGINT, before)
