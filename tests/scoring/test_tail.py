@@ -201,7 +201,7 @@ def test_small_student_tails_keep_their_digits(gap: float):
 
 def test_a_tail_that_the_student_rules_out_has_no_gradient():
     """Its head gives minus infinity to all that the teacher does not name."""
-    h_s, w_s, rows, head, ids, _, z_t = tailed(5)
+    h_s, w_s, rows, head, _, _, z_t = tailed(5)
     rows, named = rows[:1], rows[0, :5].long()
     bias = torch.full((V,), -torch.inf, dtype=torch.float64).index_fill(0, named, 0.0)
     h = h_s[:1].clone().requires_grad_()
