@@ -136,7 +136,7 @@ def test_statements_on_single_tokens_are_refused(
     refuse("find", labelled, *changed("find.stage=context"), naming=("find.stage", "single tokens"))
     with pytest.raises(RocktokensError, match=f"the teacher of these traces gave {re.escape(LABEL)}"):
         find_rocks(TraceStore(labelled), stage="context")
-    with pytest.raises(RocktokensError, match="window"):
+    with pytest.raises(RocktokensError, match=f"the teacher of these gave {re.escape(LABEL)}, .*: leave it out"):
         make_policy("rocks", rocks=RockSet.load(labelled / "rocks.json"), window=True)
     refuse("trace", finished.config, *named(url, "trace.classes=classes.json"), naming=("trace.classes",))
     with monkeypatch.context() as patch:
@@ -169,7 +169,7 @@ def test_stop_mass_is_that_of_the_whole(finished: FinishedRun, url: str):
         for over in (changed(), named(url))
     )
     masses = [own["stop mass"]["measured"]["stop_mass"] for own in (whole, known)]
-    assert masses[0] == pytest.approx(masses[1], rel=1e-3) or masses == [None, None]
+    assert masses[0] == pytest.approx(masses[1], rel=1e-3) and masses[0] > 0
 
 
 def test_a_whole_run_leaves_out_what_cannot_be_had(finished: FinishedRun, url: str, tmp_path: Path):

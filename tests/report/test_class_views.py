@@ -10,6 +10,7 @@ from explorer_run import CHECKPOINTS, CLASS_IDS, ROCK_IDS, make_run
 from report_run import make_find
 
 from hostile_texts import HOSTILE
+from replay_records import make_replay
 from rocktokens.classes import TokenClass, TokenClasses
 from rocktokens.display.text import visible
 from rocktokens.errors import RocktokensError, RunDirError
@@ -104,6 +105,17 @@ def test_the_section_starts_with_its_conclusion(run: RunView, tmp_path: Path):
     assert type_card(view, 5).mean_choice is None
     assert class_views(view)[0].texts == ("###", "So")  # of the run's vocabulary, where the file has none
     assert choice(view, class_views(view)[:1]).startswith("The only class is untested. ")
+
+
+def test_shares_of_the_kl_say_what_the_teacher_gave(run: RunView, tmp_path: Path):
+    for served, count in (("states float32", 0), ("top-20 + tail", 1)):
+        path = with_classes(run, tmp_path / served, TokenClasses(CLASS_IDS))
+        with RunDir(path).lock():
+            RunDir(path).update_manifest(replay=make_replay(served=served).to_manifest())
+        view = RunView.open(path)
+        answers = five_answers(view)
+        [shown] = [own for own in sections(view, answers, five_tiles(view, answers)) if own.key == "choice"]
+        assert shown.tables[0].caption.count("Teacher: top-20 + tail.") == count
 
 
 def test_where_bans_refuted_every_class_no_choice_is_shown(run: RunView, tmp_path: Path):

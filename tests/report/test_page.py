@@ -260,6 +260,8 @@ def test_kl_of_different_kinds_is_not_compared(tmp_path: Path, path: Path):
         assert any(f"Loss curves, R and labels are not compared: {why}." in own for own in said) != is_alike
         assert any("has the same label" in own for own in said) == is_alike
         assert any("has the same verdict" in own for own in said)
+        [caption] = page.text_in("p", id="table-aligned-caption")
+        assert caption.endswith("Teacher: top-20 + tail.") == is_alike
 
 
 def test_ids_of_different_vocabularies_are_not_aligned(several: list[RunView]):

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from report_run import make_rocks
 
+from replay_records import make_replay
 from rocktokens.display.rocks import rock_table
 from rocktokens.report.tables import runs_table
 from rocktokens.report.views.run_view import RunView
@@ -48,6 +49,20 @@ def test_a_run_without_rocks_stands_beside_others(tmp_path: Path):
     some, none = table.records
     assert (some["rocks"], some["stuck"], some["pillar"]) == (2, 1, 1)
     assert (none["rocks"], none["stuck"], none["pillar"], none["jaccard"]) == (0, 0, 0, 0.0)
+
+
+def test_runs_of_one_name_keep_their_own_labels(tmp_path: Path):
+    views = []
+    for served in ("top-20 + tail", ""):
+        run = RunDir(tmp_path / str(len(views)) / "run")
+        with run.lock():
+            run.update_manifest(replay=make_replay(served=served).to_manifest())
+        views.append(RunView.open(run.path))
+    assert runs_table(views).notes == runs_table(views[::-1]).notes
+    assert runs_table(views).notes == (
+        "run: teacher top-20 + tail.",
+        "The kl of runs with different labels cannot be compared.",
+    )
 
 
 def test_a_rock_is_never_learned_only_where_both_halves_say_stuck():

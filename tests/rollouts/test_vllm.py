@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from safetensors import SafetensorError
 from tiny_sampling import EOS_IDS, PAD, VOCAB, make_llama, make_requests, same_completion
 
 from fake_vllm import FakeVllm, MoveDirectionality, Params, Update, dying_at, plug_in, serving
 from rocktokens.errors import RocktokensError
 from rocktokens.models.plain_weights import plain_weights
+from rocktokens.rollouts import vllm
 from rocktokens.rollouts.noise import stream_key
 from rocktokens.rollouts.noisy_choice import XARG, NoisyChoice
 from rocktokens.rollouts.sampler import Branch, Completion, SampleRequest, TransformersSampler
@@ -272,6 +274,18 @@ def test_weights_that_stay_are_refused(url: str, fake: FakeVllm, student: Any, t
     fake.keeps = frozenset({kept})
     said = refused(served(url, student, tmp_path))
     assert "its log-probabilities differ by" in said and "untied copy" in said
+
+
+def test_processes_that_wait_for_weights_are_told_that_these_cannot_be_written(
+    url: str, student: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Safetensors says it by an error of its own."""
+    told = list[Any]()
+    monkeypatch.setattr(vllm, "_of_all", lambda own: told.append(own) or [own])
+    monkeypatch.setattr(vllm, "write_atomically", lambda path, write: write(tmp_path / "gone" / path.name))
+    with pytest.raises(SafetensorError, match="os error 2"):
+        served(url, student, tmp_path / "sync").sample(REQUESTS, temperature=0.0, **HOW)
+    assert isinstance(told[-1], SafetensorError)
 
 
 def test_another_vocabulary_is_refused(student: Any, tmp_path: Path):

@@ -199,6 +199,23 @@ def test_small_student_tails_keep_their_digits(gap: float):
     )
 
 
+def test_a_tail_that_the_student_rules_out_has_no_gradient():
+    """Its head gives minus infinity to all that the teacher does not name."""
+    h_s, w_s, rows, head, _, _, z_t = tailed(5)
+    rows, named = rows[:1], rows[0, :5].long()
+    bias = torch.full((V,), -torch.inf, dtype=torch.float64).index_fill(0, named, 0.0)
+    h = h_s[:1].clone().requires_grad_()
+    loss, scores = weighted_kl(h, LMHead(w_s, bias), rows, head, named[:1], torch.ones(1), 1.0)
+    loss.backward()
+    other = h_s[:1].clone().requires_grad_()
+    log_p = (other @ w_s[named].T).log_softmax(-1)
+    expected = (log_p.exp() * (log_p - z_t.log_softmax(-1)[:1, named])).sum()
+    expected.backward()
+    torch.testing.assert_close(loss, expected, rtol=0, atol=EPS)
+    torch.testing.assert_close(h.grad, other.grad, rtol=0, atol=EPS)
+    assert scores.grad_norm.isfinite().all()
+
+
 def test_what_is_not_known_is_refused():
     h_s, w_s, rows, head, ids, *_ = tailed(4)
     for arguments, sentence in (

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 from tiny_pair import tiny_config
+from torch.distributed.constants import default_pg_timeout
 
 from fake_vllm import FakeVllm, dying_at, serving
 from ranks import run_two_ranks
@@ -17,7 +18,7 @@ from rocktokens.errors import ConfigError
 from rocktokens.models.load import load_model
 from rocktokens.run_dir import RunDir
 from rocktokens.training.loop import distill
-from rocktokens.training.session import patience
+from rocktokens.training.session import LEAST_PATIENCE, patience
 
 
 def distilled(pair: Path, run: Path, *overrides: str, resume: bool = False) -> dict[str, str]:
@@ -64,6 +65,8 @@ def test_processes_wait_longer_for_each_other_than_one_may_wait_for_a_server(pai
     servers = [(f"{own}.engine=vllm", f"{own}.url=http://s", f"{own}.timeout=700") for own in ("rollouts", "teacher")]
     found = [patience(tiny_config(pair, tmp_path / "run", *settings)) for settings in ((), *servers)]
     assert found == [None, timedelta(seconds=7000), timedelta(seconds=7000)]
+    soon = (*servers[0], "rollouts.timeout=2")
+    assert patience(tiny_config(pair, tmp_path / "run", *soon)) == LEAST_PATIENCE >= default_pg_timeout
 
 
 def test_a_run_goes_on_with_a_server_at_another_address(pair: Path, tmp_path: Path):

@@ -14,7 +14,7 @@ import numpy as np
 
 from rocktokens.errors import ConfigError
 from rocktokens.policies.base import UpdateTokens, WeightPolicy
-from rocktokens.types import RockSet, RockToken
+from rocktokens.types import RockSet, RockToken, has_tail
 from rocktokens.windows import WindowRule, rock_windows
 
 
@@ -98,6 +98,11 @@ def _only(tokens: list[RockToken], key: str, attribute: str, wanted: Sequence[st
 
 
 def _window_rule(rocks: RockSet | Sequence[int]) -> WindowRule:
+    if isinstance(rocks, RockSet) and has_tail(rocks.teacher):
+        raise ConfigError(
+            f"policy.window = True needs rocks with a window rule, and the teacher of these gave {rocks.teacher}, "
+            "whose kl holds for sums alone: leave it out, or find rocks by a teacher that gives all"
+        )
     if not isinstance(rocks, RockSet) or rocks.windows is None:
         raise ConfigError(
             "policy.window = True needs rocks with a window rule and these have none: "

@@ -284,9 +284,8 @@ def runs_table(runs: Sequence["RunView"]) -> Table:
         "The runs side by side. Stuck: rocks that training never moved, on both halves of the prompts. Pillar, "
         "stumbling, neutral, undecided: verdicts on their rocks."
     )
-    labels = {printable(run.name): run.teacher_label for run in runs}
-    notes = [f"{name}: teacher {label}." for name, label in labels.items() if label]
-    if len(set(labels.values())) > 1:
+    notes = [f"{printable(run.name)}: teacher {run.teacher_label}." for run in runs if run.teacher_label]
+    if len({run.teacher_label for run in runs}) > 1:
         notes.append("The kl of runs with different labels cannot be compared.")
     return Table.of("runs", columns, records, title, notes, records)
 

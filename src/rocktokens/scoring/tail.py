@@ -34,7 +34,7 @@ def reverse_with_tail(log_p_nV: torch.Tensor, likely: Likely) -> Scored:
     log_q_nC = torch.cat([likely.logp_NK, likely.tail_N.unsqueeze(-1)], dim=1).to(log_p_nC)
     p_nC = log_p_nC.exp()
     kl_n, gradient_nC = reverse(p_nC, log_p_nC, log_q_nC.exp(), log_q_nC)
-    within_tail_nV = (log_p_nV - tail_n1).exp().masked_fill(is_named_nV, 0.0)
+    within_tail_nV = (log_p_nV - tail_n1).exp().masked_fill(is_named_nV | tail_n1.isneginf(), 0.0)
     beside.scatter_(1, likely.ids_NK, gradient_nC[:, :-1])
     return kl_n, beside[:, :width].addcmul_(within_tail_nV, gradient_nC[:, -1:])
 

@@ -39,6 +39,8 @@ from rocktokens.training.optim import follow_schedule, make_optimizer, make_sche
 DATA_PARALLEL = (DistributedType.NO, DistributedType.MULTI_GPU, DistributedType.MULTI_CPU)
 ANSWERS = 10
 """Of a server, one after the other, while other processes wait: four rounds of requests, or what loads weights."""
+LEAST_PATIENCE = timedelta(minutes=30)
+"""For all else that processes wait for, however soon a server counts as lost; torch's own is no longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,7 @@ def make_accelerator(config: Config) -> Accelerator:
 def patience(config: Config) -> timedelta | None:
     """Return how long processes wait for each other where one may wait for a server; None: as long as torch says."""
     waits = [section.timeout for section in (config.rollouts, config.teacher) if section.engine == "vllm"]
-    return timedelta(seconds=ANSWERS * max(waits)) if waits else None
+    return max(LEAST_PATIENCE, timedelta(seconds=ANSWERS * max(waits))) if waits else None
 
 
 def _require_known(student: Any, teacher: Any, is_steady: bool) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from rocktokens.display.numbers import counted, decimal, listed, quoted, significant
-from rocktokens.display.rocks import label_text
+from rocktokens.display.rocks import label_text, with_teacher
 from rocktokens.display.table import Column, Table, number, text, token, verdict
 from rocktokens.display.text import visible
 from rocktokens.report.charts.plots import Plot, overlaid
@@ -75,7 +75,9 @@ def pair_of(runs: Sequence[RunView], parts: Sequence[Part]) -> Pair:
     """Put two runs side by side."""
     names = [part.name if parts[0].name != parts[1].name else f"{part.name} {part.id[-1]}" for part in parts]
     pairs = aligned(runs) if parts[0].vocabulary == parts[1].vocabulary else None
-    apart = different_kinds([run.teacher_label for run in runs], names)
+    labels = [run.teacher_label for run in runs]
+    apart = different_kinds(labels, names)
+    rocks = aligned_table(pairs, names, has_same_kl=not apart) if pairs else None
     tiles = zip(parts[0].tiles, parts[1].tiles, strict=True)
     told = zip(tiles, differences(pairs, names, apart), strict=True)
     by_key = [{section.key: section for section in part.sections} for part in parts]
@@ -88,7 +90,7 @@ def pair_of(runs: Sequence[RunView], parts: Sequence[Part]) -> Pair:
                 key,
                 titles[key],
                 tuple((part, own.get(key)) for part, own in zip(parts, by_key, strict=True)),
-                aligned_table(pairs, names, has_same_kl=not apart) if key == "rocks" and pairs else None,
+                rocks and with_teacher(rocks, "" if apart else labels[0]) if key == "rocks" else None,
                 _over_each_other(parts, names) if key == OVERLAID and not apart else None,
             )
             for key in order

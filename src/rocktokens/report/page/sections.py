@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from rocktokens.display.numbers import counted, decimal, listed, percent, with_interval
-from rocktokens.display.rocks import brief_rock_table, rock_table, why_none
+from rocktokens.display.rocks import brief_rock_table, rock_table, why_none, with_teacher
 from rocktokens.display.table import Table
 from rocktokens.display.text import printable
 from rocktokens.evaluation.records import accuracy_table
@@ -211,7 +211,7 @@ def _choice_section(run: RunView) -> Section:
         choice(run, views) if views else "",
         "The decision must be learned; the choice matters only where members are not interchangeable.",
         "find --classes",
-        tables=[class_table(views)] if views else [],
+        tables=[with_teacher(class_table(views), run.teacher_label)] if views else [],
         notes=[] if views else ["No tokens were found that may stand for each other."],
     )
 
