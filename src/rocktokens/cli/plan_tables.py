@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def print_plan(plan: "Plan") -> None:
     """Print the conclusion first, then what it rests on."""
     print_lines(plan.conclusion, _model("student", plan.student), _model("teacher", plan.teacher))
-    heading("Memory")
+    heading("Memory", "at the fullest moment of a step")
     print_table(memory_table(plan.layouts))
     heading("Layouts", f"a rollout takes {byte_size(plan.cache_per_rollout)} of cache")
     print_table(layout_table(plan.layouts))

@@ -1,12 +1,12 @@
 """How much memory a run would take on each GPU, whole and sharded, and on how many it fits (``check --plan``).
 
 1. Both models are counted from their configs (``shapes``); nothing is loaded.
-2. ``memory_items`` is arithmetic: what a GPU holds, item by item, in one of two layouts. *Whole*: all of it on every
-   GPU. *Sharded*: student, gradients, moments and teacher are cut into equal parts (torch's ``fully_shard``); two
-   layers of each model and what is outside the layers are gathered at a time; gradients are cut after every
-   micro-batch; and a replica of the student to sample from is whole. Of a served teacher every GPU has the LM head,
-   or nothing where the server names its likeliest tokens. A teacher on a device of its own leaves its head here, and
-   the run one process.
+2. ``memory_items`` is arithmetic: what a GPU holds, item by item, when it holds most (``_peaks``), in one of two
+   layouts. *Whole*: all of it on every GPU. *Sharded*: student, gradients, moments and teacher are cut into equal parts
+   (torch's ``fully_shard``); two layers of each model and what is outside the layers are gathered at a time; gradients
+   are cut after every micro-batch; and a replica of the student to sample from is whole. Of a served teacher every GPU
+   has the LM head, or nothing where the server names its likeliest tokens. A teacher on a device of its own leaves its
+   head here, and the run one process.
 3. What is left of the usable memory holds the key-value cache of rollouts. A layout fits if that is one
    rollout or more; if anything is left, where a server writes them.
 4. ``step_time`` says how long a step would take.
@@ -24,7 +24,7 @@ from rocktokens.config import Config
 from rocktokens.display.numbers import byte_size, counted, listed
 from rocktokens.errors import RocktokensError
 from rocktokens.models.load import DTYPES
-from rocktokens.preflight.resources import FLOAT32, HALF, LOGIT_COPIES, activation_need
+from rocktokens.preflight.resources import FLOAT32, HALF, LOGIT_COPIES
 from rocktokens.preflight.shapes import ModelShape, student_shape, teacher_shape
 from rocktokens.preflight.step_time import ASSUMPTIONS, StepTime, step_time
 from rocktokens.scoring.fused import SCRATCH_BYTES
@@ -49,12 +49,13 @@ Verdict = Literal["fits", "fits, fewer at once", "does not fit"]
 
 @dataclass(frozen=True, slots=True)
 class MemoryItems:
-    """Bytes on one GPU, without the key-value cache."""
+    """Bytes on one GPU at one moment of a step, without the key-value cache."""
 
     student: float
     master_copy: float
     """In float32, of trained weights that are halved; shards are their own."""
     gradients: float
+    """Of all trained weights, or 0 where none has one yet."""
     moments: float
     """Adam's two."""
     teacher: float
@@ -65,9 +66,10 @@ class MemoryItems:
     reduction: float
     """Whole on several GPUs: what gradients are summed in."""
     activations: float
-    """Of a micro-batch: what the student keeps, and one layer of the teacher."""
+    """Of a micro-batch: the student's, or those of one layer of the teacher."""
     logits: float
-    """Scratch of the kernel, or a chunk's logits where it is not used, the LM head in half width and its gradient."""
+    """Scratch of the kernel, or a chunk's logits where it is not used, and the LM head in half width; and its gradient,
+    which stays for the backward pass."""
 
     @property
     def total(self) -> float:
@@ -160,45 +162,83 @@ def plan_run(config: Config, gpu_gigabytes: float | None = None) -> Plan:
 def memory_items(
     config: Config, student: ModelShape, teacher: ModelShape, *, gpus: int, is_sharded: bool
 ) -> MemoryItems:
-    """Count what one of ``gpus`` holds; sharded over one, nothing is cut and nothing gathered."""
-    training, rollouts, size = config.training, config.rollouts, student.size
+    """Count what one of ``gpus`` holds when it holds most; sharded over one, nothing is cut and nothing gathered."""
+    training, size = config.training, student.size
     is_half = config.models.student_dtype == "bfloat16"
     width, teacher_width = HALF if training.bf16 or is_half else FLOAT32, DTYPES[config.models.dtype].itemsize
     is_sharded = is_sharded and gpus > 1
     parts = gpus if is_sharded else 1
-    is_elsewhere = config.teacher.engine == "vllm" or config.models.teacher_device is not None
-    head = 0 if config.teacher.is_top_k else teacher.size.width * teacher.vocabulary
-    teacher_head = teacher_width * head
-    responses = training.per_device_train_batch_size * rollouts.max_completion_length
-    tokens = _tokens_at_once(config)
-    copies = 0 if is_half else student.activations.fixed
-    if training.gradient_checkpointing:  # then only autocast itself holds copies, of what is trained
-        copies = min(copies, width * size.trainable)
+    is_elsewhere = _is_elsewhere(config)
+    teacher_head = teacher_width * _head(config, teacher)
     gathered = _gathered(student, width) + (0 if is_elsewhere else _gathered(teacher, teacher_width))
-    teacher_layer = 0 if is_elsewhere else teacher.activations.per_token / teacher.size.layers
-    kept = activation_need(
-        replace(student.activations, fixed=0), size, tokens, checkpointing=training.gradient_checkpointing
-    )
-    if config.teacher.is_top_k:  # which the fused kernel does not take
-        positions = min(config.scoring.tokens_per_chunk, responses)
-        scratch = FLOAT32 * LOGIT_COPIES * positions * student.vocabulary
-    else:
-        scratch = min(SCRATCH_BYTES, SCRATCH_PER_LOGIT * responses * student.vocabulary)
-    halved_heads = size.width * student.vocabulary
-    if teacher_width == FLOAT32:
-        halved_heads += head
-    return MemoryItems(
+    held = MemoryItems(
         student=FLOAT32 * size.parameters / parts if is_sharded else size.weight_bytes(is_half=is_half),
         master_copy=0 if is_sharded else size.master_bytes(is_half=is_half),
         gradients=FLOAT32 * size.trainable / parts,
         moments=moment_bytes(training, size.trainable, size.embeddings) / parts,
         teacher=teacher_head if is_elsewhere else teacher_width * teacher.size.parameters / parts,
         sampling_copy=width * size.parameters if is_sharded or (training.bf16 and not is_half) else 0,
-        working_weights=gathered if is_sharded else copies,
+        working_weights=gathered if is_sharded else 0,
         reduction=FLOAT32 * size.trainable if gpus > 1 and not is_sharded else 0,
-        activations=kept + teacher_layer * tokens,
-        logits=scratch + (HALF * halved_heads if training.bf16 else 0) + FLOAT32 * size.head,
+        activations=0,
+        logits=0,
     )
+    is_cast = not (is_sharded or is_half)
+    return max(_peaks(config, student, teacher, held, is_cast=is_cast), key=lambda own: own.total)
+
+
+def _peaks(
+    config: Config, student: ModelShape, teacher: ModelShape, held: MemoryItems, *, is_cast: bool
+) -> list[MemoryItems]:
+    """List the moments of a step at which a GPU may hold most, where it has what is ``held`` besides.
+
+    1. The teacher is inside a layer. What that takes is free again when the student starts. (Sampling takes less.)
+    2. The loss: what the student keeps, the copies of trained weights that autocast holds up to here, and the logits.
+    3. The backward pass begins: what the student keeps, and the inside of one layer where layers are computed again.
+    4. It ends: all gradients, and the inside of one layer. An update frees gradients, so before that only a step of
+       several micro-batches has some. From 3 to 4 they grow and activations shrink layer by layer: no moment between
+       them has more than both.
+    """
+    every, kept, again, layers = student.activations, student.kept, student.again, student.size.layers
+    tokens, weights = _tokens_at_once(config), held.working_weights
+    cached = min(every.fixed - kept.fixed, HALF * student.size.trainable)
+    teacher_layer = 0 if _is_elsewhere(config) else teacher.activations.per_token / teacher.size.layers
+    head_gradient = FLOAT32 * student.size.head
+    before = held if config.training.gradient_accumulation_steps > 1 else replace(held, gradients=0)
+
+    def at(there: MemoryItems, copies: float, per_token: float, logits: float) -> MemoryItems:
+        working = weights + (copies if is_cast else 0)
+        return replace(there, working_weights=working, activations=per_token * tokens, logits=logits)
+
+    return [
+        at(before, 0, teacher_layer, 0),
+        at(before, kept.fixed + cached, kept.per_token, _logits(config, student, teacher) + head_gradient),
+        at(before, kept.fixed + again.fixed, kept.per_token + again.per_token, head_gradient),
+        at(held, every.fixed / layers, every.per_token / layers, head_gradient),
+    ]
+
+
+def _logits(config: Config, student: ModelShape, teacher: ModelShape) -> float:
+    """Count what only the loss needs: the scratch of a chunk, and the heads that are halved for it."""
+    responses = config.training.per_device_train_batch_size * config.rollouts.max_completion_length
+    if config.teacher.is_top_k:  # which the fused kernel does not take
+        positions = min(config.scoring.tokens_per_chunk, responses)
+        scratch = FLOAT32 * LOGIT_COPIES * positions * student.vocabulary
+    else:
+        scratch = min(SCRATCH_BYTES, SCRATCH_PER_LOGIT * responses * student.vocabulary)
+    halved_heads = student.size.width * student.vocabulary
+    if DTYPES[config.models.dtype].itemsize == FLOAT32:
+        halved_heads += _head(config, teacher)
+    return scratch + (HALF * halved_heads if config.training.bf16 else 0)
+
+
+def _head(config: Config, teacher: ModelShape) -> int:
+    """Count the numbers of the teacher's LM head, if it has to be here."""
+    return 0 if config.teacher.is_top_k else teacher.size.width * teacher.vocabulary
+
+
+def _is_elsewhere(config: Config) -> bool:
+    return config.teacher.engine == "vllm" or config.models.teacher_device is not None
 
 
 def least_gpus(fits: Callable[[int], bool]) -> int | None:

@@ -3,9 +3,10 @@
 1. The model is built on the meta device, where tensors have a shape and a dtype and no storage.
 2. ``ModelShape.of`` counts its parameters, tied ones once: all, those that are trained, those of the largest layer,
    those outside the layers, and of experts those that a token passes.
-3. A forward over torch's fake tensors counts what autograd would keep, as ``resources`` does with a real model. Where
-   transformers computes attention by itself (``eager``), which keeps a number for every two tokens, the row is as long
-   as it may be. Else it has few tokens: fake tensors get a mask, which a GPU does without.
+3. A forward over torch's fake tensors counts what autograd would keep, as ``resources`` does with a real model; with
+   gradient checkpointing a second one counts what is left of that. Where transformers computes attention by itself
+   (``eager``), which keeps a number for every two tokens, the row is as long as it may be. Else it has few tokens: fake
+   tensors get a mask, which a GPU does without.
 """
 
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from rocktokens.models.facts import from_config
 from rocktokens.models.head import lm_head
 from rocktokens.models.load import DTYPES
 from rocktokens.preflight.resources import Activations, ModelSize, activations_of
+from rocktokens.scoring.packed import checkpointing_kwargs
 from rocktokens.scoring.student import with_adapters
 
 FAKE_TOKENS = 8
@@ -48,7 +50,15 @@ class ModelShape:
     expert_share: float
     """Share of the experts that a token passes; 1 where there are none."""
     activations: Activations
-    """Bytes that a forward keeps for its backward pass."""
+    """Bytes that a forward keeps for its backward pass if no layer is computed again there."""
+    kept: Activations
+    """What it keeps as the run has it: less with gradient checkpointing."""
+
+    @property
+    def again(self) -> Activations:
+        """What the backward pass adds to ``kept`` while it computes a layer again, on average over the layers."""
+        every, kept, layers = self.activations, self.kept, self.size.layers
+        return Activations((every.fixed - kept.fixed) / layers, (every.per_token - kept.per_token) / layers)
 
     @property
     def outside_layers(self) -> int:
@@ -61,7 +71,7 @@ class ModelShape:
         return self.in_layers - self.experts * (1 - self.expert_share)
 
     @classmethod
-    def of(cls, name: str, model: Any, activations: Activations) -> "ModelShape":
+    def of(cls, name: str, model: Any, activations: Activations, kept: Activations) -> "ModelShape":
         """Read off a transformers causal LM, PEFT-wrapped or not."""
         config = model.config.get_text_config()
         per_layer = [_numbers(layer) for layer in _layers(name, model, config.num_hidden_layers)]
@@ -80,13 +90,18 @@ class ModelShape:
             experts=sum(parameter.numel() for parameter in experts),
             expert_share=(getattr(config, "num_experts_per_tok", None) or count) / count,
             activations=activations,
+            kept=kept,
         )
 
 
 def student_shape(config: Config) -> ModelShape:
     """Count the student as it is trained: float32 weights, adapters where the config asks for them."""
-    name, is_adapted = config.models.student, config.lora.enabled
-    return from_config(name, lambda own: _shape(name, own, torch.float32, config, adapted=is_adapted))
+    name, is_adapted, checkpointing = config.models.student, config.lora.enabled, config.training.gradient_checkpointing
+
+    def shape(own: Any) -> ModelShape:
+        return _shape(name, own, torch.float32, config, adapted=is_adapted, checkpointing=checkpointing)
+
+    return from_config(name, shape)
 
 
 def teacher_shape(config: Config) -> ModelShape:
@@ -95,7 +110,9 @@ def teacher_shape(config: Config) -> ModelShape:
     return from_config(name, lambda own: _shape(name, own, dtype, config, adapted=False))
 
 
-def _shape(name: str, model_config: Any, dtype: torch.dtype, config: Config, *, adapted: bool) -> ModelShape:
+def _shape(
+    name: str, model_config: Any, dtype: torch.dtype, config: Config, *, adapted: bool, checkpointing: bool = False
+) -> ModelShape:
     if getattr(model_config.get_text_config(), "num_attention_heads", None) is None:
         raise RocktokensError(
             f"model {name!r} is a {model_config.model_type}, which has no attention heads, so --plan cannot count "
@@ -106,19 +123,33 @@ def _shape(name: str, model_config: Any, dtype: torch.dtype, config: Config, *, 
         model.tie_weights()
         if adapted:
             model = with_adapters(model.requires_grad_(False), config, None)
+    if checkpointing and not model.supports_gradient_checkpointing:
+        raise RocktokensError(
+            f"model {name!r}: transformers cannot compute the layers of a {model_config.model_type} again: set "
+            "training.gradient_checkpointing = false"
+        )
+    try:
+        activations, kept = _forward_keeps(model, config, checkpointing=checkpointing)
+    except RuntimeError as error:
+        raise RocktokensError(
+            f"model {name!r}: what a {model_config.model_type} keeps in memory cannot be counted from its config "
+            "alone: run `rocktokens check` without --plan, where its weights are"
+        ) from error
+    return ModelShape.of(name, model, activations, kept)
+
+
+def _forward_keeps(model: Any, config: Config, *, checkpointing: bool) -> tuple[Activations, Activations]:
+    """Count what a forward keeps if no layer is computed again, and as the run has it."""
     with FakeTensorMode():
         _make_fake(model)
         is_eager = model.config.get_text_config()._attn_implementation == "eager"
         longest = config.rollouts.max_prompt_length + config.rollouts.max_completion_length
         ids = torch.zeros(longest if is_eager else FAKE_TOKENS, dtype=torch.long)
-        try:
-            activations = activations_of(model, ids, bf16=config.training.bf16)
-        except RuntimeError as error:
-            raise RocktokensError(
-                f"model {name!r}: what a {model_config.model_type} keeps in memory cannot be counted from its config "
-                "alone: run `rocktokens check` without --plan, where its weights are"
-            ) from error
-    return ModelShape.of(name, model, activations)
+        every = activations_of(model, ids, bf16=config.training.bf16)
+        if not checkpointing:
+            return every, every
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=checkpointing_kwargs(model))
+        return every, activations_of(model, ids, bf16=config.training.bf16)
 
 
 def _make_fake(model: nn.Module) -> None:
