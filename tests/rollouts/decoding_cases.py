@@ -273,7 +273,7 @@ def test_tokens_that_the_kernel_is_not_for_are_assigned(calls):
     layer = SlotLayer(4, 8)
     layer.rows_A, layer.slots_A, layer.width = torch.arange(4, device=DEVICE), torch.arange(4, device=DEVICE), 8
     states = torch.ones(4, 2, 1, 6, device=DEVICE)
-    layer.buffers_for(states)
+    layer.buffers_for(states, states)
     spread = torch.arange(96.0, device=DEVICE).view(4, 2, 1, 12)[..., ::2]
     for k in (spread, spread.contiguous()):
         keys, values = layer.update(k, states)
