@@ -11,11 +11,14 @@ import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 from tiny_sampling import EOS_IDS, PAD, VOCAB, make_llama, make_requests, same_completion
 
 from fake_vllm import FakeVllm, MoveDirectionality, Params, Update, dying_at, plug_in, serving
 from rocktokens.errors import RocktokensError
 from rocktokens.models.plain_weights import plain_weights
+from rocktokens.rollouts import vllm
 from rocktokens.rollouts.noise import stream_key
 from rocktokens.rollouts.noisy_choice import XARG, NoisyChoice
 from rocktokens.rollouts.sampler import Branch, Completion, SampleRequest, TransformersSampler
@@ -279,6 +282,18 @@ def test_another_vocabulary_is_refused(student: Any, tmp_path: Path):
     fake.faults.append(times(-1, "/collective_rpc", 400, b'{"error": {"message": "size mismatch for lm_head"}}'))
     with serving(fake) as url:
         assert "size mismatch for lm_head" in refused(served(url, student, tmp_path))
+
+
+def test_processes_learn_that_one_cannot_write_the_weights(
+    url: str, student: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The others would wait for it."""
+    told: list[Any] = []
+    monkeypatch.setattr(vllm, "_of_all", lambda own: told.append(own) or [own])
+    monkeypatch.setattr(vllm, "save_file", lambda weights, path, _: save_file(weights, path / "in-no-folder"))
+    with pytest.raises(SafetensorError, match="I/O error"):
+        served(url, student, tmp_path).sample(REQUESTS, temperature=1.0, **HOW)
+    assert isinstance(told[-1], SafetensorError)
 
 
 def test_a_server_that_is_started_again_meanwhile_gets_its_weights_and_decodes_again(

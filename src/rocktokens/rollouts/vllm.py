@@ -25,6 +25,7 @@ from typing import Any, Literal, TypeVar, cast
 import numpy as np
 import torch
 import torch.distributed as dist
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from rocktokens.config import Config
@@ -261,7 +262,7 @@ def _together(ask: Callable[[], Value]) -> Value:
     own_error = None
     try:
         given.append(ask())
-    except (RocktokensError, OSError) as error:  # the latter where weights cannot be written
+    except (RocktokensError, OSError, SafetensorError) as error:  # the last two where weights cannot be written
         own_error = error
     for error in _of_all(own_error):
         if error is not None:
