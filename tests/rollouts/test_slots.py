@@ -7,7 +7,7 @@ import pytest
 import torch
 from tiny_sampling import EOS_IDS, PAD, VOCAB, make_llama, make_requests, same_completion
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, StableLmConfig, StableLmForCausalLM
 
 from rocktokens.rollouts import slots
 from rocktokens.rollouts.probe import require_scored_as_sampled
@@ -75,6 +75,16 @@ def test_grouped_attention_writes_what_that_of_transformers_writes(monkeypatch, 
     found = sampled()
     assert called and len({len(completion.token_ids) for completion in found}) > 2
     assert all(same_completion(ours, theirs) for ours, theirs in zip(found, wanted, strict=True))
+
+
+def test_models_that_attend_by_themselves_take_one_mask(monkeypatch):
+    monkeypatch.setattr(slots, "on_gpu", lambda _: True)
+    monkeypatch.setattr(slots, "has_triton", lambda: False)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
+    settings: dict[str, Any] = {**sizes, "num_key_value_heads": 2, "pad_token_id": PAD}
+    model = StableLmForCausalLM(StableLmConfig(vocab_size=VOCAB, **settings)).eval()
+    assert fits(model) and mask_copies(model) == 1
+    require_scored_as_sampled(TransformersSampler(model, EOS_IDS, PAD, batch_size=4))
 
 
 def test_layers_with_other_key_heads_than_the_config_says_take_the_first_mask():
