@@ -57,8 +57,8 @@ _HEADS = {
     **dict.fromkeys(("num_key_value_heads", "linear_num_key_heads", "linear_num_value_heads", "index_n_heads"), 2),
     **dict.fromkeys(("head_dim", "v_head_dim", "qk_rope_head_dim", "qk_nope_head_dim", "linear_key_head_dim"), 8),
     **dict.fromkeys(("linear_value_head_dim", "index_head_dim", "kv_channels", "rotary_dim", "index_topk"), 8),
-    **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "hidden_size_per_layer_input"), 8),
-    "qk_head_dim": 16,
+    **dict.fromkeys(("q_lora_rank", "hidden_size_per_layer_input"), 8),
+    **dict.fromkeys(("kv_lora_rank", "qk_head_dim"), 16),
     "laurel_rank": 4,
 }
 _EXPERTS = {

@@ -412,14 +412,41 @@ def test_mlps_of_one_class_with_other_settings_are_tried_each_for_itself():
         assert ["forward" in vars(layer.mlp) for layer in model.model.layers] == [True, False]
 
 
+def by_hook(activation, note):
+    activation.register_forward_hook(lambda *_: note())
+
+
+def by_pre_hook(activation, note):
+    activation.register_forward_pre_hook(lambda *_: note())
+
+
+def by_forward(activation, note):
+    own = activation.forward
+    activation.forward = lambda x: note() or own(x)
+
+
 @torch.no_grad()
-def test_an_activation_that_somebody_watches_is_still_called():
+@pytest.mark.parametrize("watch", [by_hook, by_pre_hook, by_forward])
+def test_an_activation_that_somebody_watches_is_still_called(watch):
     model, seen = llama(), []
-    model.model.layers[1].mlp.act_fn.register_forward_hook(lambda module, _, output: seen.append(output.shape))
+    watch(model.model.layers[1].mlp.act_fn, lambda: seen.append(1))
     with quick_layers(model):
         states(model)
         assert "forward" in vars(model.model.layers[0].mlp)
-    assert seen == [(1, 9, 48)]
+    assert seen == [1]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("part", ["gate_proj", "up_proj"])
+def test_a_projection_whose_numbers_lie_in_another_order_is_left_to_torch(calls, part):
+    model = llama()
+    mlp, x = model.model.layers[0].mlp, randn(2, 5, 64)
+    getattr(mlp, part).register_forward_hook(lambda _module, _arguments, output: output.mT.contiguous().mT)
+    wanted = mlp(x)
+    with quick_layers(model):
+        calls["gated"].clear()
+        assert torch.equal(mlp(x), wanted)
+    assert not calls["gated"]
 
 
 def test_one_number_that_is_far_off_is_enough_to_differ():

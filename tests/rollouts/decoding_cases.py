@@ -270,13 +270,13 @@ def test_tokens_are_written_where_an_assignment_puts_them(heads, width, dtype):
 
 
 def test_tokens_that_the_kernel_is_not_for_are_assigned(calls):
-    layer = SlotLayer(4, 8)
-    layer.rows_A, layer.slots_A, layer.width = torch.arange(4, device=DEVICE), torch.arange(4, device=DEVICE), 8
-    states = torch.ones(4, 2, 1, 6, device=DEVICE)
-    layer.buffers_for(states)
+    """Numbers that do not lie side by side, and keys and values of two widths."""
+    states = torch.arange(48.0, device=DEVICE).view(4, 2, 1, 6)
     spread = torch.arange(96.0, device=DEVICE).view(4, 2, 1, 12)[..., ::2]
-    for k in (spread, spread.contiguous()):
-        keys, values = layer.update(k, states)
+    for k, v in ((spread, states), (states, states[..., :4]), (spread.contiguous(), states)):
+        layer = SlotLayer(4, 8)
+        layer.rows_A, layer.slots_A, layer.width = torch.arange(4, device=DEVICE), torch.arange(4, device=DEVICE), 8
+        keys, values = layer.update(k, v)
         assert torch.equal(keys[range(4), :, range(4)], k[:, :, 0])
-        assert torch.equal(values[range(4), :, range(4)], states[:, :, 0])
+        assert torch.equal(values[range(4), :, range(4)], v[:, :, 0])
     assert calls["write_tokens"] == [(4, 2, 1, 6)]

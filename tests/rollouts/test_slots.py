@@ -1,14 +1,18 @@
 """Attention over slots on a GPU, as far as it can be seen on a CPU."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
-from tiny_sampling import EOS_IDS, PAD, make_llama, make_requests, same_completion
+from tiny_sampling import EOS_IDS, PAD, VOCAB, make_llama, make_requests, same_completion
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, StableLmConfig, StableLmForCausalLM
 
 from rocktokens.rollouts import slots
+from rocktokens.rollouts.probe import require_scored_as_sampled
 from rocktokens.rollouts.sampler import TransformersSampler
-from rocktokens.rollouts.slots import grouped_attention, mask_copies
+from rocktokens.rollouts.slots import fits, grouped_attention, mask_copies
 
 
 class Operators(TorchDispatchMode):
@@ -73,6 +77,16 @@ def test_grouped_attention_writes_what_that_of_transformers_writes(monkeypatch, 
     assert all(same_completion(ours, theirs) for ours, theirs in zip(found, wanted, strict=True))
 
 
+def test_models_that_attend_by_themselves_take_one_mask(monkeypatch):
+    monkeypatch.setattr(slots, "on_gpu", lambda _: True)
+    monkeypatch.setattr(slots, "has_triton", lambda: False)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
+    settings: dict[str, Any] = {**sizes, "num_key_value_heads": 2, "pad_token_id": PAD}
+    model = StableLmForCausalLM(StableLmConfig(vocab_size=VOCAB, **settings)).eval()
+    assert fits(model) and mask_copies(model) == 1
+    require_scored_as_sampled(TransformersSampler(model, EOS_IDS, PAD, batch_size=4))
+
+
 def test_layers_with_other_key_heads_than_the_config_says_take_the_first_mask():
     generator = torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(4, heads, n, 8, generator=generator) for heads, n in ((6, 1), (3, 16), (3, 16)))
@@ -84,3 +98,17 @@ def test_layers_with_other_key_heads_than_the_config_says_take_the_first_mask():
     for copies in (1, 2, 3):
         found, _ = grouped_attention(torch.nn.Identity(), query, key, value, hidden.repeat(1, copies, 1, 1))
         assert np.allclose(found.transpose(1, 2), wanted, atol=1e-6)
+
+
+def test_latent_attention_keeps_what_has_two_widths():
+    """Latents in the place of keys, and a narrower part that is rotated in the place of values."""
+    torch.manual_seed(0)
+    widths = {"q_lora_rank": 8, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 4, "v_head_dim": 12}
+    experts = {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2}
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "moe_intermediate_size": 16, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "first_k_dense_replace": 1, "pad_token_id": PAD}
+    settings: dict[str, Any] = {**widths, **experts, **sizes, **heads}
+    config = DeepseekV3Config(vocab_size=VOCAB, initializer_range=0.3, **settings)
+    model = DeepseekV3ForCausalLM(config).eval()
+    assert fits(model)
+    require_scored_as_sampled(TransformersSampler(model, EOS_IDS, PAD, batch_size=4))

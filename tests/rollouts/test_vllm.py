@@ -330,6 +330,17 @@ def test_a_missing_plug_in_is_noticed(student: Any, tmp_path: Path):
     assert "--logits-processors rocktokens.integrations.vllm_noise:RockNoise" in said
 
 
+def test_a_plug_in_that_is_missing_after_a_restart_is_noticed(url: str, fake: FakeVllm, student: Any, tmp_path: Path):
+    """Between two steps, when nobody asks: without it every answer would be greedy."""
+    sampler = served(url, student, tmp_path)
+    sampler.sample(REQUESTS[:1], temperature=1.0, **HOW)
+    fake.start_again()
+    fake.has_plug_in = False
+    with torch.no_grad():
+        student.lm_head.weight.mul_(1.01)
+    assert "does not draw with our noise" in refused(sampler)
+
+
 def test_without_the_plug_in_the_server_draws_and_branches_are_refused(student: Any, tmp_path: Path):
     fake, asked = FakeVllm(student, has_plug_in=False), list[dict[str, Any]]()
     fake.faults.append(lambda own, path, said: asked.append(said))

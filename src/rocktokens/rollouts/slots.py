@@ -64,7 +64,7 @@ class SlotCache(DynamicCache):
     def load(self, rows_n: torch.Tensor, states: Sequence[Sequence[torch.Tensor]]) -> None:
         """Fill the first slots of rows from states (n, heads, tokens, width), or from those of one row."""
         for layer, own in zip(self.layers, states, strict=True):
-            for buffer, source in zip(layer.buffers_for(own[0]), own, strict=True):
+            for buffer, source in zip(layer.buffers_for(*own), own, strict=True):
                 buffer[rows_n, :, : source.shape[-2]] = source
 
     def move(self, sources_n: torch.Tensor, targets_n: torch.Tensor, length: int) -> None:
@@ -75,7 +75,7 @@ class SlotCache(DynamicCache):
 
 
 class SlotLayer(DynamicLayer):
-    """Keys and values of one layer, (rows, heads, capacity, width) each."""
+    """Keys and values of one layer, (rows, heads, capacity, width) each; latent attention has two widths."""
 
     def __init__(self, rows: int, capacity: int) -> None:
         super().__init__()
@@ -84,19 +84,18 @@ class SlotLayer(DynamicLayer):
         self.rows_A = self.slots_A = torch.empty(0, dtype=torch.long)
         self.width = 0
 
-    def buffers_for(self, states: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def buffers_for(self, *states: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Both buffers, made to fit (…, heads, tokens, width); zeros, as what is hidden is still multiplied by 0."""
         if not self.buffers:
             rows, capacity = self.shape
-            shape = rows, states.shape[-3], capacity, states.shape[-1]
-            self.buffers = states.new_zeros(shape), states.new_zeros(shape)
+            self.buffers = tuple(own.new_zeros(rows, own.shape[-3], capacity, own.shape[-1]) for own in states)
         return self.buffers
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write one token (A, heads, 1, width) per row at its slot; returns what the rows look at."""
-        keys, values = self.buffers_for(key_states)
+        keys, values = self.buffers_for(key_states, value_states)
         if _takes(keys, key_states, value_states):
             write_tokens(key_states, value_states, keys, values, self.rows_A, self.slots_A)
         else:

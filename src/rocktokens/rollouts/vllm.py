@@ -178,8 +178,7 @@ class VllmSampler(TransformersSampler):
         versions = [(parameter.data_ptr(), parameter._version) for parameter in self.model.parameters()]
         if all(_of_all(self._synced == versions)) and self._gap() <= self.max_gap:
             return
-        if self._synced is None:
-            _together(self._look_at_server)
+        _together(self._look_at_server)
         _together(self._send_weights)
         gap = self._gap()
         if gap > self.max_gap:
@@ -188,7 +187,7 @@ class VllmSampler(TransformersSampler):
                 f"differ by {gap:.3g} nats (rollouts.max_gap = {self.max_gap:g}): serve an untied copy of the student "
                 "(examples/serve_student.py makes one) in its dtype, or raise rollouts.max_gap for one of half width"
             )
-        if self._synced is None and self.noise == "plugin":
+        if self.noise == "plugin":  # a server that was started again may have come without it
             _together(self._require_plugin)
         self._synced = versions
 
