@@ -77,10 +77,11 @@ $(SITE): $(STAMP)
 	@if $(PIP) --editable '.[docs]'; then touch $@; else echo "The site is not built: its packages could not be installed"; fi
 
 # Debian's package, for the tests of report and explorer: any Chromium will do, and without one they are skipped.
+APT := DEBIAN_FRONTEND=noninteractive apt-get install --yes --quiet=2 --no-install-recommends
 chromium:
-	@if command -v chromium || command -v chromium-browser || command -v google-chrome; then :; \
+	@if command -v chromium-headless-shell || command -v chromium || command -v chromium-browser || command -v google-chrome; then :; \
 	elif [ "$$(id -u)" = 0 ] && command -v apt-get && apt-get update --quiet=2 \
-		&& DEBIAN_FRONTEND=noninteractive apt-get install --yes --quiet=2 --no-install-recommends chromium; then :; \
+		&& { $(APT) chromium-headless-shell || $(APT) chromium; }; then :; \
 	else echo "The pages are not tested in a browser: there is no Chromium and it could not be installed" >&2; \
 	fi > /dev/null
 

@@ -31,6 +31,7 @@ from dressed_run import dressed_run, folder_name, vocabulary_of
 from frame import BrokenPromiseError, Campaign, Judge, chance
 from starlette.testclient import TestClient
 
+from chromium import CHROMIUM, launch
 from hostile_texts import HOSTILE, SURROGATES
 from rocktokens.config import parse_config
 from rocktokens.config.files import dump_toml
@@ -51,7 +52,6 @@ BATCH = 50
 """Texts of a case."""
 LONG = 1000
 """Characters; the longest of all are tried once in a batch."""
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FORMULA = tuple("=+-@\t\r＝＋－＠")
 TOKEN = "secret-token"
 HARMLESS = [f"word{number}" for number in range(BATCH)]
@@ -356,8 +356,7 @@ def opened(folder: Path) -> Iterator[Judge]:
 def _launched(stack: ExitStack) -> Any:
     from playwright.sync_api import sync_playwright
 
-    chromium = stack.enter_context(sync_playwright()).chromium
-    return chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    return launch(stack.enter_context(sync_playwright()))
 
 
 SAMPLE = dict.fromkeys(("terminal", "csv", "notebook", "answers", "sentences", "config"), 1)

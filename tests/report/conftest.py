@@ -1,13 +1,12 @@
-import shutil
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
 
+from chromium import CHROMIUM, launch
+
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
 @pytest.fixture(scope="module")
@@ -19,6 +18,6 @@ def browser() -> "Iterator[Browser]":
         pytest.skip("there is no Chromium to test the pages with")
     expect.set_options(timeout=30_000)  # five seconds are not enough on a busy machine
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        browser = launch(playwright)
         yield browser
         browser.close()
