@@ -87,7 +87,7 @@ def test_a_narrow_screen_leaves_columns_out(table: Table, width: int | None, cou
 
 
 def test_numbers_are_flush_right_and_keep_their_value(table: Table):
-    assert [table.is_numeric(column) for column in range(5)] == [False, False, True, True, False]
+    assert table.are_numeric == [False, False, True, True, False]
     cell = number(-0.0125, points, (-0.05, 0.0))
     assert (cell.text, cell.value) == ("−1.2 [−5.0, 0.0]", -0.0125)
     assert (number(None).text, number(None).value, ends(None, percent).text) == ("—", None, "—")

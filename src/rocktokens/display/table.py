@@ -117,9 +117,10 @@ class Table:
         """The title and the notes as one paragraph."""
         return " ".join(filter(None, (self.title, *self.notes)))
 
-    def is_numeric(self, column: int) -> bool:
-        """Whether a column is set flush right and sorted by number."""
-        return any(row[column].kind == "number" for row in self.rows)
+    @property
+    def are_numeric(self) -> list[bool]:
+        """Whether each column is set flush right and sorted by number."""
+        return [any(row[at].kind == "number" for row in self.rows) for at in range(len(self.titles))]
 
     def to_rich(self, width: int | None = None) -> "RichTable":
         """Render for a terminal of this width, without a frame; the notes are the caller's to print."""
@@ -130,8 +131,9 @@ class Table:
         title = for_terminal(self.title, "italic") if self.title else None
         table = RichTable(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
         shown = [at for at, room in enumerate(self.rooms) if width is None or room <= width]
+        are_numeric = self.are_numeric
         for at in shown:
-            is_number = self.is_numeric(at)
+            is_number = are_numeric[at]
             justify = "right" if is_number else "left"
             table.add_column(escape(printable(self.titles[at])), justify=justify, no_wrap=is_number)
         for row in self.rows:

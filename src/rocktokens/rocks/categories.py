@@ -122,7 +122,9 @@ def categorise(text: str) -> Category:
         return "other"
     if _GREEK_LETTER.fullmatch(bare):
         return "latex_math"
-    shape = "".join(char if char.isascii() else _shape_of(char) for char in bare.translate(_CONTROLS))
+    shape = bare.translate(_CONTROLS)
+    if not shape.isascii():
+        shape = "".join(char if char.isascii() else _shape_of(char) for char in shape)
     for category, pattern in _PATTERNS:
         if pattern.fullmatch(shape):
             return category
