@@ -180,11 +180,11 @@ def refused(sampler: VllmSampler, requests: list[SampleRequest] | None = None) -
 
 
 def times(count: int, path: str, status: int, content: bytes = b""):
-    """A fault that happens this often, once the weights are there."""
+    """A fault that happens this often; where it is about completions, to those that are rollouts."""
     left = [count]
 
     def fault(fake: FakeVllm, asked: str, said: dict[str, Any]) -> tuple[int, bytes] | None:
-        if asked != path or "prompt_logprobs" in said or left[0] == 0:
+        if asked != path or (path == "/v1/completions" and "logprobs" not in said) or left[0] == 0:
             return None
         left[0] -= 1
         return status, content
@@ -330,14 +330,17 @@ def test_a_missing_plug_in_is_noticed(student: Any, tmp_path: Path):
     assert "--logits-processors rocktokens.integrations.vllm_noise:RockNoise" in said
 
 
-def test_a_plug_in_that_is_missing_after_a_restart_is_noticed(url: str, fake: FakeVllm, student: Any, tmp_path: Path):
-    """Between two steps, when nobody asks: without it every answer would be greedy."""
+@pytest.mark.parametrize("factor", [1.0, 1.01])
+def test_a_plug_in_that_is_missing_after_a_restart_is_noticed(
+    url: str, fake: FakeVllm, student: Any, tmp_path: Path, factor: float
+):
+    """Between two steps, when nobody asks: without it every answer would be greedy, also by the right weights."""
     sampler = served(url, student, tmp_path)
     sampler.sample(REQUESTS[:1], temperature=1.0, **HOW)
     fake.start_again()
     fake.has_plug_in = False
     with torch.no_grad():
-        student.lm_head.weight.mul_(1.01)
+        student.lm_head.weight.mul_(factor)
     assert "does not draw with our noise" in refused(sampler)
 
 

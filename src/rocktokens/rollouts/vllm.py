@@ -176,18 +176,18 @@ class VllmSampler(TransformersSampler):
     def _bring_up_to_date(self) -> None:
         """Load the student's weights where they have changed, or where the server has others."""
         versions = [(parameter.data_ptr(), parameter._version) for parameter in self.model.parameters()]
-        if all(_of_all(self._synced == versions)) and self._gap() <= self.max_gap:
-            return
-        _together(self._look_at_server)
-        _together(self._send_weights)
-        gap = self._gap()
-        if gap > self.max_gap:
-            raise RocktokensError(
-                f"{self.client.name} was given the student's weights, but its log-probabilities "
-                f"differ by {gap:.3g} nats (rollouts.max_gap = {self.max_gap:g}): serve an untied copy of the student "
-                "(examples/serve_student.py makes one) in its dtype, or raise rollouts.max_gap for one of half width"
-            )
-        if self.noise == "plugin":  # a server that was started again may have come without it
+        if not all(_of_all(self._synced == versions)) or self._gap() > self.max_gap:
+            _together(self._look_at_server)
+            _together(self._send_weights)
+            gap = self._gap()
+            if gap > self.max_gap:
+                raise RocktokensError(
+                    f"{self.client.name} was given the student's weights, but its log-probabilities "
+                    f"differ by {gap:.3g} nats (rollouts.max_gap = {self.max_gap:g}): serve an untied copy of the "
+                    "student (examples/serve_student.py makes one) in its dtype, or raise rollouts.max_gap for one of "
+                    "half width"
+                )
+        if self.noise == "plugin":  # each time: a server that was started again may have come without it
             _together(self._require_plugin)
         self._synced = versions
 
