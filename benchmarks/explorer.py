@@ -56,7 +56,9 @@ from rocktokens.traces.writer import TraceWriter
 from rocktokens.types import ReplayRecord, RockSet, Rollout, TokenScores
 
 PACKAGES = ("rocktokens", "starlette", "uvicorn", "duckdb", "numpy", "playwright")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chromium-headless-shell")
+CHROMIUM = next(filter(None, map(shutil.which, BROWSERS)), None)
+"""What people use goes first, then what ``make test`` installs."""
 CORES = 2
 CHECKPOINTS = (0, 100)
 SEED, MAX_STEPS, TOP_K, ROCKS = 7, 4, 8, 50

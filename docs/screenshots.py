@@ -26,7 +26,8 @@ from rocktokens.report.views.knockout_pairs import knockouts
 from rocktokens.report.views.run_view import RunView
 from rocktokens.report.views.strips import interesting_rollouts
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chromium-headless-shell")
+CHROMIUM = next(filter(None, map(shutil.which, BROWSERS)), None)
 IMAGES = Path(__file__).parent / "images"
 EXPLORER, REPORT = (1360, 850), (1280, 1240)
 """Width and height: of the window, and of the largest picture."""
