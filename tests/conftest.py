@@ -39,7 +39,7 @@ def _interruptible() -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Leave what is imported by now out of every garbage collection: a twentieth of the suite's time."""
+    """Leave what is imported by now out of every garbage collection; no test makes garbage of it."""
     gc.collect()
     gc.freeze()
 

@@ -32,16 +32,6 @@ GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU
 DEVICES = [pytest.param("cuda", "cpu", marks=GPU), pytest.param("cpu", "cuda", marks=GPU), ("cpu", "cpu")]
 
 
-@pytest.fixture(scope="module")
-def teacher() -> LoadedModel:
-    return load_model("pebbles-teacher", device="cpu")
-
-
-@pytest.fixture(scope="module")
-def student() -> LoadedModel:
-    return load_model("pebbles-student", device="cpu")
-
-
 def make_rollouts() -> list[Rollout]:
     rng = np.random.default_rng(0)
     ids = [rng.integers(3, 1300, (2, length), dtype=np.int32) for length in (4, 11, 1, 25)]
