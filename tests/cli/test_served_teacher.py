@@ -12,11 +12,13 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from command_line import FinishedRun, changed, refuse, rocktokens, succeed
+from small_study import write_study
 
 from fake_vllm import FakeVllm, serving
 from rocktokens.errors import RocktokensError
 from rocktokens.models.load import load_model
 from rocktokens.policies import make_policy
+from rocktokens.report.views.run_view import RunView
 from rocktokens.rocks import persistence
 from rocktokens.rocks.find import find_rocks
 from rocktokens.run_dir import RunDir
@@ -92,6 +94,14 @@ def labelled(finished: FinishedRun, tmp_path_factory: pytest.TempPathFactory, ur
     assert "the tail beside the teacher's 20 likeliest tokens has probability" in said
     succeed("find", run, "--json")
     return run
+
+
+def test_a_study_says_what_the_teacher_gave(url: str, tmp_path: Path):
+    short = ("study.seeds=[0]", "study.processes=1", "base.training.max_steps=1", "base.evaluation.num_prompts=2")
+    teacher = ("engine=vllm", "values=top_k", f"url={url}")
+    settings = [*short, *(f"base.teacher.{own}" for own in teacher)]
+    succeed("study", write_study(tmp_path, "study"), *changed(*settings))
+    assert RunView.open(tmp_path / "study").teacher_label == LABEL
 
 
 def test_everything_says_what_the_teacher_gave(labelled: Path):

@@ -132,8 +132,9 @@ def test_controls_show_what_they_marked_and_how_well_that_matches(monkeypatch: p
     marked = {"control_token_share": 0.3, "control_rock_overlap": 0.31}
     matched = {"control_token_share": 0.52, "control_rock_overlap": 0.4, "control_kl_ratio": 1.01}
     arms = [make_arm("by number", 0.7, marked), make_arm("by kl", 0.7, {**matched, "control_grad_norm_ratio": 0.6})]
-    result = make_result()
+    result = replace(make_result(), teacher="top-20 + tail")
     table = printed(replace(result, arms=[*result.arms, *arms]), monkeypatch).split("How well the controls match")[1]
+    assert "Teacher: top-20 + tail." in table
     assert row_of(table, "by number") == ["30.0%", "31.0%", "—", "—"]
     assert row_of(table, "by kl") == ["52.0%", "40.0%", "101.0%", "60.0%"]
     assert "rock freeze " not in table and "uniform" not in table

@@ -92,11 +92,12 @@ def test_a_run_that_is_still_training(tmp_path: Path):
 
 def test_a_study_is_found_in_its_folder_and_in_its_run(tmp_path: Path):
     run = write_traced(tmp_path / "run")
-    study = StudyResult("uniform", 0.05, None, None, 0, [0], 1, [], [])
+    study = StudyResult("uniform", 0.05, None, None, 0, [0], 1, [], [], teacher="top-20 + tail")
     RunDir(run.path / "study").commit("study.json", study.save)
     for path in (run.path, run.path / "study"):
         assert RunView.open(path).study == study
     assert RunView.open(run.path / "study").checkpoints == []
+    assert [RunView.open(path).teacher_label for path in (run.path, run.path / "study")] == ["", "top-20 + tail"]
 
 
 def test_what_is_not_a_run_or_is_damaged_is_named(whole: Path, tmp_path: Path):

@@ -18,6 +18,7 @@ from rocktokens.display.numbers import (
     signed_percent,
     with_interval,
 )
+from rocktokens.display.rocks import with_teacher
 from rocktokens.display.table import WIDE, Cell, Column, Table, ends, flat, number, text, verdict
 from rocktokens.display.text import printable, visible
 from rocktokens.knockout.records import Ban, KnockoutSweep, Role
@@ -180,7 +181,7 @@ def control_table(study: StudyResult) -> Table | None:
         "Tokens: share of all tokens that the control marks. kl, ‖g‖: what it takes from the summed loss and gradient "
         "norm, in percent of what the rocks would take; a dash where the control does not look at them.",
     )
-    return Table.of("controls", columns, arms, title, notes, records) if arms else None
+    return with_teacher(Table.of("controls", columns, arms, title, notes, records), study.teacher) if arms else None
 
 
 def collapse_table(study: StudyResult) -> Table:

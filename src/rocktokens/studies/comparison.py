@@ -89,6 +89,7 @@ def compare(
     baseline: str,
     margin: float | None = None,
     denominator: Denominator = "all",
+    teacher: str = "",
 ) -> StudyResult:
     """Compare arms pair by pair.
 
@@ -101,6 +102,7 @@ def compare(
         baseline: the arm whose gain that is.
         margin: difference of accuracy, named before the study, within which arms are called equivalent.
         denominator: of the losses of all arms, for the record.
+        teacher: label of the arms' teacher where it named its likeliest tokens alone, for the record.
     """
     runs = ordered(curves)
     _check_names(runs, pairs, baseline)
@@ -135,6 +137,7 @@ def compare(
         ),
         denominator=denominator,
         n_primary=len(families["primary"]),
+        teacher=teacher,
     )
     return result.mark_collapsed()
 

@@ -209,6 +209,8 @@ class StudyResult(Record):
     """What the losses of all arms are divided by: all response tokens, or the weights that were kept."""
     n_primary: int | None = None
     """Of the pairs; None in files of schema 1, where all were corrected together."""
+    teacher: str = ""
+    """How the teacher of all arms gave its values where it named its likeliest tokens alone: top-20 + tail; else ""."""
     schema_version: int = STUDY_SCHEMA_VERSION
 
     def arm(self, name: str) -> Arm:

@@ -94,6 +94,7 @@ def _finish_jobs(config: StudyConfig, left: Sequence[Job], total: int, progress:
 def _conclude(config: StudyConfig, run: RunDir, jobs: Sequence[Job]) -> StudyResult:
     """Compare the finished jobs and commit study.json."""
     require_paired(jobs)
+    teacher = config.base.teacher
     result = compare(
         read_curves(jobs),
         config.pairs,
@@ -103,6 +104,7 @@ def _conclude(config: StudyConfig, run: RunDir, jobs: Sequence[Job]) -> StudyRes
         target_accuracy=config.study.target_accuracy,
         baseline=config.study.baseline,
         denominator=config.arm[0].policy.denominator,
+        teacher=teacher.label if teacher.is_top_k else "",
     )
     run.commit(RESULT, result.save)
     return result

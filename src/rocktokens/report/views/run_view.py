@@ -279,7 +279,8 @@ class RunView:
     @property
     def teacher_label(self) -> str:
         """How the teacher's values came, where it named its likeliest tokens alone: top-20 + tail; else ""."""
-        served = self.replay.served if self.replay else ""
+        of_study = self.study.teacher if self.study and not self.checkpoints else ""
+        served = self.replay.served if self.replay else of_study
         return served if has_tail(served) else ""
 
     @cached_property
