@@ -5,7 +5,8 @@ prompts are equally long and answers never end (``endless.py``), so that every s
 plan counts with. The plan's sum is its items and the cache of the rollouts that are sampled at once; measured is the
 most that torch has allocated over two steps of ``distill``, each in a process of its own.
 
-``python benchmarks/plan.py`` takes a few minutes. ``--tiny`` counts tiny models on the CPU and measures nothing.
+``python benchmarks/plan.py`` takes a few minutes on a GPU. ``--plan-only`` prints the plan of the same runs anywhere,
+from the models' configs; ``--tiny`` does so of tiny models.
 """
 
 import argparse
@@ -47,7 +48,8 @@ VARIANTS = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tiny", action="store_true", help="tiny models on the CPU; nothing is measured")
+    parser.add_argument("--plan-only", action="store_true", help="nothing is measured, and no GPU is needed")
+    parser.add_argument("--tiny", action="store_true", help="tiny models; nothing is measured")
     parser.add_argument("--length", type=int, default=512, help="tokens of every answer")
     parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -55,12 +57,13 @@ def main() -> None:
     logging.disable_progress_bar()
     if given.measure:
         return print(json.dumps(measured(validate(Config, json.loads(given.measure.read_text()), "plan"))))
-    if not given.tiny and not torch.cuda.is_available():
-        return print("this benchmark needs a CUDA device; --tiny shows on a CPU that it works")
-    print(machine(VERSIONS), "" if given.tiny else torch.cuda.get_device_name(), sep="\n", flush=True)
+    given.plan_only |= given.tiny
+    if not given.plan_only and not torch.cuda.is_available():
+        return print("this benchmark needs a CUDA device; --plan-only prints what would be compared")
+    print(machine(VERSIONS), "" if given.plan_only else torch.cuda.get_device_name(), sep="\n", flush=True)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        write_pair(folder, is_tiny=given.tiny)
+        write_pair(folder, is_tiny=given.tiny, has_weights=not given.plan_only)
         rows = [row(folder, variant, given) for variant in VARIANTS]
     header = (
         "run",
@@ -74,8 +77,8 @@ def main() -> None:
     print_table(header, rows)
 
 
-def write_pair(folder: Path, *, is_tiny: bool) -> None:
-    """Save both models with one tokenizer whose end token no head can name."""
+def write_pair(folder: Path, *, is_tiny: bool, has_weights: bool) -> None:
+    """Save both models, or their configs alone, with one tokenizer whose end token no head can name."""
     vocabulary = 1400 if is_tiny else VOCABULARY
     tokenizer = endless_tokenizer(vocabulary, folder)
     for name, shape in SHAPES.items():
@@ -88,13 +91,14 @@ def write_pair(folder: Path, *, is_tiny: bool) -> None:
             eos_token_id=vocabulary,
             **(TINY if is_tiny else shape),
         )
-        with torch.device("cpu" if is_tiny else "cuda"):
-            model = Qwen2ForCausalLM(config)
-        model.bfloat16().cpu().save_pretrained(folder / name)
+        config.save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)
-        del model
-    if not is_tiny:
-        torch.cuda.empty_cache()
+        if has_weights:
+            with torch.device("cuda"):
+                model = Qwen2ForCausalLM(config)
+            model.bfloat16().cpu().save_pretrained(folder / name)
+            del model
+            torch.cuda.empty_cache()
     records = [{"question": QUESTION, "answer": "#### 32"}] * 64
     (folder / "prompts.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     prompt = Prompt("0", QUESTION, "32")
@@ -114,11 +118,11 @@ def row(folder: Path, variant: str, given: argparse.Namespace) -> list[str]:
         },
         "training": {"max_steps": 2, "save_steps": 10, "trace": False, "max_truncated_share": 1.0, **VARIANTS[variant]},
     }
-    planned = plan_run(validate(Config, record, variant), 80 if given.tiny else None)
+    planned = plan_run(validate(Config, record, variant), 80 if given.plan_only else None)
     memory, cache = planned.layouts[0].memory, 32 * planned.cache_per_rollout
     total = memory.total + cache
     sizes = [f"{size / 1e9:.2f}" for size in (total, memory.activations, cache)]
-    if given.tiny:
+    if given.plan_only:
         return [variant, *sizes, "–", "–", "–"]
     settings = folder / "settings.json"
     settings.write_text(json.dumps(record))

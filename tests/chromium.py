@@ -1,4 +1,4 @@
-"""The browser of the tests: the headless shell where it is installed, since a whole Chromium takes twice its time."""
+"""The browser of the tests: the headless shell where it is installed, which takes less time than a whole Chromium."""
 
 import shutil
 from typing import TYPE_CHECKING

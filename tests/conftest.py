@@ -39,7 +39,7 @@ def _interruptible() -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Leave what is imported by now out of every garbage collection; no test makes garbage of it."""
+    """Leave what is imported by now out of later garbage collections, which then take less time."""
     gc.collect()
     gc.freeze()
 

@@ -334,7 +334,7 @@ def test_a_missing_plug_in_is_noticed(student: Any, tmp_path: Path):
 def test_a_plug_in_that_is_missing_after_a_restart_is_noticed(
     url: str, fake: FakeVllm, student: Any, tmp_path: Path, factor: float
 ):
-    """Between two steps, when nobody asks: without it every answer would be greedy, also by the right weights."""
+    """Between two steps; without it every answer would be greedy, also where the weights are right."""
     sampler = served(url, student, tmp_path)
     sampler.sample(REQUESTS[:1], temperature=1.0, **HOW)
     fake.start_again()
