@@ -89,7 +89,7 @@ def options(draw) -> dict[str, Any]:
         "tau_nats": draw(st.one_of(st.none(), st.tuples(nats, nats))),
         "gamma": draw(st.floats(0.05, 0.999)),
         "eta": draw(st.one_of(st.sampled_from([0.1, 1 / 3, 0.5, 1.0]), share)),
-        "min_score": draw(st.sampled_from([None, None, 5e-324, 0.5])),
+        "min_score": draw(st.sampled_from([None, 0.0, 5e-324, 0.5])),
         "split": draw(st.one_of(st.none(), st.just(1), st.floats(0.1, 0.9))),
         "seed": draw(st.integers(0, 99)),
     }

@@ -52,6 +52,17 @@ def test_types_without_a_score_fill_up_k_but_are_never_sure(store):
     assert scored.summary["n_score_zero"] == 0
 
 
+@pytest.mark.parametrize("least", [0.0, None])
+def test_what_rounding_took_below_zero_does_not_fill_up_k(tmp_path, least):
+    late = random_trace(5, prompts=20, vocabulary=8, length=40)
+    ids = late["token_id"].to_numpy()
+    tiny = np.where(ids == 3, -(2.0**-20), np.where(ids == 4, 0.0, 1.0)).astype(np.float32)
+    table = with_column(late, "kl", pa.array(tiny, mask=late["kl"].is_null().to_numpy()))
+    result = found(TraceStore(write_trace(tmp_path, {9: table})), stage="score", k=99, min_freq=1, min_score=least)
+    assert result.sums.selection.token_ids[result.columns][-1] == 4
+    assert set(result.sums.selection.token_ids) - set(result.sums.selection.token_ids[result.columns]) == {3}
+
+
 def test_a_score_of_zero_in_a_replicate_is_not_in_the_top():
     sample = random_occurrences(3).sample()
     silent = replace(sample, kl=sample.kl * 0)

@@ -199,7 +199,7 @@ def naive_search(
     split: float | None = 0.5,
     seed: int = 0,
     tau_nats: tuple[float, float] | None = None,
-    min_score: float | None = None,
+    min_score: float | None = 0.0,
     require: str = "any",
     min_prompts: int = 1,
 ) -> NaiveSearch:
@@ -297,12 +297,12 @@ def naive_ranking(
     freq: dict[int, int],
     min_freq: int = 2,
     exclude_top_freq: int = 0,
-    min_score: float | None = None,
+    min_score: float | None = 0.0,
 ) -> list[int]:
-    """Types that may be ranked, best first, ties by id."""
+    """Types that may be ranked, best first, ties by id; with ``min_score`` None, those from 0."""
     frequent = sorted(freq, key=lambda v: (-freq[v], v))[:exclude_top_freq]
     ranked = [v for v in freq if freq[v] >= min_freq and v not in frequent]
-    return sorted((v for v in ranked if min_score is None or score[v] >= min_score), key=lambda v: (-score[v], v))
+    return sorted((v for v in ranked if score[v] >= (min_score or 0)), key=lambda v: (-score[v], v))
 
 
 def naive_coverage(ranking: list[int], rows: list[dict]) -> Iterator[float]:

@@ -124,7 +124,7 @@ def find_rocks(
         seed: of the split, of samples and of the bootstrap; None is the run's, 0 without a config.
         tau_nats: (baseline, reference) thresholds in nats instead of quantiles.
         min_score: of the first k, only those whose ranking score reaches this; with 0, the default without a config,
-            even a type with score 0 is taken when there are fewer than k others.
+            even a type with score 0 is taken when there are fewer than k others, but none that rounding took below 0.
         encoder: "embeddings" (the default), "hidden" (loads the student), or what
             ``rocktokens.scoring.hidden.hidden_encoder`` makes of a student.
         max_pairs: pairs of contexts to compare; beyond it types are judged on samples, and CCR gets an interval.

@@ -64,7 +64,7 @@ _DEFAULT = FindSection()
 class Criterion:
     """Every parameter of a search; see ``find_rocks`` for their meaning.
 
-    Defaults are those of the config's section ``find``, but for ``min_score``, which leaves nothing out here.
+    Defaults are those of the config's section ``find``, but for ``min_score``: here a score of 0 is enough.
     """
 
     reference: int | None = None
