@@ -11,20 +11,28 @@ PIP    := $(BIN)/pip install --quiet --disable-pip-version-check --constraint co
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo test docs lint bench mutants campaign setup vllm chromium clean
+.PHONY: demo test suite docs lint style types bench mutants campaign setup vllm chromium clean
 demo: setup
 	$(BIN)/rocktokens demo
 
 # One thread a worker: the models of the tests are too small to gain from a second one. One worker more than there are
 # cores: tests that wait, for a browser, Spark or a child, leave theirs idle. In the order of the files: by number of
 # tests, those with few and long ones would come last, and one worker would wait for the other.
+# Types are checked, by one thread, beside the first of them.
 WORKERS := $(shell $(PYTHON) -c 'import os; print(min((os.cpu_count() or 1) + 1, 4))')
-test: lint $(SPARK) $(TRITON) $(SITE) chromium
+test: style $(SPARK) $(TRITON) $(SITE) chromium
+	@$(MAKE) --no-print-directory --jobs=2 suite types
+
+suite: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-lint: setup
+lint: style types
+
+style: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+types: setup
 	$(BIN)/pyright
 
 # A strict build is one of the tests too; this one stays, in build/site.

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from warm_process import start_server
+
 HERE = Path(__file__).parent
 LONGEST = (
     "test_pipeline.py",
@@ -36,6 +38,12 @@ LONGEST = (
 def _interruptible() -> None:
     """A script that starts the suite in the background has it ignore interrupts, which tests send to be obeyed."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Let every worker of a whole suite have its server of warm processes, which imports while tests are collected."""
+    if hasattr(session.config, "workerinput"):
+        start_server()
 
 
 def pytest_collection_finish() -> None:

@@ -10,12 +10,29 @@ import os
 import runpy
 import signal
 import sys
+from multiprocessing.forkserver import ensure_running
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+IMPORTED = [
+    *(f"rocktokens.{name}" for name in ("training.loop", "evaluation.evaluate", "replay.replay", "knockout.knockout")),
+    *(f"rocktokens.{name}" for name in ("knockout.classes", "gradients.measure", "rocks.analysis", "traces.store")),
+    *(f"rocktokens.{name}" for name in ("report.build", "report.explorer.server", "studies.study", "integrity")),
+    *(f"rocktokens.cli.{name}" for name in ("distill", "trace", "find", "gradients", "knockout", "evaluate", "study")),
+    *("transformers.models.llama.modeling_llama", "transformers.generation", "peft"),
+    *("pandas", "ibis.backends.duckdb", "altair", "vl_convert"),
+]
+"""What the commands import, some of it late."""
 SERVER = multiprocessing.get_context("forkserver")
-IMPORTED = ("training.loop", "evaluation.evaluate", "replay.replay", "knockout.knockout")
-SERVER.set_forkserver_preload([f"rocktokens.{name}" for name in IMPORTED])
+SERVER.set_forkserver_preload(IMPORTED)
+
+
+def start_server() -> None:
+    """Start the server now, before a study of this process, which forks from it too, has it import less."""
+    from rocktokens.cli.main import quiet_libraries
+
+    quiet_libraries()  # of the server
+    ensure_running()
 
 
 def start_command(arguments: list[str], log: Path) -> BaseProcess:
@@ -29,9 +46,7 @@ def start_script(script: Path, arguments: list[str], log: Path, environment: dic
 
 
 def _started(target, *arguments) -> BaseProcess:
-    from rocktokens.cli.main import quiet_libraries
-
-    quiet_libraries()  # of the server, when it is started
+    start_server()
     process = SERVER.Process(target=target, args=arguments)
     process.start()
     return process

@@ -25,27 +25,12 @@ from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from warm_process import IMPORTED, SERVER
+from warm_process import SERVER
 
 ROOT = Path(__file__).parents[2]
 JOURNALS = ROOT / "build" / "campaigns"
 PREPARATION = 900.0
 """Seconds that making what the cases need may take."""
-MORE_IMPORTED = (
-    *("cli.find", "cli.study", "cli.gradients", "gradients.measure", "integrity", "report.build", "rocks.analysis"),
-    *("studies.study", "traces.store", "report.explorer.server", "knockout.classes"),
-)
-SERVER.set_forkserver_preload(
-    [f"rocktokens.{name}" for name in (*IMPORTED, *MORE_IMPORTED)]
-    + [
-        "transformers.models.llama.modeling_llama",
-        "transformers.generation",
-        "peft",
-        "vl_convert",
-        "altair",
-        "ibis.backends.duckdb",
-    ]
-)
 TOLD = 1500
 """Characters of a failure that are kept."""
 READY = None

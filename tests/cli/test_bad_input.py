@@ -20,9 +20,14 @@ from rocktokens.run_dir import RunDir
 from rocktokens.types import RockSet, RockToken
 
 
+@pytest.fixture(scope="module")
+def before(finished: FinishedRun) -> dict[str, str]:
+    """What the finished run holds before any of these mistakes."""
+    return snapshot(finished.path.parent)
+
+
 @pytest.fixture(autouse=True)
-def _nothing_is_lost(finished: FinishedRun) -> Iterator[None]:
-    before = snapshot(finished.path.parent)
+def _nothing_is_lost(finished: FinishedRun, before: dict[str, str]) -> Iterator[None]:
     yield
     after = snapshot(finished.path.parent)
     assert {path: after.get(path) for path in before} == before

@@ -27,8 +27,8 @@ from rocktokens.studies.worker import Failed, Message, serve
 
 PATIENCE = 10.0
 """Seconds an idle worker is given to leave."""
-IMPORTED_ONCE = ["rocktokens.training.loop", "rocktokens.evaluation.evaluate"]
-"""What every job imports."""
+IMPORTED_ONCE = ["rocktokens.training.loop", "rocktokens.evaluation.evaluate", "pandas"]
+"""What every job imports; pyarrow imports pandas with the first array it makes."""
 
 
 @dataclass(slots=True)
