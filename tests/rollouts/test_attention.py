@@ -20,6 +20,7 @@ def call(**changed):
         {"q_AH1d": torch.zeros(4, 6, 2, 16, dtype=torch.bfloat16)},
         {"q_AH1d": torch.zeros(4, 6, 1, 16)},
         {"q_AH1d": torch.zeros(4, 6, 1, 32, dtype=torch.bfloat16)},
+        {"q_AH1d": torch.zeros(4, 66, 1, 16, dtype=torch.bfloat16)},
         {"v_AGLd": torch.zeros(4, 2, 64, 8, dtype=torch.bfloat16)},
         {"v_AGLd": torch.zeros(4, 64, 2, 16, dtype=torch.bfloat16).transpose(1, 2)},
         {"mask": torch.zeros(4, 1, 1, 128)},

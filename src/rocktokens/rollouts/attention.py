@@ -15,7 +15,8 @@ from rocktokens.models.kernels import power_of_2
 
 FEWEST_HEADS = 16
 """Of a block of query heads, as products of blocks need."""
-MOST_GROUP, MOST_WIDTH = 64, 256
+MOST_GROUP, MOST_WIDTH = 32, 256
+"""Query heads per key head, and numbers per head: beyond, the blocks of a program are too large for smaller GPUs."""
 BLOCK, FEWEST_SLOTS = 8192, 128
 """Numbers of keys that a program holds at once, and slots of the shortest part of the widest rows."""
 PROGRAMS, MOST_PARTS = 512, 32
