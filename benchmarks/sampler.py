@@ -13,13 +13,16 @@ of each, which captures graphs, is printed apart. ``python benchmarks/sampler.py
 
 ``--shape qwen2.5-1.5b`` takes Qwen2.5-1.5B's shape instead, prompts of 80 to 160 tokens and answers of 300, and
 ``--rows`` another number of rows. ``--kernels`` asks instead what kernels of ours are worth: it counts the GPU kernels
-of one decoding step, and times answers, with and without the choice of the next token (``choice_kernels.py``), the
-quick layers (``models/layers.py``) and the cache's kernel (``slot_kernels.py``).
+of one decoding step, and times answers, with and without attention to each row's own slots (``attention_kernels.py``),
+the choice of the next token (``choice_kernels.py``), the quick layers (``models/layers.py``) and the cache's kernel
+(``slot_kernels.py``). ``--profile`` prints the GPU kernels of one replayed step, halfway through the answers, by time.
 """
 
 import argparse
+import re
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -40,6 +43,8 @@ from rocktokens.rollouts.sampler import SampleRequest, TransformersSampler
 PAD = 0
 END_SHARE = 128
 TARGET = 3.0
+MOST_KERNELS, MOST_LETTERS = 25, 80
+"""Of the table of a profile, and of a name in it."""
 Written = list[list[int]]
 
 
@@ -190,9 +195,11 @@ def compare(title: str, sides: dict[str, Callable[[], Written]], rounds: int, de
 
 
 @contextmanager
-def by_kernel(choice: bool, layers: bool, cache: bool) -> Iterator[None]:
+def by_kernel(attention: bool, choice: bool, layers: bool, cache: bool) -> Iterator[None]:
     """Leave what is not wanted by a kernel of ours to PyTorch and transformers."""
     with ExitStack() as patches:
+        if not attention:
+            patches.enter_context(patch("rocktokens.rollouts.rows.takes_row_slots", lambda _: False))
         if not choice:
             patches.enter_context(patch.object(decoding, "has_triton", lambda: False))
         if not layers:
@@ -222,10 +229,11 @@ def kernels_of_a_step(model: Any, requests: list[SampleRequest]) -> int:
 def compare_kernels(model: Any, requests: list[SampleRequest], new_tokens: int, rounds: int) -> None:
     """Count a step's kernels, and time whole answers, with more and more of it by kernels of ours."""
     sides = {
-        "choice, layers, cache": (True, True, True),
-        "layers, cache": (False, True, True),
-        "cache": (False, False, True),
-        "none": (False, False, False),
+        "attention, choice, layers, cache": (True, True, True, True),
+        "choice, layers, cache": (False, True, True, True),
+        "layers, cache": (False, False, True, True),
+        "cache": (False, False, False, True),
+        "none": (False, False, False, False),
     }
     counts: dict[str, int] = {}
     works: dict[str, Callable[[], Written]] = {}
@@ -234,7 +242,7 @@ def compare_kernels(model: Any, requests: list[SampleRequest], new_tokens: int, 
             counts[name] = kernels_of_a_step(model, requests)
         own = TransformersSampler(model, frozenset(), PAD, batch_size=len(requests))
 
-        def work(own: TransformersSampler = own, side: tuple[bool, bool, bool] = side) -> Written:
+        def work(own: TransformersSampler = own, side: tuple[bool, bool, bool, bool] = side) -> Written:
             with by_kernel(*side):
                 return ours(own, requests, new_tokens, 1.0)
 
@@ -248,6 +256,46 @@ def compare_kernels(model: Any, requests: list[SampleRequest], new_tokens: int, 
     print(f"floor {floor:.3f} s: all by kernels of ours is {next(iter(medians.values())) / floor:.1f} × that\n")
 
 
+def profiled_steps(model: Any, requests: list[SampleRequest], new_tokens: int) -> list[dict[str, list[float]]]:
+    """The µs of the kernels, copies and fills of one step in every few, by name; all are replayed."""
+    own, advance = TransformersSampler(model, frozenset(), PAD, batch_size=len(requests)), DecodingRows.advance
+    ours(own, requests, new_tokens, 1.0)
+    steps_seen: list[dict[str, list[float]]] = []
+
+    def profiling(rows: DecodingRows, steps: int, n_rows: int, width: int) -> None:
+        with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+            advance(rows, 1, n_rows, width)
+            torch.cuda.synchronize()
+        spent: dict[str, list[float]] = defaultdict(list)
+        for event in profiled.events() or []:
+            if event.device_type == torch.autograd.DeviceType.CUDA:
+                spent[event.name].append(event.time_range.elapsed_us())
+        steps_seen.append(spent)
+        advance(rows, steps - 1, n_rows, width)
+
+    with patch.object(DecodingRows, "advance", profiling):
+        ours(own, requests, new_tokens, 1.0)
+    return steps_seen
+
+
+def print_profile(model: Any, requests: list[SampleRequest], new_tokens: int) -> None:
+    """What the GPU runs in the step halfway, that which takes longest first."""
+    steps = profiled_steps(model, requests, new_tokens)
+    spent = steps[len(steps) // 2]
+    total = sum(map(sum, spent.values()))
+    by_time = sorted(spent.items(), key=lambda item: -sum(item[1]))
+    shown = [(re.sub(r"^void |at::native::|\(anonymous namespace\)::", "", name), times) for name, times in by_time]
+    rest = [time for _, times in shown[MOST_KERNELS:] for time in times]
+    print(f"GPU kernels of a replayed step of {len(requests)} rows, halfway to {new_tokens} tokens: {total:,.0f} µs\n")
+    print_table(
+        ["kernel", "calls", "µs", "share"],
+        [
+            [name[:MOST_LETTERS], f"{len(times):,}", f"{sum(times):,.0f}", f"{sum(times) / total:.1%}"]
+            for name, times in [*shown[:MOST_KERNELS], ("others", rest)]
+        ],
+    )
+
+
 def agreement(found: Written, expected: Written) -> str:
     same = sum(one == other for one, other in zip(found, expected, strict=True))
     return f"{same} of {len(expected)} answers the same"
@@ -259,11 +307,12 @@ def main() -> None:
     parser.add_argument("--rows", type=int, help="answers written at once; default: as many as the shape has")
     parser.add_argument("--new-tokens", type=int)
     parser.add_argument("--kernels", action="store_true", help="what kernels of ours are worth")
+    parser.add_argument("--profile", action="store_true", help="the GPU kernels of one step, by time")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tiny", action="store_true", help="a tiny model on the CPU, to try the script")
     given = parser.parse_args()
-    if given.kernels and given.tiny:
-        parser.error("--kernels measures what a GPU runs: leave --tiny out")
+    if (given.kernels or given.profile) and given.tiny:
+        parser.error("--kernels and --profile measure what a GPU runs: leave --tiny out")
     if not given.tiny and not torch.cuda.is_available():
         print("benchmarks/sampler.py needs a CUDA device, and there is none: --tiny tries it on the CPU")
         return
@@ -276,6 +325,9 @@ def main() -> None:
     requests = make_requests(4 * count, shape)
     if given.kernels:
         compare_kernels(model, requests[:count], new_tokens, given.rounds)
+    if given.profile:
+        print_profile(model, requests[:count], new_tokens)
+    if given.kernels or given.profile:
         return
     same_length = TransformersSampler(model, frozenset(), PAD, batch_size=count)
     for name, temperature in (("temperature 1", 1.0), ("greedy", 0.0)):

@@ -103,7 +103,7 @@ def logits_of(monkeypatch):
 @pytest.fixture
 def calls(monkeypatch):
     """The shapes with which the kernels are called."""
-    seen = {"normed": [], "rotated": [], "gated": [], "write_tokens": []}
+    seen = {"normed": [], "rotated": [], "gated": [], "write_tokens": [], "attend_to_slots": []}
 
     def noting(name, function):
         def noted(x, *rest):
@@ -113,7 +113,7 @@ def calls(monkeypatch):
         return noted
 
     for name in seen:
-        module = slots if name == "write_tokens" else layers
+        module = slots if name in ("write_tokens", "attend_to_slots") else layers
         monkeypatch.setattr(module, name, noting(name, getattr(module, name)))
     return seen
 
@@ -135,11 +135,33 @@ def test_decoding_by_the_kernels_agrees_with_decoding_without(name, logits_of):
         wanted = logits_of(model)
     found = logits_of(model)
     assert found.shape == wanted.shape and len(found) >= NEW_TOKENS
-    if name == "gemma":  # of which only the rotation and the slots are kernels, which change no bit
-        assert torch.equal(found, wanted)
-    else:
-        torch.testing.assert_close(found, wanted, rtol=0, atol=4 * 2**-7 * wanted.abs().max().item())
-        assert not torch.equal(found[0], found[-1])
+    torch.testing.assert_close(found, wanted, rtol=0, atol=4 * 2**-7 * wanted.abs().max().item())
+    assert not torch.equal(found[0], found[-1])
+
+
+def test_rotations_and_slots_by_kernel_change_no_bit(monkeypatch, logits_of):
+    model = made("gemma")
+    with without_kernels():
+        wanted = logits_of(model)
+    monkeypatch.setattr(rows, "takes_row_slots", lambda _: False)
+    assert torch.equal(logits_of(model), wanted)
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_attention_by_kernel_alone_agrees_with_that_of_torch(monkeypatch, logits_of, shift):
+    """And would not if a row looked at one slot less."""
+    model = made("gemma")
+    with without_kernels():
+        wanted = logits_of(model)
+    attend = slots.attend_to_slots
+
+    def attending(query, key, value, row_slots_2A, *rest):
+        fewer_2A = torch.stack([row_slots_2A[0] - shift, (row_slots_2A[1] - shift).clamp(min=0)])
+        return attend(query, key, value, fewer_2A, *rest)
+
+    monkeypatch.setattr(slots, "attend_to_slots", attending)
+    error = (logits_of(model) - wanted).abs().max() / wanted.abs().max()
+    assert error < 4 * 2**-7 if shift == 0 else error > 0.1
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -155,6 +177,7 @@ def test_prompts_and_steps_run_by_the_kernels(name, calls, logits_of):
     assert len(calls["gated"]) == (0 if name == "gemma" else 2 * n_forwards)
     assert calls["rotated"] == 2 * [(4, 4, 16, 16)] + 2 * n_steps * [(4, 4, 1, 16)]
     assert calls["write_tokens"] == 2 * n_steps * [(4, 2, 1, 16)]
+    assert calls["attend_to_slots"] == 2 * n_steps * [(4, 4, 1, 16)]
 
 
 def test_decoding_with_a_wrong_rotation_would_not_agree(monkeypatch, logits_of):
@@ -173,7 +196,7 @@ def test_float32_is_decoded_bit_for_bit_as_without_kernels(calls, logits_of):
         wanted = logits_of(model)
     assert not calls["write_tokens"]
     assert torch.equal(logits_of(model), wanted)
-    assert calls["write_tokens"] and not (calls["normed"] or calls["rotated"] or calls["gated"])
+    assert calls.pop("write_tokens") and not any(calls.values())
 
 
 @pytest.mark.skipif(INTERPRETED, reason="needs a GPU: graphs are captured there only")

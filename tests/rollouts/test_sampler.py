@@ -18,6 +18,7 @@ from rocktokens.models.head import hidden_states, lm_head
 from rocktokens.models.load import LoadedModel
 from rocktokens.rollouts.generate import require_hidden_padding
 from rocktokens.rollouts.noise import gumbel_noise, stream_key
+from rocktokens.rollouts.rows import DecodingRows
 from rocktokens.rollouts.sampler import Completion, SampleRequest, SamplingCopy, TransformersSampler, make_sampler
 
 MODEL = make_llama()
@@ -332,6 +333,20 @@ def test_on_a_gpu_greedy_is_what_generate_gives_and_captured_steps_stay_valid():
                 parameter.mul_(1.1)
     assert ours._rows is not None
     assert ours._rows._graphs
+
+
+def test_rows_that_no_rollout_is_in_look_at_one_slot(monkeypatch):
+    """On a CPU every step is looked at, so that a row is free from the step on that follows its last."""
+    free, step = [], DecodingRows._step
+
+    def stepping(rows, count, width):
+        free.append(rows.state_FR[1:3, :count][:, ~rows.live_R[:count]].clone())
+        step(rows, count, width)
+
+    monkeypatch.setattr(DecodingRows, "_step", stepping)
+    sample(REQUESTS, batch_size=16)
+    assert sum(slots.numel() for slots in free) > 16
+    assert not any(slots.any() for slots in free)
 
 
 # Families without plain attention

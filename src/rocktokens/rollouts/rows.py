@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from rocktokens.rollouts.decoding import NO_TOKEN, DecodingSettings, StreamRequest, alternative_ids, choose
-from rocktokens.rollouts.slots import SlotCache, mask_copies
+from rocktokens.rollouts.slots import SlotCache, mask_copies, takes_row_slots
 
 
 class DecodingRows:
@@ -50,6 +50,7 @@ class DecodingRows:
         device = model.device
         self.model, self.settings, self.capacity = model, settings, capacity
         self.cache = SlotCache(model.config, rows, capacity)
+        self.names_slots = takes_row_slots(model)
         self.rows_R = torch.arange(rows, device=device)
         self.state_FR = torch.zeros(6, rows, dtype=torch.long, device=device)
         self.live_R = torch.zeros(rows, dtype=torch.bool, device=device)
@@ -146,7 +147,12 @@ class DecodingRows:
         for tensor in (*recorded, self.banned_RV, self.alternatives_RA):
             if tensor is not None:
                 tensor[target_n] = tensor[source_n]
-        self.live_R[source_n] = False
+
+    def vacate(self, rows: range) -> None:
+        """Let rows that no rollout is in look at one slot only."""
+        here = slice(rows.start, rows.stop)
+        self.live_R[here] = False
+        self.state_FR[1:3, here] = 0  # slots and positions
 
     def _capture(self, rows: int, width: int) -> None:
         self._pool = self._pool or torch.cuda.graph_pool_handle()
@@ -166,6 +172,7 @@ class DecodingRows:
         mask_AGL = self.mask_RGL[:rows]
         mask_AGL.scatter_(2, slots_A[:, None, None].expand(*mask_AGL.shape[:2], 1), 0.0)
         self.cache.place(rows_A, slots_A, width)
+        named = {"row_slots": self.state_FR[1:3, :rows]} if self.names_slots else {}  # slots and positions
         output = self.model(
             input_ids=last_ids_A[:, None],
             attention_mask=mask_AGL[:, :, None, :width],
@@ -173,6 +180,7 @@ class DecodingRows:
             past_key_values=self.cache,
             use_cache=True,
             logits_to_keep=1,
+            **named,
         )
         logits_AV = output.logits[:, -1, : self.settings.vocab_size]
         banned_AV = None if self.banned_RV is None else self.banned_RV[:rows]

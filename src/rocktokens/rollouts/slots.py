@@ -3,7 +3,8 @@
 The cache is allocated once, ``rows`` × ``capacity`` positions per layer. A step writes one token per row, each at its
 own slot, and attends to the first ``width`` slots of every row; a mask hides those that a row has not filled. What a
 row holds can be copied out, and copied back into any row: a rollout continues from there with the very same numbers.
-On a GPU one kernel writes the keys and the values (``slot_kernels.py``).
+On a GPU one kernel writes the keys and the values (``slot_kernels.py``), and in half precision another attends to the
+slots that each row has filled, without the mask (``attention.py``).
 
 transformers calls ``update`` layer by layer and takes a four-dimensional mask as it is, which only layers of plain
 attention understand (``fits``): sliding windows, recurrent states and ALiBi are left to ``generate``.
@@ -19,6 +20,8 @@ from transformers.cache_utils import DynamicLayer
 
 from rocktokens.models.head import causal_lm
 from rocktokens.models.kernels import has_triton, on_gpu, power_of_2
+from rocktokens.models.layers import HALF
+from rocktokens.rollouts.attention import attend_to_slots, suits
 
 States = list[tuple[torch.Tensor, torch.Tensor]]
 """Keys and values (heads, tokens, width) of one row, layer by layer."""
@@ -153,15 +156,20 @@ def grouped_attention(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
+    row_slots: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention, torch's own, of one new token (A, heads, 1, width) over fewer key heads, which are not copied first.
+    """Attention of one new token (A, heads, 1, width) over fewer key heads, which are not copied first.
 
-    The query heads that share a key head see the same slots, so they are laid out as query positions. Torch's kernels
-    put the heads of a position side by side, which would then have to be copied to their order. With one mask (A, G, 1,
-    slots) per key head, each key head is a row of its own with one head, and nothing is copied.
+    Where ``row_slots`` says what each row looks at (see ``attend_to_slots``), a kernel of ours reads that and nothing
+    else. Otherwise the attention is torch's own. The query heads that share a key head see the same slots, so they are
+    laid out as query positions. Torch's kernels put the heads of a position side by side, which would then have to be
+    copied to their order. With one mask (A, G, 1, slots) per key head, each key head is a row of its own with one head,
+    and nothing is copied.
     """
     assert attention_mask is not None
+    if row_slots is not None and suits(query, key, value, attention_mask, row_slots, **kwargs):
+        return attend_to_slots(query, key, value, row_slots, scaling), None
     rows, heads, _, _ = query.shape
     copies = attention_mask.shape[1] if attention_mask.shape[1] == key.shape[1] else 1
     layout = rows * copies, key.shape[1] // copies
@@ -203,6 +211,11 @@ def mask_copies(model: Any) -> int:
     key_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     attends_as_told = _is_grouped(model) and causal_lm(model).is_backend_compatible()
     return key_heads if attends_as_told and key_heads < config.num_attention_heads else 1
+
+
+def takes_row_slots(model: Any) -> bool:
+    """Whether the model's layers pass ``row_slots`` on to ``grouped_attention``, which can make use of it."""
+    return _is_grouped(model) and has_triton() and model.dtype in HALF and causal_lm(model).is_backend_compatible()
 
 
 def _is_grouped(model: Any) -> bool:

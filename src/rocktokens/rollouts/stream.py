@@ -225,6 +225,7 @@ class Stream:
             self.counters[:, targets] = self.counters[:, sources]
             for source, target in zip(sources, targets, strict=True):
                 self.in_rows[target] = self.in_rows[source]
+        self.rows.vacate(range(len(staying), len(self.in_rows)))
         del self.in_rows[len(staying) :]
 
 
