@@ -14,7 +14,8 @@ of each, which captures graphs, is printed apart. ``python benchmarks/sampler.py
 ``--shape qwen2.5-1.5b`` takes Qwen2.5-1.5B's shape instead, prompts of 80 to 160 tokens and answers of 300, and
 ``--rows`` another number of rows. ``--kernels`` asks instead what kernels of ours are worth: it counts the GPU kernels
 of one decoding step, and times answers, with and without the choice of the next token (``choice_kernels.py``), the
-quick layers (``models/layers.py``) and the cache's kernel (``slot_kernels.py``).
+quick layers (``models/layers.py``) and the cache's kernel (``slot_kernels.py``). ``--apart`` leaves every projection of
+a layer a product of its own.
 """
 
 import argparse
@@ -33,6 +34,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 from transformers.utils import logging as transformers_logging
 
 from printing import machine, print_table
+from rocktokens.models.projections import lay_side_by_side
 from rocktokens.rollouts import decoding, sampler, slots
 from rocktokens.rollouts.rows import DecodingRows
 from rocktokens.rollouts.sampler import SampleRequest, TransformersSampler
@@ -259,6 +261,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, help="answers written at once; default: as many as the shape has")
     parser.add_argument("--new-tokens", type=int)
     parser.add_argument("--kernels", action="store_true", help="what kernels of ours are worth")
+    parser.add_argument("--apart", action="store_true", help="do not join products of one input")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tiny", action="store_true", help="a tiny model on the CPU, to try the script")
     given = parser.parse_args()
@@ -272,6 +275,8 @@ def main() -> None:
     print(machine(("rocktokens", "torch", "transformers")), torch.cuda.get_device_name() if device == "cuda" else "")
     shape = TINY if given.tiny else SHAPES[given.shape]
     model = make_model(torch.float32 if given.tiny else torch.bfloat16, device, shape)
+    if not given.apart:
+        lay_side_by_side(model)
     count, new_tokens, vocab_size = given.rows or shape.rows, given.new_tokens or shape.new_tokens, shape.sizes[-1]
     requests = make_requests(4 * count, shape)
     if given.kernels:
