@@ -16,6 +16,7 @@ of each, which captures graphs, is printed apart. ``python benchmarks/sampler.py
 of one decoding step, and times answers, with and without attention to each row's own slots (``attention_kernels.py``),
 the choice of the next token (``choice_kernels.py``), the quick layers (``models/layers.py``) and the cache's kernel
 (``slot_kernels.py``). ``--profile`` prints the GPU kernels of one replayed step, halfway through the answers, by time.
+``--apart`` leaves every projection of a layer a product of its own.
 """
 
 import argparse
@@ -36,6 +37,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 from transformers.utils import logging as transformers_logging
 
 from printing import machine, print_table
+from rocktokens.models.projections import lay_side_by_side
 from rocktokens.rollouts import decoding, sampler, slots
 from rocktokens.rollouts.rows import DecodingRows
 from rocktokens.rollouts.sampler import SampleRequest, TransformersSampler
@@ -308,6 +310,7 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int)
     parser.add_argument("--kernels", action="store_true", help="what kernels of ours are worth")
     parser.add_argument("--profile", action="store_true", help="the GPU kernels of one step, by time")
+    parser.add_argument("--apart", action="store_true", help="do not join products of one input")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tiny", action="store_true", help="a tiny model on the CPU, to try the script")
     given = parser.parse_args()
@@ -321,6 +324,8 @@ def main() -> None:
     print(machine(("rocktokens", "torch", "transformers")), torch.cuda.get_device_name() if device == "cuda" else "")
     shape = TINY if given.tiny else SHAPES[given.shape]
     model = make_model(torch.float32 if given.tiny else torch.bfloat16, device, shape)
+    if not given.apart:
+        lay_side_by_side(model)
     count, new_tokens, vocab_size = given.rows or shape.rows, given.new_tokens or shape.new_tokens, shape.sizes[-1]
     requests = make_requests(4 * count, shape)
     if given.kernels:

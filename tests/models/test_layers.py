@@ -12,13 +12,13 @@ from rocktokens.models.layers import quick_layers
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the GPU runs the same cases")
 @pytest.mark.slow
 def test_the_kernels_under_tritons_interpreter():
-    run_cases("models/layer_cases.py", interpreted=True)
+    run_cases("models/layer_cases.py", "models/projection_cases.py", interpreted=True)
 
 
 @no_triton
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_the_kernels_on_a_gpu():
-    run_cases("models/layer_cases.py", interpreted=False)
+    run_cases("models/layer_cases.py", "models/projection_cases.py", interpreted=False)
 
 
 @torch.no_grad()

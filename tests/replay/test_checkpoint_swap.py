@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from rocktokens.errors import RocktokensError
-from rocktokens.models import pebbles
+from rocktokens.models import pebbles, projections
 from rocktokens.models.load import LoadedModel, load_model
 from rocktokens.replay.checkpoint_swap import Students
 
@@ -93,6 +93,25 @@ def test_checkpoints_are_copied_into_one_model(kind: str, dtype: str, request: p
             assert student.model is first and student.name == name
             assert same_state(student.model, load_model(name, dtype, "cpu").model)
     assert load.names == ["step-0"]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["tied", "sharded"])
+def test_a_checkpoint_is_copied_into_weights_that_lie_side_by_side(
+    kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(projections, "on_gpu", lambda _: True)
+    names = request.getfixturevalue(kind)
+    load = Loads("bfloat16", lambda loaded: projections.lay_side_by_side(loaded.model))
+    with Students(load) as students:
+        attention = students.get(names[0]).model.model.layers[0].self_attn
+        product = projections.SharedProduct.of(attention, projections.ATTENTION_INPUTS)
+        swapped = students.get(names[1]).model
+        fresh = load_model(names[1], "bfloat16", "cpu").model
+        given = fresh.model.layers[0].self_attn
+        assert product is not None and load.names == ["step-0"] and same_state(swapped, fresh)
+        weights = [getattr(given, name).weight for name in projections.ATTENTION_INPUTS]
+        assert torch.equal(product.weight_ND, torch.cat(weights))
 
 
 def test_what_was_read_ahead_is_what_comes_next(tied: list[str]):

@@ -21,10 +21,11 @@ from transformers import (
 from transformers.models.llama import modeling_llama
 
 from kernel_device import DEVICE, INTERPRETED, round_to_bfloat16
-from rocktokens.models import layers
+from rocktokens.models import layers, projections
+from rocktokens.models.projections import lay_side_by_side
 from rocktokens.rollouts import rows, sampler, slots
 from rocktokens.rollouts.rows import DecodingRows
-from rocktokens.rollouts.sampler import TransformersSampler
+from rocktokens.rollouts.sampler import SamplingCopy, TransformersSampler
 from rocktokens.rollouts.slots import SlotLayer, write_tokens
 
 NEW_TOKENS = 4
@@ -55,6 +56,7 @@ def as_on_a_gpu(monkeypatch):
     if INTERPRETED:
         round_to_bfloat16(monkeypatch)
         monkeypatch.setattr(layers, "on_gpu", lambda _: True)
+        monkeypatch.setattr(projections, "on_gpu", lambda _: True)
         monkeypatch.setattr(slots, "on_gpu", lambda _: True)
 
 
@@ -180,6 +182,20 @@ def test_prompts_and_steps_run_by_the_kernels(name, calls, logits_of):
     assert calls["attend_to_slots"] == 2 * n_steps * [(4, 4, 1, 16)]
 
 
+@pytest.mark.parametrize("name", ["qwen2", "gemma"])
+def test_decoding_with_projections_side_by_side_agrees_with_decoding_without(monkeypatch, name, logits_of):
+    model, products, linear = made(name), [], torch.nn.functional.linear
+    with without_kernels():
+        wanted = logits_of(model)
+    lay_side_by_side(model)
+    monkeypatch.setattr(torch.nn.functional, "linear", lambda x, *rest: products.append(1) or linear(x, *rest))
+    found = logits_of(model)
+    per_forward = 2 * (5 if name == "gemma" else 4) + 1  # the head is one too
+    assert len(products) == per_forward * (1 + len(found))
+    torch.testing.assert_close(found, wanted, rtol=0, atol=4 * 2**-7 * wanted.abs().max().item())
+    assert is_untouched(model)
+
+
 def test_decoding_with_a_wrong_rotation_would_not_agree(monkeypatch, logits_of):
     model = made("llama")
     with without_kernels():
@@ -200,8 +216,33 @@ def test_float32_is_decoded_bit_for_bit_as_without_kernels(calls, logits_of):
 
 
 @pytest.mark.skipif(INTERPRETED, reason="needs a GPU: graphs are captured there only")
-def test_a_captured_step_is_that_of_kernels_launched_one_by_one(monkeypatch):
+def test_captured_steps_with_projections_side_by_side_see_new_weights():
+    source = made("qwen2", torch.float32)
+    copied = SamplingCopy(source, torch.bfloat16)
+    captured = TransformersSampler(copied.model, frozenset(), PAD, batch_size=4, refresh=copied.refresh)
+
+    def decoded(ours):
+        return [
+            (completion.token_ids.tolist(), completion.logprobs.tolist())
+            for completion in ours.sample(make_requests(9), temperature=1.0, max_new_tokens=24, seed=0)
+        ]
+
+    before = decoded(captured)
+    with torch.no_grad():
+        for parameter in source.parameters():
+            parameter.mul_(1.1)
+    copied.refresh()
+    found = decoded(captured)
+    assert found == decoded(sampler_of(copied.model)) and found != before
+    assert captured._rows is not None and captured._rows._graphs
+
+
+@pytest.mark.skipif(INTERPRETED, reason="needs a GPU: graphs are captured there only")
+@pytest.mark.parametrize("is_laid_out", [False, True])
+def test_a_captured_step_is_that_of_kernels_launched_one_by_one(monkeypatch, is_laid_out):
     model = made("llama")
+    if is_laid_out:
+        lay_side_by_side(model)
     ours = sampler_of(model)
 
     def decoded():

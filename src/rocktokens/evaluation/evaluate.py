@@ -120,10 +120,12 @@ def _measured(run: RunDir, config: Config, name: str, model: str, seed: int, pro
     with progress.status("loading"):
         from rocktokens.evaluation.accuracy import measure_accuracy
         from rocktokens.models.load import load_model
+        from rocktokens.models.projections import lay_side_by_side
         from rocktokens.rollouts.encode import Sampling
         from rocktokens.rollouts.sampler import make_sampler
 
         loaded = load_model(model, config.models.dtype, config.models.device)
+        lay_side_by_side(loaded.model)
     with progress.bar(f"evaluating {name}", len(prompts) * section.num_samples) as advance:
         accuracy = measure_accuracy(
             make_sampler(config, loaded),

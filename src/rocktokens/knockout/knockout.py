@@ -195,8 +195,10 @@ def _resolve(run: RunDir, config: Config, checkpoint: str) -> tuple[str, str]:
 
 def _load(run: RunDir, config: Config, name: str, model: str) -> BannedModel:
     from rocktokens.models.load import load_model
+    from rocktokens.models.projections import lay_side_by_side
 
     loaded = load_model(model, config.models.dtype, config.models.device)
+    lay_side_by_side(loaded.model)
     return BannedModel(name, model_identity(loaded.name, run), loaded, vocabulary_sha256(loaded.tokenizer.get_vocab()))
 
 

@@ -1,8 +1,12 @@
-"""What every launch of a Triton kernel asks: whether it can run, and on which device; sizes as powers of 2."""
+"""What every launch of a Triton kernel asks: whether it can run, where and in which dtypes; sizes as powers of 2."""
 
 from functools import cache
 from importlib import import_module
 from typing import Any
+
+import torch
+
+HALF = (torch.bfloat16, torch.float16)
 
 
 @cache

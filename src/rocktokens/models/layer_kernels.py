@@ -20,14 +20,19 @@ import triton.language as tl
 
 @triton.jit(do_not_specialize=["n_rows"])
 def rms_norm(
-    x, stride_row, weight, out, n_rows, eps, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
+    x, heads, stride_token, stride_head, weight, out, n_rows, eps,
+    WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Norm ``ROWS`` rows of x into the contiguous rows of ``out``; ``BLOCK`` is ``WIDTH`` or more."""
+    """Norm ``ROWS`` rows of x, which has ``heads`` to a token, into the contiguous rows of ``out``.
+
+    ``BLOCK`` is ``WIDTH`` or more.
+    """
     dtype = out.dtype.element_ty
     rows = (tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
     columns = tl.arange(0, BLOCK)[None, :]
     is_inside = (rows < n_rows) & (columns < WIDTH)
-    wide = tl.load(x + rows * stride_row + columns, mask=is_inside, other=0.0).to(tl.float32)
+    begins = x + (rows // heads) * stride_token + (rows % heads) * stride_head
+    wide = tl.load(begins + columns, mask=is_inside, other=0.0).to(tl.float32)
     variance = tl.sum(wide * wide, 1) * (1.0 / WIDTH)
     normed = (wide * tl.rsqrt(variance + eps)[:, None]).to(dtype)
     factor = tl.load(weight + columns, mask=columns < WIDTH, other=0.0)
@@ -95,10 +100,12 @@ def rotate(
 
 
 @triton.jit
-def gate(x, u, out, n, BLOCK: tl.constexpr):
-    """Put u silu(x) into ``out``, for n numbers that lie side by side."""
+def gate(x, x_stride_row, u, u_stride_row, out, n, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """Put u silu(x) into ``out``, for n numbers in rows of ``WIDTH``; those of ``out`` lie side by side."""
     dtype = out.dtype.element_ty
     here = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    wide = tl.load(x + here, mask=here < n, other=0.0).to(tl.float32)
+    rows, columns = here // WIDTH, here % WIDTH
+    wide = tl.load(x + rows * x_stride_row + columns, mask=here < n, other=0.0).to(tl.float32)
     opened = (wide / (1 + tl.exp(-wide))).to(dtype).to(tl.float32)
-    tl.store(out + here, (opened * tl.load(u + here, mask=here < n, other=0.0).to(tl.float32)).to(dtype), mask=here < n)
+    factor = tl.load(u + rows * u_stride_row + columns, mask=here < n, other=0.0).to(tl.float32)
+    tl.store(out + here, (opened * factor).to(dtype), mask=here < n)

@@ -1,4 +1,4 @@
-"""Norms, rotary embeddings and gates of a model by one kernel each, for forwards without gradient.
+"""Norms, rotary embeddings and gates of a model by one kernel each, and fewer products, for forwards without gradient.
 
 transformers computes an RMS norm in seven kernels, a rotary embedding in eight and the gate of an MLP in two, which is
 most of the time a packed replay spends outside its matrix products, and most of the kernels of a decoding step.
@@ -7,30 +7,33 @@ most of the time a packed replay spends outside its matrix products, and most of
 1. A class of norms or of MLPs with its settings, or the ``apply_rotary_pos_emb`` of a model's Python module, is tried
    once on random numbers: only what the kernel reproduces, roundings included, is replaced. Gemma's 1 + weight, norms
    that round once, interleaved rotations and gates that are not SiLU are found different and stay.
-2. What is replaced is ``forward`` on each norm and MLP, and the name in the Python module. All are back when the
-   context ends.
-3. A call that is not what the kernels are for (a gradient, another dtype or device, other arguments) goes to the
+2. Where weights lie side by side (``projections.py``), an attention's first three products are one, and an MLP's first
+   two. The attention's class is tried first: it must ask all three with its own input, and take rows with gaps.
+3. What is replaced is ``forward`` on each norm, MLP, attention and projection, and the name in the Python module. All
+   are back when the context ends.
+4. A call that is not what the kernels are for (a gradient, another dtype or device, other arguments) goes to the
    replaced function.
 
-The result is that of the model as it is, but for the order in which a norm adds its squares and the last bit of an
-exponential.
+The result is that of the model as it is, but for the last bit of an exponential and the order in which a norm adds its
+squares and a product its terms.
 https://github.com/huggingface/transformers/blob/main/src/transformers/models/llama/modeling_llama.py
 """
 
 import copy
 import math
 import sys
-from collections.abc import Callable, Hashable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any
 
 import torch
 
 from rocktokens.models.head import causal_lm
-from rocktokens.models.kernels import has_triton, on_gpu, power_of_2
+from rocktokens.models.kernels import HALF, has_triton, on_gpu, power_of_2
+from rocktokens.models.projections import ATTENTION_INPUTS, MLP_INPUTS, SharedProduct
 
-HALF = (torch.bfloat16, torch.float16)
 ROTARY = "apply_rotary_pos_emb"
 MLP_PARTS = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 MAX_WIDTH = 16_384
@@ -51,13 +54,10 @@ def quick_layers(model: Any) -> Iterator[None]:
     lm = causal_lm(model)
     with ExitStack() as replaced:
         if not torch.is_grad_enabled() and on_gpu(lm) and lm.dtype in HALF and has_triton():
-            modules: list[Any] = list(lm.modules())
-            norms = [(norm, _quick_norm(norm)) for norm in modules if _is_norm(norm) and _passes_as_norm(norm)]
-            mlps = [(mlp, _quick_mlp(mlp)) for mlp in modules if _is_mlp(mlp) and _passes_as_mlp(mlp, lm)]
-            for layer, forward in norms + mlps:
+            for layer, forward in list(_replacements(lm)):
                 layer.forward = forward
                 replaced.callback(vars(layer).pop, "forward", None)
-            for name in sorted({type(module).__module__ for module in modules}):
+            for name in sorted({type(module).__module__ for module in lm.modules()}):
                 own = getattr(sys.modules.get(name), ROTARY, None)
                 if own is not None and _passes_as_rotary(own, lm):
                     setattr(sys.modules[name], ROTARY, _QuickRotary(own))
@@ -68,13 +68,16 @@ def quick_layers(model: Any) -> Iterator[None]:
 def normed(x: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Tensor:
     """The RMS norm over the last dimension of (…, D), as LlamaRMSNorm has it.
 
-    D is ``MAX_WIDTH`` at most; the weight has the dtype of x, which is copied first unless its rows are evenly spaced.
+    D is ``MAX_WIDTH`` at most; the weight has the dtype of x, which is copied first unless its tokens are evenly spaced
+    and so are the heads of each.
     """
     from rocktokens.models import layer_kernels
 
-    x_RD = x.reshape(-1, x.shape[-1])
-    x_RD = x_RD if x_RD.stride(1) == 1 else x_RD.contiguous()
-    n_rows, width = x_RD.shape
+    x_THD = x[None] if x.ndim == 2 else x.flatten(0, -3)
+    x_THD = x_THD if x_THD.stride(-1) == 1 else x_THD.contiguous()
+    distance = _distance(x_THD)
+    spacing = (x_THD.shape[1], *x_THD.stride()[:2]) if distance is None else (1, distance, 0)
+    n_rows, width = x_THD.shape[0] * x_THD.shape[1], x_THD.shape[2]
     out_RD = torch.empty((n_rows, width), dtype=x.dtype, device=x.device)
     block = power_of_2(width)
     rows = max(1, AT_ONCE // block)
@@ -83,7 +86,7 @@ def normed(x: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Tensor:
         rms_norm: Any = layer_kernels.rms_norm
         with torch.cuda.device_of(x):
             rms_norm[(math.ceil(n_rows / rows),)](
-                x_RD, x_RD.stride(0), weight_D, out_RD, n_rows, eps, **sizes, enable_fp_fusion=False
+                x_THD, *spacing, weight_D, out_RD, n_rows, eps, **sizes, enable_fp_fusion=False
             )
     return out_RD.view(x.shape)
 
@@ -125,15 +128,31 @@ def rotated(
 
 
 def gated(x: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
-    """The product u silu(x) of two contiguous tensors of one shape and one half-width dtype."""
+    """The product u silu(x) of two tensors of one shape and one half-width dtype, copied first unless ``_in_rows``."""
     from rocktokens.models import layer_kernels
 
-    out = torch.empty_like(x)
+    out = x.new_empty(x.shape)
     if x.numel():
+        width = x.shape[-1]
+        x_RW, u_RW = ((own if _in_rows(own) else own.contiguous()).reshape(-1, width) for own in (x, u))
         gate: Any = layer_kernels.gate
         with torch.cuda.device_of(x):
-            gate[(math.ceil(x.numel() / AT_ONCE),)](x, u, out, x.numel(), BLOCK=AT_ONCE, num_warps=_warps(AT_ONCE))
+            gate[(math.ceil(x.numel() / AT_ONCE),)](
+                *(x_RW, x_RW.stride(0)),
+                *(u_RW, u_RW.stride(0)),
+                *(out, x.numel()),
+                WIDTH=width,
+                BLOCK=AT_ONCE,
+                num_warps=_warps(AT_ONCE),
+            )
     return out
+
+
+def _in_rows(x: torch.Tensor) -> bool:
+    """Whether the numbers of each row lie side by side, and the rows at even distances."""
+    steps = zip(x.stride(), x.stride()[1:-1], x.shape[1:-1], strict=False)
+    is_even = all(outer == inner * length for outer, inner, length in steps)
+    return x.is_contiguous() or (x.stride(-1) == 1 and is_even)
 
 
 def _strided(x_BHLd: torch.Tensor) -> tuple[torch.Tensor, int, int | None]:
@@ -154,6 +173,20 @@ def _warps(numbers: int) -> int:
 
 
 # What is replaced
+
+
+def _replacements(lm: Any) -> Iterator[tuple[Any, Callable[..., Any]]]:
+    """Each module that is to run in another way, and its forward meanwhile."""
+    for module in lm.modules():
+        if _is_norm(module) and _passes_as_norm(module):
+            yield module, _quick_norm(module)
+        elif _is_mlp(module) and _passes_as_mlp(module, lm):
+            product = SharedProduct.of(module, MLP_INPUTS)
+            yield module, _quick_mlp(module, product or nullcontext())
+            yield from product.forwards() if product else ()
+        elif (product := SharedProduct.of(module, ATTENTION_INPUTS)) and _passes_as_attention(module, product, lm):
+            yield module, _quick_attention(module, product)
+            yield from product.forwards()
 
 
 def _is_norm(module: Any) -> bool:
@@ -201,16 +234,29 @@ def _is_mlp(module: Any) -> bool:
     return not is_watched
 
 
-def _quick_mlp(mlp: Any) -> Callable[..., torch.Tensor]:
-    """A forward for one MLP."""
+def _quick_mlp(mlp: Any, product: AbstractContextManager[None]) -> Callable[..., torch.Tensor]:
+    """A forward for one MLP, whose first two matrices are one product where that is open."""
     own = mlp.forward
 
     def forward(*arguments: Any, **named: Any) -> torch.Tensor:
         if named or len(arguments) != 1 or not _take(arguments[0]):
             return own(*arguments, **named)
-        x, u = mlp.gate_proj(arguments[0]), mlp.up_proj(arguments[0])
-        is_plain = _take(x, u) and x.shape == u.shape and x.is_contiguous() and u.is_contiguous()
+        with product:
+            x, u = mlp.gate_proj(arguments[0]), mlp.up_proj(arguments[0])
+        is_plain = _take(x, u) and x.shape == u.shape and _in_rows(x) and _in_rows(u)
         return mlp.down_proj(gated(x, u) if is_plain else mlp.act_fn(x) * u)
+
+    return forward
+
+
+def _quick_attention(attention: Any, product: SharedProduct) -> Callable[..., Any]:
+    """A forward for one attention, which is its own with one product in place of three."""
+    own = attention.forward
+
+    @wraps(own)
+    def forward(*arguments: Any, **named: Any) -> Any:
+        with product:
+            return own(*arguments, **named)
 
     return forward
 
@@ -259,8 +305,9 @@ def _passes_as_norm(norm: Any) -> bool:
 
 
 def _settings(module: torch.nn.Module) -> Hashable:
-    """The plain values among a module's attributes, whether it is trained among them."""
-    return tuple((name, value) for name, value in vars(module).items() if isinstance(value, int | float | str))
+    """The plain values among a module's attributes, whether it is trained among them, but not which layer it is of."""
+    plain = {name: value for name, value in vars(module).items() if isinstance(value, int | float | str)}
+    return tuple((name, value) for name, value in plain.items() if name != "layer_idx")
 
 
 def _try_norm(norm: Any) -> bool:
@@ -289,6 +336,33 @@ def _try_mlp(mlp: Any, lm: Any) -> bool:
     gates, ups = _Gives(x, asked), _Gives(u, asked)
     vars(twin)["_modules"] = {"gate_proj": gates, "up_proj": ups, "down_proj": nothing, "act_fn": mlp.act_fn}
     return _same([gated(x, u)], [_or_none(lambda: type(mlp).forward(twin, asked))])
+
+
+def _passes_as_attention(attention: Any, product: SharedProduct, lm: Any) -> bool:
+    """Whether attentions of this class and with these settings take the parts of one product for three products."""
+    cls, widths = type(attention), tuple(layer.out_features for layer in product.layers)
+    is_own = "forward" not in vars(attention)
+    key = (cls, cls.forward, lm.dtype, widths, _settings(attention))
+    return is_own and _tried(key, lambda: _or_none(lambda: _try_attention(attention, widths, lm)) or False)
+
+
+def _try_attention(attention: Any, widths: Sequence[int], lm: Any) -> bool:
+    """Compare, on random numbers for what its matrices give, rows of all of them with rows of each."""
+    draw = _draws(lm.device, lm.dtype)
+    asked, outputs = draw(2, 3, 64), draw(2, 3, sum(widths))
+    twin, config = copy.copy(attention), copy.deepcopy(attention.config)
+    config._attn_implementation = "eager"  # others may need what only a whole model gives
+    vars(twin).update(config=config, training=False)
+    angles = draw(2, 3, attention.head_dim), draw(2, 3, attention.head_dim)
+
+    def attended(parts: Iterable[torch.Tensor]) -> torch.Tensor:
+        given = {name: _Gives(part, asked) for name, part in zip(ATTENTION_INPUTS, parts, strict=True)}
+        vars(twin)["_modules"] = {name: torch.nn.Identity() for name in attention._modules} | given
+        return type(attention).forward(twin, hidden_states=asked, position_embeddings=angles, attention_mask=None)[0]
+
+    together, apart = outputs.clone().split(list(widths), dim=-1), outputs.split(list(widths), dim=-1)
+    ours, theirs = attended(together), attended([part.contiguous() for part in apart])
+    return (ours - theirs).abs().max().item() <= 4 * torch.finfo(lm.dtype).eps * theirs.abs().max().item()
 
 
 class _Gives(torch.nn.Module):

@@ -29,6 +29,7 @@ from rocktokens.errors import ConfigError, NonFiniteLossError, RunDirError, Toke
 from rocktokens.models.fingerprints import same_tokenizer, vocabulary_sha256
 from rocktokens.models.head import output_head, require_known_head
 from rocktokens.models.load import LoadedModel, load_model, load_tokenizer
+from rocktokens.models.projections import lay_side_by_side
 from rocktokens.progress import SILENT, Advance, Progress
 from rocktokens.replay.checkpoint_swap import Students
 from rocktokens.replay.record import (
@@ -252,6 +253,7 @@ def open_students(config: Config, teacher: LoadedModel) -> Students:
 
     def load(name: str) -> LoadedModel:
         student = load_model(name, config.models.dtype, config.models.device)
+        lay_side_by_side(student.model)
         same_tokenizer(student.tokenizer, teacher.tokenizer)
         return student
 

@@ -21,6 +21,7 @@ from rocktokens.errors import ConfigError, RocktokensError
 from rocktokens.models.head import output_head, refusing_strangers
 from rocktokens.models.layers import quick_layers
 from rocktokens.models.load import LoadedModel
+from rocktokens.models.projections import lay_side_by_side
 from rocktokens.models.shards import gathered
 from rocktokens.rollouts.decoding import DecodingSettings, Ended, StreamRequest
 from rocktokens.rollouts.generate import generate_batches, require_hidden_padding
@@ -286,6 +287,7 @@ class SamplingCopy:
         for own in self.model.parameters():
             own.data = own.data.to(dtype)
         self.model.to(device)
+        lay_side_by_side(self.model)
 
     @torch.no_grad()
     def refresh(self) -> None:

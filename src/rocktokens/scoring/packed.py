@@ -24,7 +24,8 @@ from transformers import AttentionInterface
 from rocktokens.errors import RocktokensError
 from rocktokens.models.distant import DistantModel
 from rocktokens.models.head import causal_lm, hidden_states
-from rocktokens.models.layers import HALF, quick_layers
+from rocktokens.models.kernels import HALF
+from rocktokens.models.layers import quick_layers
 from rocktokens.rollouts.slots import attending, fits
 
 try:
