@@ -3,7 +3,7 @@
 1. The layers of ``--layers`` stay, bit for bit and in order (``0-17,28-29``: the first 18 and the last 2 of 30), and
    so do embeddings, final norm and LM head.
 2. With ``--teacher`` and ``--prompts`` the teacher answers the prompts, temperature 1 unless told otherwise; the pruned
-   model is fine-tuned on the answers that ended within the length limit.
+   model is fine-tuned on the answers that ended within the length limit. On a GPU the teacher computes in bfloat16.
 3. Answers are kept in OUT/.answers, a part at a time, and the fine-tuning in OUT/.unfinished: the same command resumes.
 
 Run ``python examples/make_student.py runs/teacher runs/student --layers 0-21,28-29 --teacher runs/teacher
@@ -135,7 +135,8 @@ def teacher_answers(
 def heal(student: LoadedModel, arguments: argparse.Namespace, source: dict[str, Any]) -> None:
     """Let the teacher answer, and fine-tune the student on what ended."""
     prompts = read_prompts(arguments.prompts, arguments.template, arguments.num_prompts)
-    teacher = load_model(arguments.teacher, device=arguments.device)
+    dtype = "bfloat16" if student.model.device.type == "cuda" else "float32"
+    teacher = load_model(arguments.teacher, dtype, arguments.device)
     same_tokenizer(student.tokenizer, teacher.tokenizer)
     sampling = Sampling(
         temperature=arguments.temperature,
@@ -149,6 +150,7 @@ def heal(student: LoadedModel, arguments: argparse.Namespace, source: dict[str, 
         "num_prompts": arguments.num_prompts,
         "template": arguments.template,
         "sampling": asdict(sampling),
+        "dtype": dtype,
     }
     folder = arguments.out / ".answers"
     require_same(folder, source)
