@@ -1,11 +1,20 @@
 r"""Answers: what is extracted, and which pairs are the same quantity."""
 
+import re
+import subprocess
+import sys
 import threading
 import time
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from rocktokens.tasks.grading import extract_answer, is_correct
+from rocktokens.tasks.grading import WORDS_ONLY, _last_boxed, _undecorated, extract_answer, is_correct
+
+WORDS = re.compile(r"(?:\s*[^\W\d_]{2,}[\s,:.]*)+|\s*")
+DECORATION = re.compile(r"^(?:\*|\s|\\[(\[])+|(?:\*|\s|\\[)\]]|[.,;:])+$")
+"""What is to be matched, said simply; these take exponential or quadratic time on long texts."""
 
 
 @pytest.mark.parametrize(
@@ -18,6 +27,8 @@ from rocktokens.tasks.grading import extract_answer, is_correct
         (r"\boxed{\left\{1, 2\right\}}", r"\left\{1, 2\right\}"),
         (r"\boxed{4} and \boxed{un", "4"),
         (r"\boxed{9} is wrong" + "\n#### 8", "8"),
+        (r"#### In all there are \(\boxed{1050}\) marbles in 2 bowls.", "1050"),
+        (r"#### \boxed{} 6", r"\boxed{} 6"),
         ("The answer is 12.", "12"),
         ("the Answer is: 3.5. That is because 7/2 = 3.5", "3.5"),
         ("Answer: **42**", "42"),
@@ -73,6 +84,7 @@ RIGHT = [
     ("7", "So she has 3 + 4 = 7 left"),
     ("Paris", "Paris"),
     ("0", "#### 0"),
+    ("15", r"#### Each of the other statues weighs \(\boxed{15}\) pounds"),
 ]
 WRONG = [
     ("72", "#### 27"),
@@ -126,6 +138,44 @@ def test_monstrous_answers_are_wrong_at_once(text):
     started = time.process_time()
     assert not is_correct(text, "7", "math")
     assert time.process_time() - started < 3
+
+
+ENDLESS = (
+    r"'#### The weight of each of the remaining statues that Hammond carved weighed ( 19 ) pounds'",
+    r"'#### ' + 'marbles ' * 2000 + '19 (!)'",
+    r"'#### 7' + '.' * 200_000 + 'x'",
+    r"'\\boxed{' * 50_000",
+    r"'\\boxed{' * 50_000 + '}' * 49_999",
+)
+
+
+@pytest.mark.parametrize("text", ENDLESS)
+def test_no_answer_takes_forever(text):
+    """In a process of its own: a search of a regular expression cannot be interrupted."""
+    code = f"from rocktokens.tasks.grading import is_correct; assert not is_correct({text}, '7', 'math')"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@given(st.text("ab1 .,:_(é", max_size=12))
+def test_words_are_told_from_other_text(text):
+    assert (WORDS_ONLY.fullmatch(text) is None) == (WORDS.fullmatch(text) is None)
+
+
+@given(st.lists(st.sampled_from([r"\boxed{", "{", "}", "x", "\\"]), max_size=14).map("".join))
+def test_the_last_complete_box_is_found(text):
+    complete = {}
+    for start in (found.end() for found in re.finditer(r"\\boxed\{", text)):
+        depths = [
+            text[start : end + 1].count("{") - text[start : end + 1].count("}") for end in range(start, len(text))
+        ]
+        if -1 in depths:
+            complete[start] = text[start : start + depths.index(-1)]
+    assert _last_boxed(text) == (complete[max(complete)] if complete else None)
+
+
+@given(st.text("*() []\\.,;:a", max_size=12))
+def test_decoration_is_stripped(text):
+    assert _undecorated(text) == DECORATION.sub("", text)
 
 
 def test_grading_works_off_the_main_thread():

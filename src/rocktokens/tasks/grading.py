@@ -1,7 +1,7 @@
 r"""Whether a response ends in the right answer.
 
-1. The final answer of a text is, in this order: what follows the last ``####`` (GSM8K), the last ``\boxed{…}``, what
-   follows the last "answer is", "answer:" or "answer =", the last number.
+1. The final answer of a text is, in this order: what follows the last ``####`` (GSM8K), of which the last ``\boxed{…}``
+   if there is one; the last ``\boxed{…}``; what follows the last "answer is", "answer:" or "answer ="; the last number.
 2. A gold answer is what its ``####`` or ``\boxed{…}`` marks, otherwise all of it.
 3. ``exact``: the two are the same string.
 4. ``math``: plain numbers are compared as numbers; anything else goes to math-verify, which knows LaTeX, fractions,
@@ -19,7 +19,10 @@ STATED = re.compile(r"\banswer(?:\s+is|\s*[:=])[:=]?\s*(\S[^\n]*)", re.IGNORECAS
 CLAUSE_END = re.compile(r"[.;](?=\s|$)|,\s+(?=[A-Za-z])")
 NUMBER = re.compile(rf"(?<![\w.])[-+−]?\$?(?:{_DIGITS}(?:\.\d+)?|\.\d+)(?:/\d+)?%?")
 PLAIN_NUMBER = re.compile(r"[-+]?(?:\d+(?:\.\d+)?|\.\d+)")
-WORDS_ONLY = re.compile(r"(?:\s*[^\W\d_]{2,}[\s,:.]*)+|\s*")
+WORDS_ONLY = re.compile(r"\s*(?:[^\W\d_]{2,}(?:[\s,:.]+[^\W\d_]{2,})*[\s,:.]*)?")
+LEADING_DECORATION = re.compile(r"(?:[*\s]|\\[(\[])+")
+TRAILING_DECORATION_REVERSED = re.compile(r"(?:[*\s.,;:]|[)\]]\\)+")
+BOXED, BRACE = r"\boxed{", re.compile(r"\\boxed\{|[{}]")
 MATH_WORDS = re.compile(r"\b(?:pi|sqrt|log|ln|sin|cos|tan|thousand|million|billion|dozen)\b", re.IGNORECASE)
 TOO_LARGE = re.compile(r"\d{3,}!|\)!|!!|(?:\^|\*\*)[\s{(]*\d{4}|(?:\^|\*\*)\s*[{(][^})]*(?:\^|\*\*)|\*\*\s*\w+\s*\*\*")
 """Powers and factorials that take longer to work out than any grading is worth."""
@@ -49,26 +52,31 @@ def is_correct(text: str, gold: str, grading: Literal["math", "exact"]) -> bool:
 
 def _marked_answer(text: str) -> str | None:
     if hashes := HASHES.findall(text):
-        return _undecorated(hashes[-1])
+        return _undecorated(_last_boxed(hashes[-1]) or hashes[-1])
     boxed = _last_boxed(text)
     return None if boxed is None else _undecorated(boxed)
 
 
 def _last_boxed(text: str) -> str | None:
     r"""Return what the last complete ``\boxed{…}`` holds, braces within it included."""
-    start = len(text)
-    while (start := text.rfind(r"\boxed{", 0, start)) >= 0:
-        depth = 0
-        for end in range(start + len(r"\boxed"), len(text)):
-            depth += {"{": 1, "}": -1}.get(text[end], 0)
-            if depth == 0:
-                return text[start + len(r"\boxed{") : end]
-    return None
+    last: slice | None = None
+    open_braces: list[re.Match[str]] = []
+    for brace in BRACE.finditer(text):
+        if brace[0] != "}":
+            open_braces.append(brace)
+        elif open_braces:
+            opened = open_braces.pop()
+            if opened[0] == BOXED and (last is None or opened.end() > last.start):
+                last = slice(opened.end(), brace.start())
+    return None if last is None else text[last]
 
 
 def _undecorated(answer: str) -> str:
     """Strip Markdown emphasis, LaTeX delimiters and the full stop."""
-    answer = re.sub(r"^(?:\*+|\s|\\[(\[])+|(?:\*+|\s|\\[)\]]|[.,;:](?=\W*$))+$", "", answer)
+    if leading := LEADING_DECORATION.match(answer):
+        answer = answer[leading.end() :]
+    if trailing := TRAILING_DECORATION_REVERSED.match(answer[::-1]):
+        answer = answer[: -trailing.end()]
     inner = re.fullmatch(r"\$+([^$]+)\$+", answer)
     return inner.group(1).strip() if inner else answer
 
