@@ -10,6 +10,8 @@ VLLM   := .venv-vllm/.installed
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
+# Where bytecode may not be kept, every worker and every child of the tests compiles the sources and the tests again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test suite docs lint style types bench mutants campaign setup vllm chromium clean
 demo: setup

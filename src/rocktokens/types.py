@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
 
@@ -21,6 +22,7 @@ from rocktokens.run_dir import as_listed
 if TYPE_CHECKING:
     import altair as alt
     import pandas as pd
+    from pydantic import TypeAdapter
 
     Chart = alt.Chart | alt.LayerChart | alt.FacetChart
 
@@ -548,18 +550,26 @@ def validate_record(cls: type[R], record: Any, path: str | Path, name: str, make
 
 def as_record(cls: type[R], content: Any) -> R:
     """Read plain values as nested records; a ValueError names the first field that is missing, unknown or mistyped."""
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import ValidationError
 
     text = json.dumps(content, ensure_ascii=False)
     try:
         # Half of a surrogate pair is valid JSON, but not valid text.
-        record = TypeAdapter(cls).validate_json(text.encode("utf-8", "replace"))
+        record = _reader(cls).validate_json(text.encode("utf-8", "replace"))
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg'].lower()}") from None
     if _NOT_FINITE.search(text) and not _is_finite(content):
         raise ValueError("it has a number that is not finite")  # where any value may stand
     return record
+
+
+@cache
+def _reader(cls: type[Any]) -> "TypeAdapter[Any]":
+    """Build what reads a record once per class: for one with many fields that takes longer than the reading."""
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(cls)
 
 
 def _is_finite(content: Any) -> bool:

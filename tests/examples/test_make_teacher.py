@@ -1,6 +1,5 @@
 import json
-import os
-import subprocess
+import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from safetensors.torch import load_file
 from rocktokens.errors import RocktokensError
 from rocktokens.models.load import load_model
 from rocktokens.rollouts.sampler import cpu_threads
+from warm_process import start_script
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 OPTIONS = [
@@ -29,8 +29,9 @@ OPTIONS = [
     "--save-steps",
     "2",
 ]
-KILLED_AFTER_SAVE_OF_STEP_4 = """
+KILLED_AFTER_SAVE_OF_STEP_4 = f"""
 import os, sys
+sys.path.insert(0, {str(EXAMPLES)!r})
 import make_teacher
 save = make_teacher.save_unfinished
 def save_and_die(folder, record, step, *rest):
@@ -38,7 +39,6 @@ def save_and_die(folder, record, step, *rest):
     if step == 4:
         os.kill(os.getpid(), 9)
 make_teacher.save_unfinished = save_and_die
-make_teacher.torch.set_num_threads(1)
 make_teacher.main()
 """
 
@@ -97,9 +97,11 @@ def test_a_killed_call_resumes_to_the_same_bytes(problems, tmp_path, monkeypatch
     made = json.loads((whole / "made.json").read_text())
     assert made["steps"] == 6 and made["loss_last"] > 0
     arguments = ["pebbles-student", str(problems), str(killed), *OPTIONS]
-    environment = {**os.environ, "PYTHONPATH": f"{EXAMPLES}:{os.environ.get('PYTHONPATH', '')}"}
-    program = [sys.executable, "-c", KILLED_AFTER_SAVE_OF_STEP_4, *arguments]
-    assert subprocess.run(program, env=environment, check=False, capture_output=True).returncode == -9
+    program, log = tmp_path / "program.py", tmp_path / "log"
+    program.write_text(KILLED_AFTER_SAVE_OF_STEP_4, encoding="utf-8")
+    process = start_script(program, arguments, log, {})
+    process.join(300)
+    assert process.exitcode == -signal.SIGKILL, log.read_text(encoding="utf-8")
     assert not (killed / "made.json").exists()
     with pytest.raises(RocktokensError, match="other models, data or settings"):
         run(monkeypatch, problems, killed, "--learning-rate", "1e-3")
@@ -132,12 +134,12 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(problems, tmp_path, monkey
     assert str(refused.value) == sentence and not (tmp_path / "out").exists()
 
 
-def test_a_file_in_the_place_of_the_model_is_kept_and_the_program_ends_with_code_2(problems):
-    before = problems.read_bytes()
-    program = [sys.executable, str(EXAMPLES / "make_teacher.py"), "pebbles-student", str(problems), str(problems)]
-    ended = subprocess.run(program, check=False, capture_output=True, text=True)
-    assert ended.returncode == 2 and problems.read_bytes() == before
-    assert ended.stderr == f"error: {problems} is a file: give the folder of the finished model\n"
+def test_a_file_in_the_place_of_the_model_is_kept_and_the_program_ends_with_code_2(problems, tmp_path):
+    before, log = problems.read_bytes(), tmp_path / "log"
+    process = start_script(EXAMPLES / "make_teacher.py", ["pebbles-student", str(problems), str(problems)], log, {})
+    process.join(300)
+    assert process.exitcode == 2 and problems.read_bytes() == before
+    assert log.read_text(encoding="utf-8") == f"error: {problems} is a file: give the folder of the finished model\n"
 
 
 def test_fine_tuning_lowers_the_loss_and_another_seed_gives_other_weights(problems, tmp_path, monkeypatch):

@@ -223,15 +223,15 @@ def test_of_a_teacher_that_names_tokens_nothing_is_counted(tmp_path: Path):
 
 
 @pytest.mark.parametrize("chunk", [7, 1024])
-def test_without_the_fused_kernel_the_logits_of_a_chunk_are_whole(tmp_path: Path, chunk: int):
+def test_without_the_fused_kernel_the_logits_of_a_chunk_are_whole(tmp_path: Path, large: Plan, chunk: int):
     """A teacher that names tokens is scored in PyTorch: the scratch of the kernel bounds nothing."""
     server = ("teacher.engine=vllm", "teacher.url=http://127.0.0.1:8001", f"scoring.tokens_per_chunk={chunk}")
     server += ("rollouts.max_completion_length=512", "training.per_device_train_batch_size=4")
     states, named = (
         make_config(tmp_path, QWEN3_4B, QWEN3_30B_A3B, *server, *own) for own in ((), ("teacher.values=top_k",))
     )
-    student, teacher = student_shape(named), teacher_shape(named)
-    fused, whole = (memory_items(own, student, teacher, gpus=1, is_sharded=False) for own in (states, named))
+    counted = {"gpus": 1, "is_sharded": False}
+    fused, whole = (memory_items(own, large.student, large.teacher, **counted) for own in (states, named))
     head = (2 + 4) * 2560 * 151_936
     assert fused.logits == SCRATCH_BYTES + head
     assert whole.logits == 4 * LOGIT_COPIES * chunk * 151_936 + head
@@ -524,9 +524,9 @@ def test_room_is_counted_in_whole_rollouts(tmp_path: Path):
 
 def test_the_least_number_of_gpus_is_the_first_that_fits(tmp_path: Path):
     config = make_config(tmp_path, LLAMA, LLAMA | {"num_hidden_layers": 40})
-    student, teacher = student_shape(config), teacher_shape(config)
-    cache = plan_run(config).cache_per_rollout
-    five = memory_items(config, student, teacher, gpus=5, is_sharded=True).total + cache
+    counted = plan_run(config)
+    cache = counted.cache_per_rollout
+    five = memory_items(config, counted.student, counted.teacher, gpus=5, is_sharded=True).total + cache
     plan = plan_run(config, five / USABLE / 1e9 * (1 + 1e-9))
     assert plan.least_gpus == 5 and 5 in [own.gpus for own in plan.layouts]
     assert [own.gpus for own in plan.layouts if own.rollouts_at_once] == [5, 8, 16]
