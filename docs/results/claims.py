@@ -40,6 +40,8 @@ RESULTS = Path(__file__).parent
 STRUCTURE = ("latex_math", "markdown_whitespace", "discourse", "punctuation")
 FOUND = ("rank", "token_id", "token", "category", "occurrences", "mean_kl", "score", "label", "held_out_label")
 BANNED = ("verdict", "change", "change_low", "change_high", "q", "answers_changed", "lost_in_gold")
+STAGES = ("gradients", "knockout")
+"""Without their records a run is held against the other claims."""
 FROZEN = "rock freeze"
 """The arm that trains without the rocks."""
 
@@ -59,6 +61,8 @@ def main() -> None:
         parser.error(str(error))
     for own in claims:
         print(f"{own.name:10} {own.verdict:12} {own.claim}: {own.because}")
+    for stage in (own for own in STAGES if not given.run.lists(f"{own}.json")):
+        print(f"left out: what `rocktokens {stage} {given.run.path}` measures, which was not run")
     if given.name:
         write_claims(claims, RESULTS / f"{given.name}-claims.csv")
         write_rocks(given.run, RESULTS / f"{given.name}-rocks.csv")
@@ -70,8 +74,10 @@ def run_claims(run: RunDir) -> Iterator[Claim]:
     found = FindRecord.load(run.verified("find.json"))
     yield few(rocks)
     yield stay(rocks)
-    yield from GradientsRecord.load(run.verified(run.gradients.name)).claims
-    yield neutral(KnockoutSweep.load(run.verified(run.knockout.name)))
+    if run.lists(run.gradients.name):
+        yield from GradientsRecord.load(run.verified(run.gradients.name)).claims
+    if run.lists(run.knockout.name):
+        yield neutral(KnockoutSweep.load(run.verified(run.knockout.name)))
     yield structure(rocks)
     yield choice(found)
 
@@ -151,7 +157,8 @@ def choice(found: FindRecord) -> Claim:
     """Is what is left a choice among interchangeable tokens?"""
     claim = "most of the loss that is left is a choice among interchangeable tokens"
     if found.choice is None or found.choice.share is None:
-        return Claim("choice", claim, "no classes of interchangeable tokens were found", INCONCLUSIVE)
+        because = "no classes of interchangeable tokens were found, or the run was not scored with them"
+        return Claim("choice", claim, because, INCONCLUSIVE)
     because = f"{with_interval(found.choice.share, found.choice.share_interval)} of the kl, by the classes found"
     return Claim("choice", claim, because, side(found.choice.share_interval, 0.5))
 
@@ -201,8 +208,9 @@ def write_rocks(run: RunDir, path: Path) -> None:
 
     The columns of a ban are empty where there was none, or its effect is not known.
     """
-    sweep = KnockoutSweep.load(run.verified(run.knockout.name))
-    bans = {own.ban.ids[0]: own for own in sweep.of_role("tested")}
+    is_swept = run.lists(run.knockout.name)
+    tested = KnockoutSweep.load(run.verified(run.knockout.name)).of_role("tested") if is_swept else []
+    bans = {own.ban.ids[0]: own for own in tested}
     with path.open("w", newline="", encoding="utf-8") as file:
         rows = csv.writer(file, lineterminator="\n")
         rows.writerow(FOUND + BANNED)

@@ -72,6 +72,17 @@ def test_every_rock_has_all_columns(tmp_path: Path) -> None:
     assert (banned["verdict"], banned["change"], free["token_id"]) == ("neutral", "0.0", "8")
 
 
+def test_rocks_of_a_run_without_bans_are_written_too(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "run")
+    token = RockToken(7, "a", 1, 9, 1.5, 13.5, 0.5, 6.75, "operator")
+    run.commit("rocks.json", RockSet("", {}, {}, {}, [token]).save)
+    claims.write_rocks(run, tmp_path / "rocks.csv")
+    with (tmp_path / "rocks.csv").open(newline="", encoding="utf-8") as file:
+        (row,) = csv.DictReader(file)
+    assert (row["token_id"], row["category"]) == ("7", "operator")
+    assert {row[name] for name in claims.BANNED} == {""}
+
+
 STEPS = Comparison(
     "rock freeze", "uniform", "equal_steps", 32, -0.01, (-0.03, 0.01), 0.01, 4, 0.3, 0.3, (0.02, 0.05), "undecided"
 )
