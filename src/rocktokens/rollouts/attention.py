@@ -19,7 +19,7 @@ MOST_GROUP, MOST_WIDTH = 32, 256
 """Query heads per key head, and numbers per head: beyond, the blocks of a program are too large for smaller GPUs."""
 BLOCK, FEWEST_SLOTS = 8192, 128
 """Numbers of keys that a program holds at once, and slots of the shortest part of the widest rows."""
-PROGRAMS, MOST_PARTS = 512, 32
+PROGRAMS, MOST_PARTS = 384, 32
 """About as many programs as a large GPU runs at once, and parts that one program can combine."""
 NUM_WARPS, NUM_STAGES = 4, 3
 OTHER_ATTENTION = ("sliding_window", "softcap", "s_aux", "position_bias")
