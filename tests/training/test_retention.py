@@ -171,6 +171,45 @@ def test_a_checkpoint_holds_copies_and_tied_weights_once(tmp_path):
     assert again.weights["lm_head.weight"] is full.weights["lm_head.weight"], "the copies stay in their place"
 
 
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_room_for_a_checkpoint_is_what_it_needs(is_tied):
+    student = tiny_llama(16, 1, seed=0, tie_word_embeddings=is_tied)
+    optimizer = make_optimizer(student, TrainingSection())
+    student(input_ids=torch.arange(5)[None]).logits.square().mean().backward()
+    optimizer.step()
+    layout = Layout(Accelerator(cpu=True))
+    layout.room_for_full_state(student, optimizer)()
+    room = dict(layout._host_copies._copies)
+    full = layout.full_state(student, optimizer)
+    assert full is not None and ("lm_head.weight" in room) is not is_tied
+    assert {id(own) for own in room.values()} == {id(own) for own in (full.weights | full.optimizer).values()}
+
+
+def test_room_for_a_checkpoint_is_made_while_training_goes_on(pair, tmp_path, monkeypatch):
+    """At a resume too, where no checkpoint was written before; of step 0, there is no time to make it before."""
+    full_state, not_there = Layout.full_state, []
+
+    def watched(self, student, optimizer):
+        before = len(self._host_copies._copies)
+        full = full_state(self, student, optimizer)
+        not_there.append(len(self._host_copies._copies) - before)
+        return full
+
+    monkeypatch.setattr(Layout, "full_state", watched)
+    with pytest.raises(KeyboardInterrupt):
+        distill(tiny_config(pair, tmp_path / "run"), on_step=interrupt_after(3))
+    distill(tiny_config(pair, tmp_path / "run"), resume=True)
+    assert not_there[0] > 0 and not_there[1:] == [0, 0, 0]
+
+
+def interrupt_after(step: int):
+    def on_step(done: int, *_) -> None:
+        if done == step:
+            raise KeyboardInterrupt
+
+    return on_step
+
+
 def test_the_last_checkpoint_is_written_when_training_returns(pair, tmp_path):
     result = distill(tiny_config(pair, tmp_path / "run", "training.max_steps=1"))
     assert load_file(result.checkpoint / "model.safetensors")

@@ -17,7 +17,7 @@
 ``auto`` shards where several processes run and what each would hold does not fit its device (``fits``).
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -54,14 +54,15 @@ class HostCopies:
     def __init__(self) -> None:
         self._copies: dict[str, torch.Tensor] = {}
 
+    def place(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the memory of the copy of this name; to pin that takes half a second per gigabyte, once."""
+        if name not in self._copies:
+            self._copies[name] = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=tensor.is_cuda)
+        return self._copies[name]
+
     def copy(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Return the copy of this name, made again; from a GPU it is there once the GPU has been waited for."""
-        own = self._copies.get(name)
-        if own is None:
-            own = self._copies[name] = torch.empty(
-                tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=tensor.is_cuda
-            )
-        return own.copy_(tensor, non_blocking=True)
+        return self.place(name, tensor).copy_(tensor, non_blocking=True)
 
 
 class Layout:
@@ -118,17 +119,32 @@ class Layout:
         One tensor after the other is gathered. The copies are the same memory every time: what was made of them must
         be written before the next are made.
         """
-        is_adapted = isinstance(student, PeftModel)
-        weights = (
-            (name, self.masters.get(tensor, tensor))
-            for name, tensor in student.state_dict(keep_vars=True).items()
-            if tensor.requires_grad or not is_adapted
-        )
         moments = optimizer_tensors(student, optimizer, self.masters)
-        state = FullState(self._on_main(weights), self._on_main(moments))
+        state = FullState(self._on_main(self._weights(student)), self._on_main(moments))
         if self.accelerator.device.type == "cuda":
             torch.cuda.synchronize(self.accelerator.device)
         return state if self.accelerator.is_main_process else None
+
+    def room_for_full_state(self, student: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[], None]:
+        """Return what makes the memory that ``full_state`` copies into, which a thread can do while training goes on.
+
+        Before the first update the optimizer has no state to make room for.
+        """
+        named = [*self._weights(student), *optimizer_tensors(student, optimizer, self.masters)]
+        first = {id(tensor): (name, tensor) for name, tensor in reversed(named)}
+
+        def make_room() -> None:
+            for name, tensor in first.values() if self.accelerator.is_main_process else ():
+                self._host_copies.place(name, tensor)
+
+        return make_room
+
+    def _weights(self, student: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield what a checkpoint holds of the student, as it lies; tied parameters under each of their names."""
+        is_adapted = isinstance(student, PeftModel)
+        for name, tensor in student.state_dict(keep_vars=True).items():
+            if tensor.requires_grad or not is_adapted:
+                yield name, self.masters.get(tensor, tensor)
 
     def _on_main(self, named: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
         """Gather tensors to the CPU of the main process, where tied parameters stay tied; other processes keep none."""

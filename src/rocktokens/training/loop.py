@@ -129,14 +129,15 @@ def _train(session: Session, run: RunDir, state: TrainerState | None, report: On
     clock = PhaseClock()
     is_traced = config.training.trace and session.accelerator.is_main_process
     writer = TraceWriter(run, source="training") if is_traced else nullcontext()
-    with _tracking(session), writer as traces, WriteBehind(waiting=0) as behind:
+    with _tracking(session), writer as traces, WriteBehind(waiting=1) as behind:
         if traces is not None:
             traces.drop_loose()
         if state is None:
             state = TrainerState(0, 0, 0, 0, session.scheduler.state_dict())
             _save(session, run, state, traces, behind)
         watch = LengthWatch(config.training.max_truncated_share, state.truncated_streak)
-        for step in range(state.step, total):
+        first = state.step
+        for step in range(first, total):
             with clock.phase("sample"), naming_step(step, config.models):
                 rollouts, is_reused = _rollouts_of_step(session, run, step)
             watch.observe(step, truncated_share(rollouts))
@@ -145,6 +146,8 @@ def _train(session: Session, run: RunDir, state: TrainerState | None, report: On
                 observed = session.policy.observe(update.scores, token_arrays(rollouts)[0], step)
                 if update.likely is not None:
                     observed |= session.policy.observe_likely(update.likely, step)
+            if step == first:
+                behind.put(session.layout.room_for_full_state(session.student, session.optimizer))
             state = TrainerState(
                 step=step + 1,
                 tokens_seen=state.tokens_seen + len(update.scores.kl),
