@@ -41,7 +41,7 @@ STRUCTURE = ("latex_math", "markdown_whitespace", "discourse", "punctuation")
 FOUND = ("rank", "token_id", "token", "category", "occurrences", "mean_kl", "score", "label", "held_out_label")
 BANNED = ("verdict", "change", "change_low", "change_high", "q", "answers_changed", "lost_in_gold")
 STAGES = ("gradients", "knockout")
-"""Without their records a run is held against the other claims."""
+"""Optional stages: without their records, their claims are left out."""
 FROZEN = "rock freeze"
 """The arm that trains without the rocks."""
 

@@ -7,7 +7,14 @@ import pytest
 import torch
 from tiny_sampling import EOS_IDS, PAD, VOCAB, make_llama, make_requests, same_completion
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, StableLmConfig, StableLmForCausalLM
+from transformers import (
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
+    DogeConfig,
+    DogeForCausalLM,
+    StableLmConfig,
+    StableLmForCausalLM,
+)
 
 from rocktokens.rollouts import slots
 from rocktokens.rollouts.probe import require_scored_as_sampled
@@ -112,3 +119,48 @@ def test_latent_attention_keeps_what_has_two_widths():
     model = DeepseekV3ForCausalLM(config).eval()
     assert fits(model)
     require_scored_as_sampled(TransformersSampler(model, EOS_IDS, PAD, batch_size=4))
+
+
+def attend_to_every_slot_named(query, key, value, row_slots_2A, scale=None):
+    """In place of the kernel, whatever the mask says."""
+    slots_L = torch.arange(key.shape[2])
+    newest_A1, before_A1 = row_slots_2A[:, :, None]
+    seen_AL = (slots_L <= newest_A1) & (slots_L >= newest_A1 - before_A1)
+    mask = torch.zeros(seen_AL.shape, dtype=query.dtype).masked_fill(~seen_AL, -torch.inf)[:, None, None]
+    attended = torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, scale=scale, enable_gqa=True
+    )
+    return attended.transpose(1, 2)
+
+
+@pytest.mark.parametrize("kept", [2048, 6])
+@pytest.mark.parametrize("architecture", ["llama", "doge"])
+def test_a_layer_that_hides_more_than_its_rows_do_keeps_its_own_mask(monkeypatch, architecture, kept):
+    sizes: dict[str, Any] = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
+    torch.manual_seed(0)
+    model: Any = make_llama(num_key_value_heads=2)
+    if architecture == "doge":
+        config = DogeConfig(
+            **sizes, vocab_size=VOCAB, num_hidden_layers=2, keep_window_size=kept, initializer_range=0.3
+        )
+        model = DogeForCausalLM(config).eval()
+        for layer in model.model.layers:
+            torch.nn.init.normal_(layer.self_attn.A)  # as after training: the mask is another one for each head
+
+    def sample():
+        own = TransformersSampler(model, EOS_IDS, PAD, batch_size=4)
+        return own.sample(make_requests(5, longest=14), temperature=1.0, max_new_tokens=12, seed=0)
+
+    wanted, called = sample(), []
+    monkeypatch.setattr(slots, "on_gpu", lambda _: True)
+    monkeypatch.setattr(slots, "has_triton", lambda: True)
+    monkeypatch.setattr(slots, "HALF", (torch.float32,))
+    monkeypatch.setattr(slots, "_takes", lambda *_: False)
+    monkeypatch.setattr(slots, "attend_to_slots", lambda *given: called.append(1) or attend_to_every_slot_named(*given))
+    found = sample()
+    assert all(map(same_completion, found, wanted)) and bool(called) == (architecture == "llama")

@@ -178,6 +178,12 @@ def test_decoration_is_stripped(text):
     assert _undecorated(text) == DECORATION.sub("", text)
 
 
+@pytest.mark.parametrize("text", ["#### " + "1" * 5000, "The answer is $0." + "3" * 5000, "So it is " + "12" * 2500])
+def test_numbers_of_more_digits_than_python_converts_are_wrong(text):
+    assert not is_correct(text, "7", "math")
+    assert is_correct(text, extract_answer(text) or "", "math")
+
+
 def test_grading_works_off_the_main_thread():
     verdicts: list[bool] = []
 

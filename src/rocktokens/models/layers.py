@@ -235,7 +235,7 @@ def _is_mlp(module: Any) -> bool:
 
 
 def _quick_mlp(mlp: Any, product: AbstractContextManager[None]) -> Callable[..., torch.Tensor]:
-    """A forward for one MLP, whose first two matrices are one product where that is open."""
+    """A forward for one MLP; ``product`` computes its first two products as one, or does nothing."""
     own = mlp.forward
 
     def forward(*arguments: Any, **named: Any) -> torch.Tensor:

@@ -172,10 +172,12 @@ class DecodingRows:
         mask_AGL = self.mask_RGL[:rows]
         mask_AGL.scatter_(2, slots_A[:, None, None].expand(*mask_AGL.shape[:2], 1), 0.0)
         self.cache.place(rows_A, slots_A, width)
-        named = {"row_slots": self.state_FR[1:3, :rows]} if self.names_slots else {}  # slots and positions
+        mask_AG1L = mask_AGL[:, :, None, :width]
+        slots_2A = self.state_FR[1:3, :rows]  # slots and positions
+        named = {"row_slots": slots_2A, "row_mask": mask_AG1L} if self.names_slots else {}
         output = self.model(
             input_ids=last_ids_A[:, None],
-            attention_mask=mask_AGL[:, :, None, :width],
+            attention_mask=mask_AG1L,
             position_ids=positions_A[:, None],
             past_key_values=self.cache,
             use_cache=True,

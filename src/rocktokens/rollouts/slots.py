@@ -157,20 +157,29 @@ def grouped_attention(
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
     row_slots: torch.Tensor | None = None,
+    row_mask: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attention of one new token (A, heads, 1, width) over fewer key heads, which are not copied first.
 
     Where ``row_slots`` says what each row looks at (see ``attend_to_slots``), a kernel of ours reads that and nothing
-    else. Otherwise the attention is torch's own. The query heads that share a key head see the same slots, so they are
+    else, if the mask is still ``row_mask``, which says the same: some layers hide more, or add a bias per head (Doge).
+    Otherwise the attention is torch's own. The query heads that share a key head see the same slots, so they are
     laid out as query positions. Torch's kernels put the heads of a position side by side, which would then have to be
     copied to their order. With one mask (A, G, 1, slots) per key head, each key head is a row of its own with one head,
     and nothing is copied.
     """
     assert attention_mask is not None
-    if row_slots is not None and suits(query, key, value, attention_mask, row_slots, **kwargs):
+    is_own = row_mask is not None and attention_mask.data_ptr() == row_mask.data_ptr()
+    if row_slots is not None and is_own and suits(query, key, value, attention_mask, row_slots, **kwargs):
         return attend_to_slots(query, key, value, row_slots, scaling), None
     rows, heads, _, _ = query.shape
+    if attention_mask.shape[1] == heads != key.shape[1]:  # a mask per query head
+        mask = attention_mask.reshape(rows, key.shape[1], -1, attention_mask.shape[-1])
+        attended = torch.nn.functional.scaled_dot_product_attention(
+            query.reshape(*mask.shape[:3], -1), key, value, attn_mask=mask, scale=scaling
+        )
+        return attended.reshape(rows, 1, heads, value.shape[-1]), None
     copies = attention_mask.shape[1] if attention_mask.shape[1] == key.shape[1] else 1
     layout = rows * copies, key.shape[1] // copies
     attended = torch.nn.functional.scaled_dot_product_attention(

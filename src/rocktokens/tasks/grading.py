@@ -101,7 +101,10 @@ def _plain_number(text: str) -> Fraction | None:
     bare = text.replace("−", "-").replace(r"\$", "").replace("$", "").replace(" ", "")
     if re.fullmatch(rf"[-+]?{_DIGITS}(?:\.\d+)?", bare):
         bare = bare.replace(",", "")
-    return Fraction(bare) if PLAIN_NUMBER.fullmatch(bare) else None
+    try:
+        return Fraction(bare) if PLAIN_NUMBER.fullmatch(bare) else None
+    except ValueError:  # more digits than Python converts
+        return None
 
 
 def _equivalent(gold: str, answer: str) -> bool:

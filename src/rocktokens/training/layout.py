@@ -126,7 +126,7 @@ class Layout:
         return state if self.accelerator.is_main_process else None
 
     def room_for_full_state(self, student: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[], None]:
-        """Return what makes the memory that ``full_state`` copies into, which a thread can do while training goes on.
+        """Return a function that allocates what ``full_state`` copies into; a thread can run it during training.
 
         Before the first update the optimizer has no state to make room for.
         """
