@@ -146,8 +146,6 @@ def _train(session: Session, run: RunDir, state: TrainerState | None, report: On
                 observed = session.policy.observe(update.scores, token_arrays(rollouts)[0], step)
                 if update.likely is not None:
                     observed |= session.policy.observe_likely(update.likely, step)
-            if step == first:
-                behind.put(session.layout.room_for_full_state(session.student, session.optimizer))
             state = TrainerState(
                 step=step + 1,
                 tokens_seen=state.tokens_seen + len(update.scores.kl),
@@ -158,6 +156,8 @@ def _train(session: Session, run: RunDir, state: TrainerState | None, report: On
             if config.training.trace:
                 with clock.phase("write"):
                     _write_rows(session, run, traces, rollouts, update)
+            if step == first:
+                behind.put(session.layout.room_for_full_state(session.student, session.optimizer))
             if session.accelerator.is_main_process:
                 record = step_record(step, rollouts, update, clock.read(), config.scoring.temperature) | observed
                 record |= {"rollouts_reused": True} if is_reused else {}  # seconds_sample is then that of reading
