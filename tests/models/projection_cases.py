@@ -6,7 +6,6 @@ On a GPU or, with TRITON_INTERPRET=1, on the CPU.
 import pytest
 import torch
 from layer_cases import DEVICE, IDS, INTERPRETED, Launches, is_untouched, llama, made, qwen3, randn, round_to_bfloat16
-from torch import nn
 from transformers import GemmaConfig, GemmaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 from transformers.models.llama import modeling_llama
 
@@ -39,19 +38,6 @@ QKV, OWN_QKV, GATES, OWN_GATES, OUT = [128], [64, 32, 32], [96], [48, 48], [64]
 
 def states(model):
     return model.base_model(input_ids=IDS, use_cache=False).last_hidden_state
-
-
-@pytest.fixture
-def products(monkeypatch):
-    """How many rows the matrix of each product has."""
-    seen, linear = [], nn.functional.linear
-
-    def counted(x, weight, bias=None):
-        seen.append(len(weight))
-        return linear(x, weight, bias)
-
-    monkeypatch.setattr(nn.functional, "linear", counted)
-    return seen
 
 
 @torch.no_grad()

@@ -53,19 +53,6 @@ def shared(attention):
     return product
 
 
-@pytest.fixture
-def products(monkeypatch):
-    """How many rows the matrix of each product has."""
-    seen, linear = [], nn.functional.linear
-
-    def counted(x, weight, bias=None):
-        seen.append(len(weight))
-        return linear(x, weight, bias)
-
-    monkeypatch.setattr(nn.functional, "linear", counted)
-    return seen
-
-
 # Where the weights lie
 
 
