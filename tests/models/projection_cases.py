@@ -135,7 +135,7 @@ class Same(modeling_llama.LlamaAttention):
 
 
 class Early(modeling_llama.LlamaAttention):
-    """Has arguments that nobody else has."""
+    """Has arguments that no other attention has."""
 
     def forward(self, hidden_states, *, window, **named):
         return super().forward(hidden_states, **named)

@@ -10,7 +10,7 @@ so few rows that each of them costs little more than its launch.
    sharded weights, layers with hooks or another forward, biases on some layers but not all.
 3. While a ``SharedProduct`` is open, the first of its layers that is called computes the outputs of all. The others
    return their parts when they are called with the same, unchanged tensor, and compute their own output otherwise.
-   Closing it drops the parts that nobody asked for.
+   Closing it drops the parts that were not asked for.
 """
 
 from collections import Counter
